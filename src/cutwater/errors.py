@@ -37,15 +37,15 @@
      │   ├─ ResourceExhausted        resource_exhausted     a limit is reached; carries a time to wait     (retriable)
      │   └─ DeadlineExceeded         deadline_exceeded      the caller's time is up                        (retriable)
      ├─ PipelineFailed               pipeline_failed        a pipeline's function failed; nothing of that call is kept
-     └─ ProtocolViolation            protocol_violation     a part of the cluster said what cannot be; an alarm
+     └─ ProtocolViolation            protocol_violation     a part of the cluster broke the protocol; an alarm
          ├─ InvalidTransition        invalid_transition     a replica was asked for a step its state forbids
          ├─ ImpossibleReport         impossible_report      a report contradicts what was decided
          ├─ ContradictoryCommand     contradictory_command  two commands of one authority exclude each other
          └─ OrderLayerLostMemory     order_layer_lost_memory  a replica knows of a cut that the order layer does not
 
-A *definite* failure means that the append will never appear. ``retriable`` means that trying again later, with a fresh
-catalog, may succeed without anyone changing what is asked for. Errors of the core carry the recent ``history`` of the
-object concerned, so that the first message already tells how it got there.
+A *definite* failure means that the append will never appear. ``retriable`` means that the same request, tried again
+later with a fresh catalog, may succeed. Errors of the core carry the recent ``history`` of the object concerned, so
+that the first message already tells what happened before.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class OutputExists(Refused):
     code = "output_exists"
 
     def __init__(self, name: str, rows: int, glsn: GLSN, position: GLSN, what: str) -> None:
-        """``rows`` and ``position`` are -1 if they are not known. ``what`` was refused."""
+        """``rows`` and ``position`` are -1 if they are not known. ``what`` names the refused start."""
         published = "an unknown number of rows" if rows < 0 else f"{rows} row{'' if rows == 1 else 's'}"
         last = f", the last at GLSN {glsn}" if glsn else ", not all of them in the log yet"
         read = "an unknown position" if position < 0 else f"GLSN {position}"
@@ -216,13 +216,13 @@ class Trimmed(CutwaterError):
     code = "trimmed"
 
     def __init__(self, asked: GLSN, first_left: GLSN, topic: str = "") -> None:
-        """``topic``: which one, if whoever raises it knows its name."""
+        """``topic`` is the name of the topic, or empty if it is not known where the error is raised."""
         of_topic = f" of topic {topic!r}" if topic else ""
         super().__init__(f"GLSN {asked}{of_topic} was trimmed: the first one left is {first_left}, start there")
         self.asked, self.first_left, self.topic = asked, first_left, topic
 
     def with_way_out(self, text: str) -> Trimmed:
-        """The same, for a reader that cannot simply start at the first position left."""
+        """Replace the way out in the message, for a reader that cannot simply start at the first position left."""
         self.message = f"{self.message.removesuffix(', start there')}. {text}"
         self.args = (self.message,)
         return self
@@ -253,7 +253,8 @@ class CheckpointDamaged(Damaged):
 
 
 class Malformed(CutwaterError):
-    """Only what versions stored that did not look into batches. All replicas have the same bytes."""
+    """A stored batch holds no records of its topic. Only versions that did not check batches stored such bytes. All
+    replicas have the same bytes."""
 
     code = "malformed"
 

@@ -1,11 +1,11 @@
 """The vocabulary of Cutwater as types.
 
-Every word here means one thing in code, documentation, command line and error messages. Numbers that must not be
-mixed up are distinct types to the type checker (``NewType``) and plain integers at run time.
+Every word here means one thing in code, documentation, command line and error messages. Numbers that must not be mixed
+up are distinct types to the type checker (``NewType``) and plain integers at run time.
 
 Sequence numbers are dense and start at 1, so 0 always means "before the first". An *end* is the last number that is
-included; the next one to come is ``end + 1``. All times are integers in microseconds: ``CutTime`` is the order
-layer's clock (UTC), ``EventTime`` is what a record says of itself (UTC).
+included; the next number is ``end + 1``. All times are integers in microseconds. ``CutTime`` comes from the order
+layer's clock (UTC), ``EventTime`` from the record itself (UTC).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NewType
 from msgspec import Struct
 
 ClusterId = NewType("ClusterId", int)
-"""``cid``: one log service, a metadata repository and its storage nodes."""
+"""``cid``: one log service, which consists of a metadata repository and its storage nodes."""
 
 StorageNodeId = NewType("StorageNodeId", int)
 """``snid``: a process that stores replicas of log streams on its volumes."""
@@ -28,7 +28,7 @@ LogStreamId = NewType("LogStreamId", int)
 """``lsid``: a shard of the log, replicated on several storage nodes."""
 
 TopicId = NewType("TopicId", int)
-"""The number of a topic; its name may be reused after deletion, the number never."""
+"""The number of a topic. A name may be reused after deletion; the number never is."""
 
 LLSN = NewType("LLSN", int)
 """Local log sequence number: a record's position in its log stream, dense from 1."""
@@ -40,7 +40,7 @@ Epoch = NewType("Epoch", int)
 """How often a log stream has been opened. An entry, a report and a commit belong to one epoch of one stream."""
 
 LeaderEpoch = NewType("LeaderEpoch", int)
-"""How often the metadata repository has changed its leader; the number that fences a deposed one."""
+"""How often the metadata repository has changed its leader. The number fences deposed leaders."""
 
 Incarnation = NewType("Incarnation", int)
 """How often a storage node has been started. A new incarnation voids all reports of the earlier ones."""
@@ -52,16 +52,17 @@ DecisionIndex = NewType("DecisionIndex", int)
 """Position in the one sequence of decisions of the metadata repository, dense from 1."""
 
 ProducerId = NewType("ProducerId", str)
-"""The name a producer was opened with."""
+"""The name with which a producer was opened."""
 
 ProducerEpoch = NewType("ProducerEpoch", int)
-"""How often a producer of that name was opened; the newest one fences the others."""
+"""How often a producer of that name was opened; the newest epoch fences the others."""
 
 Sequence = NewType("Sequence", int)
-"""Number of a batch within its producer, dense from 1. ``(producer, sequence)`` identifies a batch for ever."""
+"""Number of a batch within its producer, dense from 1. ``(producer, sequence)`` identifies a batch permanently."""
 
 RunId = NewType("RunId", int)
-"""One life of a query's checkpoint, or one batch write: whose micro-batches are published. Never given out twice."""
+"""Number of a run: one life of a query's checkpoint, or one batch write, that publishes micro-batches. Never given out
+twice."""
 
 BatchNumber = NewType("BatchNumber", int)
 """Number of a micro-batch within its run, given by Spark, from 0 on; -1 is before the first."""
@@ -77,7 +78,8 @@ SECOND = 1_000_000
 
 
 class Instant(Struct, frozen=True):
-    """A reading of the two clocks that a driver hands to a machine: timeouts use one, stored times the other."""
+    """A reading of the two clocks that a driver hands to a state machine: timeouts use ``monotonic``, stored times
+    ``wall``."""
 
     monotonic: int
     wall: int
@@ -93,14 +95,15 @@ class ReplicaState(enum.IntEnum):
 
 
 class Retention(Struct, frozen=True):
-    """How long the records of a topic are kept: for this time, up to this size of one copy; 0 is without bound."""
+    """How long the records of a topic are kept: for this time, and up to this size of one copy; 0 means without
+    bound."""
 
     time_us: int = 0
     bytes: int = 0
 
 
 class NodeState(enum.IntEnum):
-    """What a storage node says of itself as a whole in its reports."""
+    """State of a storage node as a whole, in its reports."""
 
     READY = 0
     READ_ONLY = 1
@@ -119,7 +122,7 @@ class BatchKind(enum.IntEnum):
 
 
 class ProducerTag(Struct, frozen=True):
-    """Who sent a batch, under which opening of the name, and as which number."""
+    """The producer of a batch, its epoch, and the batch's number."""
 
     producer: ProducerId
     epoch: ProducerEpoch
@@ -127,12 +130,12 @@ class ProducerTag(Struct, frozen=True):
 
 
 class GroupTag(Struct, frozen=True):
-    """Which group this is: the rows of one micro-batch of a run for one topic, several entries of one log stream that
-    are committed by one cut. Its last entry carries it.
+    """Identifies a group: the rows of one micro-batch of a run for one topic, stored as entries of one log stream that
+    one cut commits. The last entry carries the tag.
 
-    ``count`` is how many records the group has. ``decided`` is the decision that made the batch what it is; it grows
-    from batch to batch, over all runs. No group of the topic that was decided before ``oldest`` is under way any more,
-    so nobody needs to remember those.
+    ``count`` is the number of records in the group. ``decided`` is the decision that fixed the contents of the batch;
+    it grows from batch to batch, over all runs. No group of the topic that was decided before ``oldest`` is still to be
+    published, so replicas need not remember those.
     """
 
     run: RunId
@@ -143,12 +146,12 @@ class GroupTag(Struct, frozen=True):
 
 
 class Part(Struct, frozen=True, array_like=True):
-    """What one attempt of a task staged of a micro-batch for one topic, and where it lies.
+    """The rows that one attempt of a task staged of a micro-batch for one topic, and where they lie.
 
-    ``hint`` is the log stream that it was staged for, ``holders`` are the storage nodes that have all of it on disk,
-    ``part`` is its name, which no other attempt has. ``generation`` is that of the run when it was staged. If it is
-    ``ordered``, its rows have positions by which the parts of a group are merged. ``run`` and ``batch`` are those that
-    it was staged for; parts from before these were told have none.
+    ``hint`` is the log stream for which the part was staged. ``holders`` are the storage nodes that have all of it on
+    disk. ``part`` is its name, which no other attempt has. ``generation`` is that of the run when the part was staged.
+    If it is ``ordered``, its rows have positions by which the parts of a group are merged. ``run`` and ``batch`` are
+    those for which it was staged; parts from before these fields existed have none.
     """
 
     topic: TopicId
@@ -169,10 +172,10 @@ class Batch(Struct, frozen=True):
 
     The body is opaque to everything that orders and stores it. ``checksum`` covers the body and is computed once, by
     the client. ``declared`` is a watermark that the producer promises with this batch. ``idle`` declares the log stream
-    idle from this batch until the stream's next entry. ``more``: the next entry belongs to the same group and is
-    committed by the same cut; the last one of a group has its ``group``. ``checked``: a storage node found the
-    body to be sound, and what is said of it here to be true, before the batch had a place in the log. Entries of older
-    versions were not looked into.
+    idle from this batch until the stream's next entry. ``more``: the next entry belongs to the same group, and the same
+    cut commits it; the last entry of a group has its ``group``. ``checked``: before the batch got its place in the log,
+    a storage node found that the body is sound and that this header describes it correctly. Entries of older versions
+    were not checked.
     """
 
     count: int
@@ -191,7 +194,7 @@ class Batch(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True):
-    """A log entry: a batch at its place in a log stream, as every replica stores it, byte for byte the same."""
+    """A log entry: a batch at its place in a log stream. Every replica stores it byte for byte the same."""
 
     first_llsn: LLSN
     epoch: Epoch
@@ -207,14 +210,14 @@ COMMITTED = {
     "first_glsn": "committed_glsn_offset",
     "count": "committed_glsn_length",
 }
-"""What the fields of a commit are called where it is sent or stored."""
+"""Field names of a commit where it is sent or stored."""
 
 
 class CommitContext(Struct, frozen=True, rename=COMMITTED):
     """The part of one cut that concerns one log stream: LLSNs from ``first_llsn`` get GLSNs from ``first_glsn``.
 
-    ``high_watermark`` names the cut and ``prev_high_watermark`` the cut before it. Stored by replicas for non-empty
-    commits only; the metadata repository keeps the same object in its history until replicas have it on disk.
+    ``high_watermark`` identifies the cut and ``prev_high_watermark`` the cut before it. Replicas store non-empty
+    commits only. The metadata repository keeps the same object in its history until replicas have it on disk.
     """
 
     epoch: Epoch
@@ -239,11 +242,11 @@ class CommitContext(Struct, frozen=True, rename=COMMITTED):
 
 
 class UncommitReport(Struct, frozen=True):
-    """What one replica has: all durable, nothing that a power cut could take back.
+    """The durable state of one replica: nothing in it can be lost in a power cut.
 
     ``uncommitted_llsn_offset`` is the first LLSN whose commit is not yet on the replica's disk, and
-    ``uncommitted_llsn_length`` how many durable records follow from there. They never end inside a group; ``progress``
-    is how far the disk has come inside one, and only tells that the replica is not stuck.
+    ``uncommitted_llsn_length`` is the number of durable records from there on. They never end inside a group.
+    ``progress`` is how far the disk has come inside one, and only shows that the replica is not stuck.
     """
 
     log_stream_id: LogStreamId
@@ -265,14 +268,14 @@ class UncommitReport(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """What a storage node tells the metadata repository. Only the newest ``(incarnation, sequence)`` counts.
+    """A storage node's report to the metadata repository. Only the newest ``(incarnation, sequence)`` counts.
 
-    ``leader_epoch`` is the newest leader that the node has heard of. A leader believes only reports that name it: an
-    older one may have been on its way since before decisions that the leader knows of.
+    ``leader_epoch`` is the newest leader that the node has heard of. A leader believes only reports that name it:
+    another report may have been sent before decisions that the leader knows of.
 
-    ``applied_high_watermark`` is the last cut up to which all running replicas of the node know themselves to be
-    complete; not durable, it only tells whether commits got lost on the way. ``invalid`` names replicas whose stored
-    data cannot be trusted: they report nothing and wait to be synced. ``is_followed``: someone is told there of records
+    ``applied_high_watermark`` is the last cut up to which all running replicas of the node know that they are complete.
+    It is not durable, and only shows whether commits got lost on the way. ``invalid`` names replicas whose stored data
+    cannot be trusted: they report nothing and wait to be synced. ``is_followed``: readers on this node wait for records
     as they are committed, so the node wants to hear of every cut at once.
     """
 
@@ -288,7 +291,7 @@ class Report(Struct, frozen=True):
 
 
 class Ack(Struct, frozen=True):
-    """The answer to an append that is committed: the position of its first record and how many follow."""
+    """The answer to a committed append: the position of its first record, and the number of records."""
 
     glsn: GLSN
     llsn: LLSN

@@ -271,7 +271,7 @@ async def test_nobody_joins_quicker_than_a_node_that_is_just_being_added() -> No
                 await until(lambda: server.term is not None and len(server.term._waiting) == len(tasks))
             nodes.data.running.set()
             *_, joining = tasks
-            with pytest.raises(Unavailable, match=f"asked for its key at {address} yet: ask again"):
+            with pytest.raises(Unavailable, match=f"its key was not yet fetched from {address}: ask again"):
                 await joining
             assert server.term is not None
             assert server.term.layer.state.nodes[N1].server_key == ""

@@ -1,10 +1,10 @@
-"""The fate of an append without an answer, as the catalog tells it; and when a catalog is out of date.
+"""Derives from a catalog what became of an append without an answer, and whether a catalog is out of date.
 
 1. An append gets an LLSN above every LLSN of its log stream that was committed before the append was sent.
 2. An epoch ends at a stored position. Afterwards nothing beyond it is committed in that epoch, on any replica.
 
-So an append that was sent in an epoch that has ended is in the log at or below the end of that epoch, or it never will
-be. If that end is not above what was committed before the append was sent, it never will be.
+So if the epoch in which an append was sent has ended, the append is in the log at or below the end of that epoch, or it
+never will be. If that end is not above what was committed before the append was sent, it never will be.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class AppendFate(enum.Enum):
 
 
 def fate_of(info: StreamInfo | None, epoch: Epoch, known_end: LLSN) -> AppendFate:
-    """The fate of an append that was sent to a log stream in ``epoch``. ``info``: the log stream in a catalog, None if
-    it was deleted. ``known_end``: an LLSN that was known to be committed when the append was sent."""
+    """Return the fate of an append that was sent to a log stream in ``epoch``. ``info`` is the log stream in a catalog,
+    None if it was deleted. ``known_end`` is an LLSN that was known to be committed when the append was sent."""
     if info is None:
         return AppendFate.UNDECIDED
     if info.epoch < epoch or (info.epoch == epoch and info.is_open):
@@ -32,7 +32,7 @@ def fate_of(info: StreamInfo | None, epoch: Epoch, known_end: LLSN) -> AppendFat
 
 
 def _end_of(info: StreamInfo, epoch: Epoch) -> LLSN:
-    """Where an epoch that has ended ended, or a later position."""
+    """Return the position where an epoch that is over ended, or a later position."""
     if info.epoch > epoch and info.start is not None:
         return info.start
     return info.committed_end

@@ -1,4 +1,4 @@
-"""What the parts of a cluster say to each other about ordering. Plain data; who sends it and how is not known here."""
+"""Messages between the parts of a cluster about ordering. Plain data, independent of transport."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ from cutwater.types import (
 
 
 class LeaderHello(Struct, frozen=True, tag=True):
-    """I lead now; speak to me."""
+    """The sender leads now; reports must name its epoch."""
 
     leader_epoch: LeaderEpoch
 
 
 class CreateReplica(Struct, frozen=True, tag=True):
     """Begin to store a log stream. A new stream starts at the high watermark of its creation; a new replica of an
-    existing stream starts at 0 and has to learn. Meant for a node that is as it said in this report: one that has
-    removed the replica since then must not get it back."""
+    existing stream starts at 0 and has to learn.
+
+    The order is valid only while the node is as it was in the report with this ``incarnation`` and number: a node that
+    has removed the replica since then must not get it back.
+    """
 
     stream: LogStreamId
     topic: TopicId
@@ -50,8 +53,11 @@ class CreateReplica(Struct, frozen=True, tag=True):
 
 
 class CommitMessage(Struct, frozen=True, tag=True, rename={"commits": "commit_results"}):
-    """One cut, as far as it concerns one storage node: commits for some of its replicas, and the open log streams of
-    which it is a member that got nothing, which are thereby known to be complete up to the new high watermark."""
+    """The part of one cut that concerns one storage node.
+
+    ``commits`` are for some of its replicas. ``quiet`` lists the open log streams of which the node is a member and
+    that got nothing. They are thereby known to be complete up to the new high watermark.
+    """
 
     prev_high_watermark: GLSN
     high_watermark: GLSN
@@ -61,7 +67,7 @@ class CommitMessage(Struct, frozen=True, tag=True, rename={"commits": "commit_re
 
 
 class CatchUp(Struct, frozen=True, tag=True):
-    """The answer to a report: every later range of the stream, and where the stream stands at the high watermark."""
+    """Answer to a report: every later range of the stream, and the stream's committed end at the high watermark."""
 
     stream: LogStreamId
     contexts: tuple[CommitContext, ...]
@@ -81,7 +87,7 @@ class SealReplica(Struct, frozen=True, tag=True):
 
 class UnsealReplica(Struct, frozen=True, tag=True):
     """The stream is open under a new epoch with these replicas in chain order, head first. ``departed`` are all
-    producers that were moved away from it: nothing of theirs is taken that is older than their departure."""
+    producers that were moved away from it: the stream takes none of their batches from before the departure."""
 
     stream: LogStreamId
     leader_epoch: LeaderEpoch
@@ -92,8 +98,8 @@ class UnsealReplica(Struct, frozen=True, tag=True):
 
 
 class ExcludeReplica(Struct, frozen=True, tag=True):
-    """The newest epoch of the stream goes on without this replica. ``replaced``: and so will all later ones, because
-    other nodes hold the stream now."""
+    """The newest epoch of the stream goes on without this replica. ``replaced``: so will all later ones, because other
+    nodes hold the stream now."""
 
     stream: LogStreamId
     leader_epoch: LeaderEpoch
@@ -102,8 +108,8 @@ class ExcludeReplica(Struct, frozen=True, tag=True):
 
 
 class LearnFrom(Struct, frozen=True, tag=True):
-    """Copy the committed records that you lack from this peer. Meant for this epoch only: in a later one the replica
-    may be the one that has everything."""
+    """Copy the missing committed records from this peer. The order is valid for this epoch only: in a later one this
+    replica may be the one that has everything."""
 
     stream: LogStreamId
     leader_epoch: LeaderEpoch
@@ -119,16 +125,19 @@ class TrimReplica(Struct, frozen=True, tag=True):
 
 
 class DropReplica(Struct, frozen=True, tag=True):
-    """The topic of the stream is deleted, and that is stored: remove the replica and its data for ever. Numbers of
-    streams are never given out twice, so this is true whenever it arrives."""
+    """The topic of the stream is deleted, and that is stored: remove the replica and its data permanently. Numbers of
+    streams are never given out twice, so the message is valid whenever it arrives."""
 
     stream: LogStreamId
 
 
 class PublishGroup(Struct, frozen=True, tag=True):
-    """Append these parts to the stream as one group, unless they are there already, and say so; or, if the stream is
-    sealed in this epoch, say whether they are there. It was decided, so whoever says it, and however often, does no
-    harm. See ``GroupTag`` for ``decided`` and ``oldest``; the last entry of the group carries the tag."""
+    """Append these parts to the stream as one group, unless it already holds them, and answer with their position. If
+    the stream is sealed in this epoch, answer whether it holds them.
+
+    The group is decided, so the message does no harm from any sender and at any repetition. See ``GroupTag`` for
+    ``decided`` and ``oldest``; the last entry of the group carries the tag.
+    """
 
     stream: LogStreamId
     epoch: Epoch
@@ -163,19 +172,19 @@ LeaderMessage = (
 
 
 class GroupState(enum.IntEnum):
-    """What has become of a group."""
+    """What became of a group."""
 
     PUBLISHED = 0
-    """It is in the log, at the place that is told."""
+    """The group is in the log, at the position in the message."""
     ABSENT = 1
-    """It is not in the stream, which is sealed in this epoch: it never will be, in this epoch."""
+    """The group is not in the stream, which is sealed in this epoch. So it never will be, in this epoch."""
     PROBLEM = 2
-    """It could not be appended; trying again may help."""
+    """The group could not be appended; trying again may help."""
 
 
 class GroupOutcome(Struct, frozen=True, tag=True):
-    """What a storage node says of a group that it was told to publish. The metadata repository repeats its question
-    until it has an answer, so this may get lost and may come again."""
+    """A storage node's answer about a group that it was told to publish. The metadata repository repeats its question
+    until it has an answer, so this message may get lost and may be repeated."""
 
     node: StorageNodeId
     stream: LogStreamId
@@ -193,8 +202,8 @@ class GroupOutcome(Struct, frozen=True, tag=True):
 
 
 class Replicate(Struct, frozen=True, tag=True, omit_defaults=True):
-    """An entry on its way down the chain, exactly as the head has it. ``sender`` is what the receiver knows of the
-    storage node from which it has this, and does not travel."""
+    """An entry on its way down the chain, exactly as the head has it. ``sender`` is the storage node from which the
+    receiver got the entry; the receiver sets it, and it is not sent."""
 
     stream: LogStreamId
     entry: Entry
@@ -202,7 +211,7 @@ class Replicate(Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class SyncRequest(Struct, frozen=True, tag=True):
-    """A learner asks a source for what it lacks. ``attempt`` tells the parts of one sync from those of another."""
+    """A learner asks a source for what it lacks. ``attempt`` tells the messages of one sync from those of another."""
 
     stream: LogStreamId
     attempt: int
@@ -210,7 +219,7 @@ class SyncRequest(Struct, frozen=True, tag=True):
 
 
 class SyncBegin(Struct, frozen=True, tag=True):
-    """The source's plan, with the position before its first entry when the destination has to start anew."""
+    """The source's plan. ``base_glsn`` is the position before its first entry, used if the destination starts anew."""
 
     stream: LogStreamId
     attempt: int
@@ -219,8 +228,8 @@ class SyncBegin(Struct, frozen=True, tag=True):
 
 
 class SyncEntries(Struct, frozen=True, tag=True):
-    """Committed entries of the plan's range, in LLSN order. ``missing`` come after them: committed as well, but the
-    source cannot read them."""
+    """Committed entries of the plan's range, in LLSN order. ``missing`` follow them: they are committed as well, but
+    the source cannot read them."""
 
     stream: LogStreamId
     attempt: int
@@ -237,7 +246,7 @@ class SyncEnd(Struct, frozen=True, tag=True):
     dedup: DedupCheckpoint
     trimmed_before: GLSN
     more: bool = False
-    """The source has committed more than this round brought."""
+    """Whether the source has committed more than this round brought."""
 
 
 class SyncFailed(Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""What things may be called. Names of topics also stand in files, URLs, metrics and on command lines."""
+"""Rules for names. Topic names also appear in files, URLs, metrics and on command lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cutwater.errors import InvalidArgument
 NAME_LENGTH_MAX = 255
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 _LATER = _LETTERS | frozenset(".-")
-"""What may come after the first letter of a topic's name."""
+"""Characters that may follow the first character of a topic name."""
 
 
 def check_topic_name(name: str) -> None:
@@ -20,7 +20,8 @@ def check_topic_name(name: str) -> None:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Of cursors and producers, which are seen in messages only."""
+    """Check the rules for all names. Names of cursors and producers appear in messages only and have no further
+    rules."""
     if not isinstance(name, str):
         raise InvalidArgument(f"the name of a {kind} is text, not {name!r} ({type(name).__name__})")
     if not 1 <= len(name) <= NAME_LENGTH_MAX:

@@ -1,4 +1,4 @@
-"""The client's side of a named producer: every batch once, in order, whatever gets lost on the way.
+"""The client's side of a named producer: every batch once, in order, even if messages get lost.
 
 The session numbers batches and keeps them until their fate is known. It
 
@@ -7,11 +7,10 @@ The session numbers batches and keeps them until their fate is known. It
 3. changes streams only by a decision of the metadata repository, after the old stream is sealed and a replica that is
    sealed at the end of that epoch has told the fate of every sequence;
 4. believes that a batch was refused for its content only behind a fence of its own next epoch. The check may depend on
-   the time, so another attempt of the same batch may have been taken, or would be. Behind the fence none is: what the
-   fence does not count is not in the log, and its number is free for the next batch.
+   the time, so another attempt of the same batch may have been taken, or may still be. Behind the fence no attempt is
+   taken: a batch that the fence does not count is not in the log, and its number is free for the next batch.
 
-Late answers do no harm: every step that a session takes has its own epoch or question, and an answer to another one is
-ignored.
+Late answers do no harm: every step of a session has its own epoch or question, and an answer to another one is ignored.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ class Settled(Struct, frozen=True):
 
 
 class Withdrawn(Struct, frozen=True):
-    """These are not in the log and never will be, under these numbers: the ``refused`` ones for their content, the
-    others because they came behind them. Submit again, in this order, what shall be there."""
+    """These batches are not in the log and never will be, under these numbers. The ``refused`` ones were refused for
+    their content, the others came behind them. The caller submits those that it still wants again, in this order."""
 
     sequences: tuple[Sequence, ...]
     refused: frozenset[Sequence]
@@ -95,7 +94,7 @@ SessionEffect = SendBatch | AskFate | AskMetadata | Settled | Withdrawn
 
 
 class ProducerSession:
-    """One opening of a producer's name. Methods take what happened and give what to do."""
+    """One opening of a producer's name. Methods take an event and return effects."""
 
     def __init__(self, producer: ProducerId, topic: str, session: int) -> None:
         """``session`` must differ from that of every other opening: a random number will do."""
@@ -103,32 +102,32 @@ class ProducerSession:
         self.phase = Phase.OPENING
         self.last_sequence = Sequence(0)
         self._grant = ProducerGrant(ProducerEpoch(0), LogStreamId(0), Sequence(0))
-        """Where we append and under which epoch; nothing is granted under epoch 0."""
+        """The stream and the epoch for appends; nothing is granted under epoch 0."""
         self._is_open = False
-        """Whether a fence was ever committed: before that the numbers of earlier holders are not known."""
+        """Whether a fence was ever committed. Before that, the numbers of earlier holders are not known."""
         self._first_epoch = ProducerEpoch(0)
-        """With which it opened. Nobody else had the name since, so all epochs from there on are its own."""
+        """The session's first epoch. No other session had the name since, so all later epochs are its own."""
         self._question: AskFate | None = None
         self._wish: MoveProducerRequest | RenewProducerRequest | None = None
         self._unsettled: dict[Sequence, Batch] = {}
         self._taken = Sequence(0)
-        """What the last fence counted: unsettled batches up to here are in the log."""
+        """The last sequence that the last fence counted: unsettled batches up to here are in the log."""
         self._refused: dict[Sequence, ProducerEpoch] = {}
         """Unsettled batches of which an attempt was refused for its content, and the epoch of that attempt."""
 
     @property
     def stream(self) -> LogStreamId:
-        """Where the session appends; 0 before it knows."""
+        """The stream to which the session appends; 0 before it is known."""
         return self._grant.stream
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will be sent: what is unsettled remains unknown."""
+        """Whether nothing more will be sent. The fate of unsettled batches then remains unknown."""
         return self.phase in (Phase.FENCED, Phase.GONE)
 
     @property
     def epoch(self) -> ProducerEpoch:
-        """The one that was granted last; 0 before any was."""
+        """The epoch that was granted last; 0 before the first grant."""
         return self._grant.epoch
 
     @property
@@ -147,9 +146,11 @@ class ProducerSession:
         return [AskMetadata(OpenProducerRequest(self.producer, self.topic, self.session))]
 
     def granted(self, grant: ProducerGrant) -> list[SessionEffect]:
-        """The metadata repository gave an epoch and a stream: put the fence there. Once open, the session takes only
-        the next epoch, which it asked for itself: with a later one, somebody else has used the same numbers
-        meanwhile."""
+        """Take the epoch and the stream that the metadata repository granted, and put the fence there.
+
+        An open session takes only the next epoch, which it asked for itself. A later epoch means that another session
+        has used the same numbers meanwhile.
+        """
         if self._is_open:
             is_asked = self.phase in (Phase.MOVING, Phase.RENEWING)
             is_next = is_asked and grant.epoch == self._grant.epoch + 1
@@ -161,8 +162,8 @@ class ProducerSession:
         return [self._fence()]
 
     def fence_committed(self, fence: ProducerTag, last_sequence: Sequence) -> list[SessionEffect]:
-        """Nothing of an older epoch comes after this; what is unsettled may now be sent (again), up to the first batch
-        that was refused under an older epoch and is not in the log."""
+        """Go on after the fence is committed. Nothing of an older epoch comes after it. Unsettled batches may now be
+        sent (again), up to the first batch that was refused under an older epoch and is not in the log."""
         if self.phase is not Phase.FENCING or fence.epoch != self._grant.epoch:
             return []
         if not self._is_open:
@@ -195,7 +196,7 @@ class ProducerSession:
         return [Settled(sequence, ack), *self._renew()]
 
     def refused(self, tag: ProducerTag) -> list[SessionEffect]:
-        """The head says that the content of this batch cannot be taken. That is so for good behind a fence."""
+        """Note that the head refused the content of this batch. The refusal becomes final behind a fence."""
         is_present = tag.epoch == self._grant.epoch and self.phase in (Phase.READY, Phase.RENEWING)
         if not is_present or tag.sequence not in self._unsettled or tag.sequence <= self._taken:
             return []
@@ -203,7 +204,7 @@ class ProducerSession:
         return self._renew()
 
     def retry(self) -> list[SessionEffect]:
-        """No answer for a while: do the present step again. Nothing here is done twice by it."""
+        """Repeat the present step after a while without an answer. The repetition does nothing twice."""
         match self.phase:
             case Phase.OPENING:
                 return self.start()
@@ -223,25 +224,26 @@ class ProducerSession:
     # Moving.
 
     def stream_closed(self, stream: LogStreamId, stream_epoch: Epoch) -> list[SessionEffect]:
-        """The catalog says that our stream is sealed and stays so: find out what became of our batches."""
+        """Ask what became of the batches, since the catalog says that the session's stream is sealed and stays so."""
         if stream != self.stream or self.phase not in (Phase.READY, Phase.FENCING, Phase.SETTLING):
             return []
         self.phase, self._question = Phase.SETTLING, AskFate(stream, stream_epoch)
         return [self._question]
 
     def stream_reopened(self, stream: LogStreamId) -> list[SessionEffect]:
-        """The catalog says that our stream is open again before we asked to leave it: the batches there are
-        recognised."""
+        """Stay in the stream, which the catalog shows open again before the session asked to leave it. The batches
+        there are recognised."""
         if stream != self.stream or self.phase is not Phase.SETTLING:
             return []
         return self._stay()
 
     def fate_known(self, fate: Fate) -> list[SessionEffect]:
-        """Every sequence is either in the log of the sealed stream, with its position, or will never be there."""
+        """Settle the batches that are in the log of the sealed stream, and ask for another stream. All other sequences
+        will never be in the sealed one."""
         if self.phase is not Phase.SETTLING or AskFate(fate.stream, fate.stream_epoch) != self._question:
             return []
         if any(known.epoch > self._grant.epoch for known in fate.batches):
-            # The same numbers may mean someone else's batches by now.
+            # The same numbers may mean another session's batches by now.
             self.phase = Phase.FENCED
             return []
         effects: list[SessionEffect] = []
@@ -258,14 +260,17 @@ class ProducerSession:
         return [*effects, AskMetadata(self._wish)]
 
     def move_refused(self, request: MoveProducerRequest) -> list[SessionEffect]:
-        """The stream is open again, or its epoch went on, so this move will never be: stay."""
+        """Stay in the stream: it is open again, or its epoch went on, so this move will never happen."""
         if self.phase is not Phase.MOVING or request != self._wish:
             return []
         return self._stay()
 
     def fenced(self, refused: ProducerTag | MoveProducerRequest | RenewProducerRequest) -> None:
-        """Someone newer has the name, says the server that refused this batch or this request. While we are moving,
-        the stream that we leave may say so of ourselves; then only the metadata repository knows."""
+        """End the session because a server refused this batch or request for a newer holder of the name.
+
+        While the session moves, the stream that it leaves may refuse a batch because of the session's own next epoch.
+        Then only the metadata repository knows.
+        """
         is_asked = self.phase in (Phase.MOVING, Phase.RENEWING)
         if isinstance(refused, ProducerTag):
             is_over = refused.epoch == self._grant.epoch and not is_asked
@@ -275,7 +280,7 @@ class ProducerSession:
             self.phase = Phase.FENCED
 
     def topic_deleted(self) -> None:
-        """Our topic, which was in the catalog, is there no more."""
+        """End the session because its topic is no longer in the catalog."""
         if not self.is_over:
             self.phase = Phase.GONE
 
@@ -286,8 +291,8 @@ class ProducerSession:
         return [self._fence()]
 
     def _renew(self) -> list[SessionEffect]:
-        """Ask for the fence that settles what was refused. What the last fence counted is settled before: each fence
-        takes a place in what a replica remembers, so that a batch must not wait for many of them."""
+        """Ask for the fence that settles what was refused. Batches that the last fence counted are settled before. Each
+        fence takes a place in what a replica remembers, so a batch must not wait for many of them."""
         if self.phase is not Phase.READY or not self._refused or min(self._unsettled) <= self._taken:
             return []
         self.phase = Phase.RENEWING
@@ -295,8 +300,8 @@ class ProducerSession:
         return [AskMetadata(self._wish)]
 
     def _withdraw(self, fence: ProducerEpoch) -> list[SessionEffect]:
-        """Take back what was refused before this fence and not counted by it, and whatever has later numbers. Attempts
-        under the fence's own epoch may still be taken, so of them nothing is known yet."""
+        """Withdraw the batches that were refused before this fence and not counted by it, and all batches with later
+        numbers. Attempts under the fence's own epoch may still be taken, so their fate is not known yet."""
         refused = frozenset(sequence for sequence, epoch in self._refused.items() if epoch < fence)
         self._refused = {sequence: epoch for sequence, epoch in self._refused.items() if sequence not in refused}
         first = min((sequence for sequence in refused if sequence > self._taken), default=None)
@@ -313,11 +318,12 @@ class ProducerSession:
         return batch is not None and known.epoch >= self._first_epoch and batch.checksum == known.checksum
 
     def _distance(self) -> int:
-        """How far the numbers have gone on since the oldest unsettled batch; a replica remembers only so many."""
+        """Return the distance between the last number and the oldest unsettled batch. A replica remembers only a
+        limited number of batches."""
         return self.last_sequence - min(self._unsettled, default=self.last_sequence)
 
     def _base(self) -> Sequence:
-        """The last sequence before the first unsettled one; older ones may lie in streams further back."""
+        """Return the last sequence before the first unsettled one; older ones may lie in earlier streams."""
         if self._unsettled:
             return Sequence(min(self._unsettled) - 1)
         return max(self.last_sequence, self._grant.last_sequence)

@@ -1,4 +1,4 @@
-"""The recent past of one object, kept cheaply, so that an error can tell how it got there."""
+"""Keeps the recent history of one object cheaply, so that an error can tell what happened before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NOTES_MAX = 24
 
 
 class Journal:
-    """A bounded list of notes. A note is a tuple and becomes text only when somebody asks for it."""
+    """A bounded list of notes. A note is a tuple and becomes text only when ``lines`` is called."""
 
     __slots__ = ("_notes", "_subject")
 

@@ -1,6 +1,6 @@
-"""What operators and clients ask of the metadata repository, and what they get back.
+"""Requests of operators and clients to the metadata repository, and its answers.
 
-A request becomes one or more decisions, or an error. Its answer leaves only after the decisions are stored.
+A request becomes one or more decisions, or an error. The answer is sent only after the decisions are stored.
 """
 
 from __future__ import annotations
@@ -39,9 +39,12 @@ class FoundClusterRequest(Struct, frozen=True, tag=True):
 
 
 class AddNodeRequest(Struct, frozen=True, tag=True):
-    """Let the storage node that listens there belong to the cluster. ``server_key`` is its public key, if the caller
-    has it from the node itself; it is ignored over the wire. ``renews``: a node with this ``key``, and so with its
-    data, has lost its ``server_key`` and has a new one; only an embedded log, which is both servers, can say so."""
+    """Add the storage node that listens at this address to the cluster.
+
+    ``server_key`` is its public key, if the caller has it from the node itself; it is ignored over the wire.
+    ``renews``: a node with this ``key``, and so with its data, has lost its ``server_key`` and has a new one. Only an
+    embedded log, which is both servers, can say so.
+    """
 
     node: StorageNodeId
     address: str = ""
@@ -52,9 +55,11 @@ class AddNodeRequest(Struct, frozen=True, tag=True):
 
 
 class JoinRequest(Struct, frozen=True, tag=True):
-    """A storage node gives its number and address. If it belongs to the cluster, changes are noted. It has proved
-    to hold the private key of ``server_key``. ``asked_at``: the address at which the leader asked for that key, if none
-    was noted for the node when it joined; empty if the leader did not ask."""
+    """A storage node gives its number and address. If it belongs to the cluster, changes are stored.
+
+    The node has proved to hold the private key of ``server_key``. ``asked_at`` is the address at which the leader asked
+    for that key, if none was stored for the node when it joined; it is empty if the leader did not ask.
+    """
 
     node: StorageNodeId
     address: str
@@ -76,12 +81,12 @@ class CreateTopicRequest(Struct, frozen=True, tag=True):
     event_time: str = ""
     retention: Retention = Retention()
     event_time_ahead_us: int = 0
-    """How far event times may be ahead of cut time; 0 is without bound."""
+    """How far event times may be ahead of cut time; 0 means without bound."""
 
 
 class ChangeTopicRequest(Struct, frozen=True, tag=True):
-    """Change what is given. A schema must be one that readers of the earlier ones can live with; whoever asks has
-    checked that, against schema ``schema_after``."""
+    """Change the settings that are given. Readers of the earlier schemas must be able to read with the new one; the
+    caller has checked that against schema ``schema_after``."""
 
     name: str
     streams: int | None = None
@@ -100,7 +105,7 @@ class AddStreamRequest(Struct, frozen=True, tag=True):
 
 
 class SealRequest(Struct, frozen=True, tag=True):
-    """Seal until it is unsealed by request, or for good."""
+    """Seal the stream until a request unseals it or, if ``final``, permanently."""
 
     stream: LogStreamId
     final: bool = False
@@ -131,7 +136,8 @@ class TrimRequest(Struct, frozen=True, tag=True):
 
 
 class OpenProducerRequest(Struct, frozen=True, tag=True):
-    """``session`` is a number that no other opening has, so that asking again does not open again."""
+    """Open a producer's name. ``session`` is a number that no other opening has, so that a repeated request does not
+    open it again."""
 
     producer: ProducerId
     topic: str
@@ -139,8 +145,8 @@ class OpenProducerRequest(Struct, frozen=True, tag=True):
 
 
 class MoveProducerRequest(Struct, frozen=True, tag=True):
-    """Ask for another stream than the one that was granted to this ``session`` with ``epoch``. ``last_sequence`` is
-    what a replica that is sealed in ``stream_epoch`` told."""
+    """Ask for another stream than the one that was granted to this ``session`` with ``epoch``. ``last_sequence`` comes
+    from a replica that is sealed in ``stream_epoch``."""
 
     producer: ProducerId
     session: int
@@ -171,32 +177,32 @@ class DropCursorRequest(Struct, frozen=True, tag=True):
 
 
 class CatalogRequest(Struct, frozen=True, tag=True):
-    """The catalog as of now."""
+    """Ask for the current catalog."""
 
 
 class ClockRequest(Struct, frozen=True, tag=True):
-    """The marks of the log's clock above a position: see ``core.read.time_marks``."""
+    """Ask for the marks of the log's clock above a position: see ``core.read.time_marks``."""
 
     after: GLSN
     limit: int = 10_000
 
 
 class EventsRequest(Struct, frozen=True, tag=True):
-    """What was decided lately, and why: events after this one, the oldest first."""
+    """Ask for recent decisions and their reasons: events after this one, the oldest first."""
 
     after: DecisionIndex = DecisionIndex(0)
 
 
 class DescribeRequest(Struct, frozen=True, tag=True):
-    """How nodes and log streams are, as the leader sees them."""
+    """Ask for the state of nodes and log streams, as the leader sees them."""
 
 
 class RunStart(Struct, frozen=True):
     """Where a new run begins, for a name that has published already.
 
-    ``position``: it reads its input after this one. ``key`` and ``batch``: it goes on after this batch of another run,
-    whose savepoint it starts from. ``replay``: output that is there already is wanted again. ``what`` names the
-    beginning in an error.
+    ``position``: the run reads its input after this position. ``key`` and ``batch``: the run starts from a savepoint of
+    another run and goes on after this batch of it. ``replay``: the caller wants existing output again. ``what`` names
+    the beginning in an error.
     """
 
     position: GLSN | None = None
@@ -207,11 +213,12 @@ class RunStart(Struct, frozen=True):
 
 
 class OpenRunRequest(Struct, frozen=True, tag=True):
-    """The run of this key: the one that it had before, or a new one, which takes the name over from any other key.
-    A run without a name fences no other. ``once``: for a single batch; such a run is forgotten some time after.
+    """Open the run with this key: the existing one, or a new one, which takes over the name from any other key.
 
-    A new run whose output is there already, as far as ``start`` tells, is refused, and no run is fenced.
-    ``is_question``: nothing is opened; the answer has run 0 if the run would be a new one.
+    A run without a name fences no other. ``once``: the run is for a single batch and is forgotten some time after.
+
+    A new run whose output exists already, as far as ``start`` tells, is refused, and no run is fenced. ``is_question``:
+    nothing is opened; the answer has run 0 if the run would be a new one.
     """
 
     name: str
@@ -222,14 +229,14 @@ class OpenRunRequest(Struct, frozen=True, tag=True):
 
 
 class PublishRequest(Struct, frozen=True, tag=True):
-    """Publish a micro-batch that consists of these parts. If it was decided before, with whatever parts, that stands.
-    The answer comes when all of it is in the log."""
+    """Publish a micro-batch that consists of these parts. If the batch was decided before, that decision stands, even
+    if its parts differ. The answer comes when the whole batch is in the log."""
 
     run: RunId
     batch: BatchNumber
     parts: tuple[Part, ...]
     position: GLSN | None = None
-    """Up to where the input of the run was read for this batch, if the input is this log."""
+    """The GLSN up to which the input of the run was read for this batch, if the input is this log."""
 
 
 class ForgetOutputRequest(Struct, frozen=True, tag=True):
@@ -239,13 +246,15 @@ class ForgetOutputRequest(Struct, frozen=True, tag=True):
 
 
 class DropRunRequest(Struct, frozen=True, tag=True):
-    """Give up what was decided for this run and is not in the log: for parts that are lost for good."""
+    """Give up the groups that were decided for this run and are not in the log. This is for parts that are lost
+    permanently."""
 
     run: RunId
 
 
 class StagedBatch(Struct, frozen=True, array_like=True):
-    """What a storage node has staged of one batch in one generation of a run, and how long it has been there."""
+    """The staged rows of one batch in one generation of a run on a storage node. ``age_us`` says how long they have
+    been there."""
 
     run: RunId
     batch: BatchNumber
@@ -254,7 +263,7 @@ class StagedBatch(Struct, frozen=True, array_like=True):
 
 
 class StagedRequest(Struct, frozen=True, tag=True):
-    """Which of these batches are no longer needed by anyone?"""
+    """Ask which of these batches are no longer needed."""
 
     node: StorageNodeId
     batches: tuple[StagedBatch, ...]
@@ -293,17 +302,17 @@ Request = (
 
 
 ABOUT_THE_CLUSTER = (EventsRequest, DescribeRequest)
-"""Requests that change nothing and are for operators: answered also by a leader that has halted."""
+"""Requests of operators that change nothing. A leader that has halted answers them, too."""
 
 
 class Joined(Struct, frozen=True, tag=True):
-    """``known``: the storage node belongs to the cluster."""
+    """Answer to a join. ``known``: the storage node belongs to the cluster."""
 
     known: bool
 
 
 class Done(Struct, frozen=True, tag=True):
-    """It is decided and stored."""
+    """The request is decided and stored."""
 
 
 class Created(Struct, frozen=True, tag=True):
@@ -318,8 +327,8 @@ class SealedAt(Struct, frozen=True, tag=True):
 
 
 class ProducerGrant(Struct, frozen=True, tag=True):
-    """Where a producer appends, under which epoch, and its last sequence in the stream before that one. Each epoch is
-    of one stream."""
+    """The stream to which a producer appends, its epoch, and its last sequence in its previous stream. Each epoch
+    belongs to one stream."""
 
     epoch: ProducerEpoch
     stream: LogStreamId
@@ -327,8 +336,8 @@ class ProducerGrant(Struct, frozen=True, tag=True):
 
 
 class RunAnswer(Struct, frozen=True, tag=True):
-    """What is staged for the run belongs to this generation. ``last_batch`` is the last one that was decided, -1 if
-    none was."""
+    """An open run. Rows that are staged for it belong to this generation. ``last_batch`` is the last decided batch, or
+    -1."""
 
     run: RunId
     generation: int
@@ -345,13 +354,14 @@ class PublishedGroup(Struct, frozen=True):
 
 
 class PublishAnswer(Struct, frozen=True, tag=True):
-    """All of the batch is in the log. Where is known of the run's last batch only, and of topics that still exist."""
+    """The whole batch is in the log. The positions are known only for the run's last batch, and only for topics that
+    still exist."""
 
     topics: tuple[PublishedGroup, ...] = ()
 
 
 class StagedAnswer(Struct, frozen=True, tag=True):
-    """These may be dropped, now and for ever."""
+    """Batches that may be dropped, permanently."""
 
     drop: tuple[StagedBatch, ...]
 
@@ -371,13 +381,14 @@ class StreamInfo(Struct, frozen=True):
     created_at: GLSN
     created_time: CutTime
     final_at: GLSN = GLSN(0)
-    """Where it was sealed for good: event time does not wait for it above that."""
+    """The GLSN at which the stream was sealed permanently. Event time does not wait for the stream above it."""
     start: LLSN | None = None
-    """Where the present epoch began: the last LLSN of all epochs before. None if the server does not tell."""
+    """The last LLSN before the current epoch. None if the server does not tell."""
 
 
 class TopicInfo(Struct, frozen=True):
-    """``schemas`` in the order in which they were given; a batch names the one it has by its place, from 1."""
+    """A topic as clients need it. ``schemas`` are in the order in which they were given; a batch names its schema by
+    its place, from 1."""
 
     topic: TopicId
     name: str
@@ -391,7 +402,7 @@ class TopicInfo(Struct, frozen=True):
 
 
 class NodeInfo(Struct, frozen=True):
-    """Where a storage node listens."""
+    """The address of a storage node."""
 
     node: StorageNodeId
     address: str
@@ -409,14 +420,14 @@ class Catalog(Struct, frozen=True, tag=True):
 
 
 class ClockMarks(Struct, frozen=True, tag=True):
-    """All marks above the position asked for, up to ``complete_through``."""
+    """All marks above the requested position, up to ``complete_through``."""
 
     marks: tuple[Mark, ...]
     complete_through: GLSN
 
 
 class CursorAt(Struct, frozen=True, tag=True):
-    """Where a cursor is; None if there is no such cursor."""
+    """The position of a cursor; None if there is no such cursor."""
 
     glsn: GLSN | None
 
@@ -432,15 +443,15 @@ class Event(Struct, frozen=True):
 
 
 class Events(Struct, frozen=True, tag=True):
-    """``oldest``: the first event that is still known. Older ones have been forgotten."""
+    """Recent events. ``oldest`` is the first event that is still known; older ones have been forgotten."""
 
     events: tuple[Event, ...]
     oldest: DecisionIndex
 
 
 class NodeDescription(Struct, frozen=True):
-    """``silent_us``: how long the leader has not heard of the node; None if it never has. ``is_gone``: it is dead
-    because nobody listens at its address, however short its silence is."""
+    """A storage node as the leader sees it. ``silent_us`` is how long the leader has not heard of the node; None if it
+    never has. ``is_gone``: the node is dead because no process listens at its address, however short its silence is."""
 
     node: StorageNodeId
     address: str
@@ -453,7 +464,7 @@ class NodeDescription(Struct, frozen=True):
 
 
 class StreamDescription(Struct, frozen=True):
-    """A log stream with what is wrong with it, since when, and what happens next; empty words if all is well."""
+    """A log stream: what is wrong with it, since when, and what happens next. The texts are empty if all is well."""
 
     stream: LogStreamId
     topic: str
@@ -471,7 +482,7 @@ class StreamDescription(Struct, frozen=True):
     since: CutTime
     next_step: str
     wanted: int = 0
-    """How many copies the topic asks for."""
+    """Number of copies that the topic asks for."""
 
 
 class GroupDescription(Struct, frozen=True):
@@ -485,8 +496,8 @@ class GroupDescription(Struct, frozen=True):
 
 
 class RunDescription(Struct, frozen=True):
-    """``fenced_by``: the run that took over the name, 0 if none did; itself, if it was dropped. ``decided`` is the
-    decision about the last batch, and ``published`` what of that is in the log."""
+    """A run. ``fenced_by`` is the run that took over the name: 0 if none did, the run itself if it was dropped.
+    ``decided`` is the decision about the last batch, and ``published`` the groups of that batch that are in the log."""
 
     run: RunId
     name: str
@@ -500,7 +511,7 @@ class RunDescription(Struct, frozen=True):
 
 
 class OutputDescription(Struct, frozen=True):
-    """The output of all runs of a name: ``rows`` and the input ``position`` are None if unknown."""
+    """The output of all runs of a name. ``rows`` and the input ``position`` are None if unknown."""
 
     name: str
     run: RunId

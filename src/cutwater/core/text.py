@@ -1,4 +1,4 @@
-"""How things are called when operators read of them."""
+"""Formats counts, lists and durations for text that operators read."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from cutwater.types import SECOND
 
 
 def listed(items: Iterable[object]) -> str:
-    """``1``, ``1 and 2``, ``1, 2 and 3``."""
+    """Join items: ``1``, ``1 and 2``, ``1, 2 and 3``."""
     *most, last = map(str, items)
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def counted(count: int, thing: str) -> str:
-    """``1 log stream``, ``2 log streams``, ``2 processes``."""
+    """Format a count: ``1 log stream``, ``2 log streams``, ``2 processes``."""
     plural = "es" if thing.endswith("s") else "s"
     return f"{count} {thing}{'' if count == 1 else plural}"
 
@@ -27,11 +27,11 @@ def nodes_in_words(nodes: Iterable[int]) -> str:
 
 
 def hold(nodes: Iterable[int]) -> str:
-    """``storage nodes 1 and 2 hold``."""
+    """Begin a sentence: ``storage nodes 1 and 2 hold``."""
     found = tuple(nodes)
     return f"{nodes_in_words(found)} {'hold' if len(found) > 1 else 'holds'}"
 
 
 def seconds(us: int) -> str:
-    """A duration; short ones with a tenth."""
+    """Format a duration in seconds, below 10 s with one decimal."""
     return f"{us / SECOND:.1f} s" if us < 10 * SECOND else f"{us // SECOND} s"

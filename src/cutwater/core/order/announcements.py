@@ -1,8 +1,8 @@
-"""What the leader tells storage nodes: announcements of stored decisions, and answers to reports.
+"""Messages of the leader to storage nodes: announcements of stored decisions, and answers to reports.
 
-The herald reads the state and the reports and changes neither. It is asked only when everything in the state is
-stored, so nothing it says can be taken back. All that it says may get lost or arrive twice: the next report shows what
-is still missing, and the answer says it again.
+The herald reads the state and the reports and changes neither. The leader calls it only when everything in the state is
+stored, so no message ever has to be taken back. Any message may get lost or arrive twice: the next report shows what is
+still missing, and the answer says it again.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from cutwater.types import (
 
 
 class Herald:
-    """Speaks for one leader."""
+    """Builds the messages of one leader."""
 
     def __init__(self, leader_epoch: LeaderEpoch, state: OrderState, book: ReportBook, roster: Roster) -> None:
         self.leader_epoch = leader_epoch
         self._state, self._book, self._roster = state, book, roster
         self._answered: dict[StorageNodeId, Revision] = {}
-        """For which catalog all that a node reports was looked at, and no stream was missing or too many."""
+        """Catalog revision for which a node's whole report was examined and no stream was missing or superfluous."""
         self._restless: dict[StorageNodeId, set[LogStreamId]] = {}
-        """Streams of which a node was told something after the last report: it may have got lost."""
+        """Streams about which a node got a message after its last report. The message may be lost."""
 
     # Stored decisions.
 
@@ -57,7 +57,7 @@ class Herald:
 
     def _announce(self, decision: d.Decision) -> Iterator[Send]:
         if isinstance(decision, (d.Seal, d.Unseal, d.CreateStream)) and decision.stream not in self._state.streams:
-            # Its topic was deleted by the same write.
+            # The same write deleted its topic.
             return
         match decision:
             case d.Seal():
@@ -73,7 +73,7 @@ class Herald:
                     if report is not None:
                         yield self._create(self._state.streams[decision.stream], report)
             case d.ChangeTopic():
-                # Storage nodes ask for a newer catalog than they know. Without appends the next cut may be far off.
+                # A node fetches the catalog when it hears of a newer one. Without appends the next cut may be far off.
                 high_watermark, revision = self._state.high_watermark, self._state.revision
                 for node in self._roster.member_of:
                     yield Send(node, CommitMessage(high_watermark, high_watermark, revision, (), ()))
@@ -96,7 +96,8 @@ class Herald:
                         commits[node].append(commit)
                     else:
                         commits[node] = [commit]
-        # Heads first: it is they for whom clients wait. Others only have to know before long, if nobody follows there.
+        # Heads come first, because clients wait for them. Other messages may wait a little if no reader follows that
+        # node.
         urgent, others = [], []
         for node, member_of in self._roster.member_of.items():
             own = tuple(commits.get(node, ()))
@@ -110,7 +111,8 @@ class Herald:
         return urgent + others
 
     def _announce_unseal(self, unseal: d.Unseal) -> Iterator[Send]:
-        """The head hears of it last, when all others run; alone it is the last as well."""
+        """Announce an unseal to all but the head. The head hears of it last, when all others run. A head without
+        backups hears of it at once."""
         stream = self._state.streams[unseal.stream]
         if not stream.is_open or stream.epoch != unseal.epoch:
             return
@@ -123,9 +125,12 @@ class Herald:
     # Reports.
 
     def answer(self, report: Report, changed: set[LogStreamId], settled: GLSN) -> list[Send]:
-        """What the replicas of the node lack. Cuts up to ``settled`` are so old that whoever has not heard of them has
-        lost a message. As long as the catalog is the same, only what has ``changed`` since the last time can call for
-        another answer, and what was answered has to be said again."""
+        """Return the messages that bring the replicas of the node up to date.
+
+        Cuts up to ``settled`` are so old that a node that has not applied them has lost a message. While the catalog
+        stays the same, only streams that have ``changed`` since the last answer, and streams about which a message was
+        sent, need another answer.
+        """
         node = report.storage_node_id
         behind = report.applied_high_watermark < settled
         is_new = behind or self._answered.get(node) != self._state.revision
@@ -148,12 +153,12 @@ class Herald:
         return told
 
     def look_again(self, node: StorageNodeId) -> None:
-        """The node has other streams than before: streams may be missing, or too many."""
+        """Examine the node's whole next report: it covers other streams, so some may be missing or superfluous."""
         self._answered.pop(node, None)
 
     def is_content(self, report: Report, settled: GLSN) -> bool:
-        """Whether nothing has to be said to the node, except perhaps of what has changed. See ``answer``. Who falls
-        behind after this was asked is told with the next report."""
+        """Whether the node needs no message, except perhaps about streams that have changed. See ``answer``. If the
+        node falls behind later, its next report is answered."""
         node = report.storage_node_id
         return (
             report.applied_high_watermark >= settled
@@ -162,7 +167,7 @@ class Herald:
         )
 
     def unsettled(self, node: StorageNodeId) -> list[UncommitReport]:
-        """What the node said last of streams of which it was told something."""
+        """Return the node's last reports on streams about which it got a message."""
         restless = self._restless.get(node)
         return self._some(node, restless) if restless else []
 
@@ -171,8 +176,8 @@ class Herald:
         return [ur for ur in found if ur is not None]
 
     def is_settled(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> bool:
-        """Whether a replica is as nearly always: it runs, and so does its head, it has what is committed, and it tells
-        only of what was decided. Then nothing is to be said to it, and nothing but a cut can follow from its words."""
+        """Whether a replica is in its normal state: it runs, its head runs, it has what is committed, and it reports
+        only what was decided. Then it needs no message, and nothing but a cut can follow from its report."""
         return (
             stream.is_open
             and ur.state is ReplicaState.RUNNING
@@ -191,18 +196,18 @@ class Herald:
         if node in stream.replicas:
             yield from self._answer(stream, node, ur, behind)
         elif ur.epoch < stream.epoch:
-            # It was replaced: whoever still waits there has to hear that the stream went on.
+            # The replica was replaced. Calls that still wait there must learn that the stream went on.
             yield Send(node, self._exclude(stream, replaced=True))
 
     def _answer_node(self, report: Report) -> Iterator[Send]:
-        """What concerns replicas that cannot be trusted, that should not be there, or that should."""
+        """Yield messages about replicas that cannot be trusted, that are superfluous, or that are missing."""
         node = report.storage_node_id
         for lsid in report.invalid:
             stream = self._state.streams.get(lsid)
             if stream is not None and node in stream.replicas:
                 yield from self._trim(stream, node, GLSN(1))
             elif stream is not None:
-                # The node holds leftovers of a replaced replica, and damage of those does not matter.
+                # The node holds leftovers of a replaced replica, whose damage does not matter.
                 yield Send(node, self._exclude(stream, replaced=True))
         known = self._book.reported(node).union(report.invalid)
         for lsid in sorted(known):
@@ -232,7 +237,7 @@ class Herald:
             yield Send(node, TrimReplica(stream.stream, trimmed_before))
 
     def _open(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Iterator[Send]:
-        """Members that missed the unseal get it again; the head opens last, when all others run."""
+        """Send the unseal again to members that missed it. The head opens last, when all others run."""
         head, *backups = stream.members
         if node != head and ur.epoch < stream.epoch:
             yield Send(node, self._unseal(stream))
@@ -244,7 +249,7 @@ class Herald:
         return ur is not None and ur.epoch == stream.epoch and ur.state is ReplicaState.RUNNING
 
     def _catch_up(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Iterator[Send]:
-        """Every later range of the stream; nothing if the replica must learn, which repair will see to."""
+        """Send every later range of the stream. Send nothing if the replica must learn, which repair arranges."""
         if ur.epoch != stream.epoch or ur.durable_end < stream.committed_end:
             return
         contexts = self._state.histories[stream.stream].after(ur.committed_end)
@@ -258,7 +263,7 @@ class Herald:
         return Send(node, LearnFrom(stream.stream, self.leader_epoch, stream.epoch, source))
 
     def _create(self, stream: LogStream, report: Report) -> Send:
-        """Only a stream that never was open begins at its creation; a later replica of it has to learn."""
+        """Create a replica. Only a stream that was never open begins at its creation; later replicas have to learn."""
         start = stream.created_at if stream.epoch == 0 else GLSN(0)
         message = CreateReplica(stream.stream, stream.topic, start, report.incarnation, report.sequence)
         return Send(report.storage_node_id, message)

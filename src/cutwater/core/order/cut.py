@@ -1,13 +1,13 @@
 """The cut: how many more records of each log stream are committed, and which GLSNs they get.
 
-This is the arithmetic on which the total order rests. It holds that
+The total order rests on this arithmetic. Its invariants:
 
-1. a log stream is cut from its committed end on, which the order layer stores itself: no report moves the begin;
-2. it is cut to the *smallest* durable end over all replicas of the current epoch, and not at all while one of them has
-   not reported, so a committed record is on every disk that counts;
-3. GLSNs are handed out in the order of log stream ids, without a hole, from the high watermark + 1;
-4. two calls with the same arguments give the same cut, whoever makes them and in whatever order the arguments come;
-5. a durable end never lies inside a batch, so a batch is committed by one cut (replicas assert it).
+1. A cut of a log stream begins at its committed end, which the order layer stores itself. No report moves it.
+2. It goes up to the *smallest* durable end over all replicas of the current epoch. A stream is not cut while one of
+   them has not reported. So a committed record is on every disk that counts.
+3. GLSNs are handed out in the order of log stream ids, without a hole, from the high watermark + 1.
+4. Two calls with the same arguments give the same cut, in any process and with the arguments in any order.
+5. A durable end never lies inside a batch, so one cut commits a whole batch (replicas assert it).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Epoch, LogStreamI
 
 class Candidate(Struct, frozen=True):
     """An open log stream as the order layer sees it: its committed end, and the durable end of each replica that
-    counts, or None for one that has not reported in this epoch."""
+    counts, or None for a replica that has not reported in this epoch."""
 
     stream: LogStreamId
     epoch: Epoch
@@ -42,7 +42,7 @@ class StreamCommit(Struct, frozen=True, rename={"stream": "log_stream_id"}):
 
 
 def committable_end(candidate: Candidate) -> LLSN:
-    """The last LLSN that is durable on every replica that counts."""
+    """Return the last LLSN that is durable on every replica that counts."""
     ends = candidate.durable_ends
     if not ends or None in ends:
         return candidate.committed_end
@@ -56,7 +56,7 @@ def committable_end(candidate: Candidate) -> LLSN:
 
 
 def make_cut(high_watermark: GLSN, time: CutTime, candidates: Iterable[Candidate]) -> tuple[StreamCommit, ...]:
-    """The next cut after ``high_watermark``: one commit for each log stream that has something to commit."""
+    """Return the next cut after ``high_watermark``: one commit for each log stream that has something to commit."""
     lengths: list[tuple[Candidate, int]] = []
     next_high_watermark = high_watermark
     for candidate in sorted(candidates, key=_by_stream):
@@ -83,11 +83,11 @@ def make_cut(high_watermark: GLSN, time: CutTime, candidates: Iterable[Candidate
 
 
 def next_cut_time(last: CutTime, last_wall: int, wall: int) -> CutTime:
-    """The time of the next cut. Cut time never goes back and never stands still, whatever the wall clock does.
+    """Return the time of the next cut. Cut time never goes back and never stands still, even if the wall clock does.
 
-    When the clock is not ahead of the last stored time (it was set back, or an earlier leader's clock was fast), cut
-    time advances at half the speed of the clock until the clock has caught up. ``last_wall`` is what this leader's
-    clock showed at its previous cut.
+    If the clock is not ahead of the last stored time (it was set back, or an earlier leader's clock was fast), cut time
+    advances at half the speed of the clock until the clock has caught up. ``last_wall`` is what this leader's clock
+    showed at its previous cut.
     """
     if wall > last:
         return CutTime(wall)

@@ -1,4 +1,4 @@
-"""When a leader makes a cut, and of what: the streams that moved since the last one, or time alone."""
+"""Decides when a leader makes a cut, and from which streams: those that moved since the last cut, or none in a tick."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from cutwater.types import GLSN, LLSN, CutTime, Instant, LogStreamId, ReplicaSta
 
 
 class Cutter:
-    """One leader's."""
+    """Makes the cuts of one leader."""
 
     def __init__(self, state: OrderState, book: ReportBook, options: OrderOptions, now: Instant) -> None:
         self._state, self._book, self._options = state, book, options
         self.moved: set[LogStreamId] = set()
-        """Open streams of which something may be committed."""
+        """Open streams that may have records to commit."""
         self._last_wall = now.wall
         self._last_cut = now.monotonic
         self._tick_wait = options.tick_us_min
 
     def time(self, now: Instant) -> CutTime:
-        """What the next cut would be dated."""
+        """Return the time that a cut made now would get."""
         return next_cut_time(self._state.cut_time, self._last_wall, now.wall)
 
     def due(self, distrusted: Container[LogStreamId], now: Instant) -> d.Cut | None:
-        """The next cut, if one is due. Streams with a replica that cannot be believed get nothing."""
+        """Return the next cut, or None if none is due. Streams with a distrusted replica are left out."""
         return (self._next_cut(distrusted, now) if self.moved else None) or self._due_tick(now)
 
     def _next_cut(self, distrusted: Container[LogStreamId], now: Instant) -> d.Cut | None:
@@ -44,7 +44,7 @@ class Cutter:
         return d.Cut(commits[0].context.high_watermark, state.high_watermark, time, state.revision, commits)
 
     def _due_tick(self, now: Instant) -> d.Cut | None:
-        """Time moves only at positions, so while nothing is appended it takes one for itself."""
+        """Return a tick if it is due. Time advances only at positions, so without appends a tick takes a position."""
         if now.monotonic - self._last_cut < self._tick_wait:
             return None
         self._tick_wait = min(self._tick_wait * 2, self._options.tick_us_max)
@@ -58,7 +58,7 @@ class Cutter:
         return Candidate(stream.stream, stream.epoch, stream.committed_end, ends)
 
     def _durable_ends(self, stream: LogStream) -> tuple[LLSN | None, ...]:
-        """The durable end of each replica that counts; None if it has not reported in this epoch."""
+        """Return the durable end of each replica that counts, or None if it has not reported in this epoch."""
         reports = self._book.of_stream(stream.stream)
         ends: list[LLSN | None] = []
         for node in stream.members:

@@ -1,8 +1,8 @@
 """The decisions of the metadata repository: one sequence of cuts, seals, unseals and catalog changes.
 
 A decision is complete in itself: it says what was decided, not how. ``OrderState.apply`` folds the sequence into the
-state of the cluster, so whoever reads the sequence from the store knows all that its author knew. Each is stored,
-fenced by the leader's epoch, before anyone outside learns of it.
+state of the cluster, so a process that reads the sequence from the store knows all that its author knew. Each decision
+is stored, fenced by the leader's epoch, before any other process learns of it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from cutwater.types import (
 
 
 class Dated(Struct, frozen=True, kw_only=True):
-    """A decision that operators read of. ``at``: when it was made, by the leader's clock; never before the last cut."""
+    """A decision that operators see. ``at`` is its time by the leader's clock, never before the last cut."""
 
     at: CutTime = CutTime(0)
 
 
 class Cut(Struct, frozen=True, tag=True):
-    """So many more records of these log streams are committed. Without commits it is a tick, which takes one GLSN."""
+    """Commits more records of these log streams. Without commits it is a tick, which takes one GLSN."""
 
     high_watermark: GLSN
     prev_high_watermark: GLSN
@@ -51,7 +51,7 @@ class Cut(Struct, frozen=True, tag=True):
 
 
 class Seal(Dated, frozen=True, tag=True):
-    """The epoch of the stream ends at this LLSN. ``survivors`` are the members that hold everything up to there."""
+    """Ends the epoch of the stream at this LLSN. ``survivors`` are the members that hold everything up to there."""
 
     stream: LogStreamId
     epoch: Epoch
@@ -59,13 +59,13 @@ class Seal(Dated, frozen=True, tag=True):
     survivors: tuple[StorageNodeId, ...]
     reason: str
     final: bool = False
-    """Sealed for good: never opened again."""
+    """Whether the stream is sealed permanently and never opened again."""
     held: bool = False
-    """Sealed by an operator: not opened again before it is released."""
+    """Whether an operator sealed the stream. It is not opened again before it is released."""
 
 
 class Unseal(Dated, frozen=True, tag=True):
-    """The stream is open under a new epoch, with these replicas in chain order."""
+    """Opens the stream under a new epoch, with these replicas in chain order."""
 
     stream: LogStreamId
     epoch: Epoch
@@ -75,13 +75,13 @@ class Unseal(Dated, frozen=True, tag=True):
 
 
 class Release(Dated, frozen=True, tag=True):
-    """An operator's seal is lifted: the stream may be opened again."""
+    """Lifts an operator's seal: the stream may be opened again."""
 
     stream: LogStreamId
 
 
 class DropSurvivor(Dated, frozen=True, tag=True):
-    """A replica of a sealed stream turned out not to hold what it should: it has to learn before it counts again."""
+    """A replica of a sealed stream does not hold what it should. It has to learn before it counts again."""
 
     stream: LogStreamId
     node: StorageNodeId
@@ -89,23 +89,27 @@ class DropSurvivor(Dated, frozen=True, tag=True):
 
 
 class AddSurvivor(Dated, frozen=True, tag=True):
-    """A replica of a sealed stream has learned everything up to the sealed position: it counts again."""
+    """A replica of a sealed stream has learned everything up to the sealed position. It counts again."""
 
     stream: LogStreamId
     node: StorageNodeId
 
 
 class FoundCluster(Dated, frozen=True, tag=True):
-    """The first decision of all. The key is random and made once: a number is easily given to two clusters."""
+    """The first decision of a cluster. The key is random and made once, since two clusters may easily share a
+    number."""
 
     cluster: ClusterId
     key: str
 
 
 class AddNode(Dated, frozen=True, tag=True):
-    """The storage node belongs to the cluster and listens there; decided again when it moves or gets volumes.
-    ``server_key`` is the public key with which it proves that it is this node; empty until the leader has asked it.
-    ``renews``: it takes the place of the one before, see ``AddNodeRequest``."""
+    """The storage node belongs to the cluster and listens at this address. The decision is repeated when the node moves
+    or gets volumes.
+
+    ``server_key`` is the public key with which the node proves its identity; it is empty until the leader has asked for
+    it. ``renews``: this ``server_key`` replaces the previous one, see ``AddNodeRequest``.
+    """
 
     node: StorageNodeId
     address: str = ""
@@ -120,7 +124,7 @@ class RemoveNode(Dated, frozen=True, tag=True):
 
 
 class CreateTopic(Dated, frozen=True, tag=True):
-    """A name for log streams: as many as ``streams`` shall be open. ``schema`` is Arrow's, serialised, or empty."""
+    """Creates a topic with ``streams`` open log streams. ``schema`` is a serialised Arrow schema, or empty."""
 
     topic: TopicId
     name: str
@@ -133,8 +137,8 @@ class CreateTopic(Dated, frozen=True, tag=True):
 
 
 class ChangeTopic(Dated, frozen=True, tag=True):
-    """How many streams shall be open, how long records are kept, and a schema that follows the last one, if any. How
-    far event times may be ahead stays as it is if it is not said."""
+    """Sets the number of open streams and the retention, and adds ``schema`` as the next schema unless it is empty.
+    ``event_time_ahead_us``, the limit on how far event times may be ahead, stays unchanged if it is None."""
 
     topic: TopicId
     streams: int
@@ -144,14 +148,14 @@ class ChangeTopic(Dated, frozen=True, tag=True):
 
 
 class DeleteTopic(Dated, frozen=True, tag=True):
-    """The topic's name is free again. Its streams must be sealed for good before."""
+    """Deletes the topic and frees its name. Its streams must be sealed permanently before."""
 
     topic: TopicId
 
 
 class CreateStream(Struct, frozen=True, tag=True):
-    """A new log stream, sealed at 0 in epoch 0; it starts at the high watermark of its creation. Its silence counts
-    from ``time``."""
+    """Creates a log stream, sealed at 0 in epoch 0. It starts at the high watermark of its creation. Its idle time
+    counts from ``time``."""
 
     stream: LogStreamId
     topic: TopicId
@@ -162,7 +166,7 @@ class CreateStream(Struct, frozen=True, tag=True):
 
 
 class AssignReplicas(Dated, frozen=True, tag=True):
-    """Which nodes shall hold the stream from now on."""
+    """Sets the nodes that shall hold the stream from now on."""
 
     stream: LogStreamId
     replicas: tuple[StorageNodeId, ...]
@@ -175,7 +179,7 @@ class Trim(Dated, frozen=True, tag=True):
 
 
 class OpenProducer(Struct, frozen=True, tag=True):
-    """The producer's name belongs to this epoch now; its batches go to this stream."""
+    """Gives the producer's name to this epoch; the producer's batches go to this stream."""
 
     producer: ProducerId
     epoch: ProducerEpoch
@@ -184,7 +188,7 @@ class OpenProducer(Struct, frozen=True, tag=True):
 
 
 class MoveProducer(Dated, frozen=True, tag=True):
-    """The producer goes on in another stream, with its next epoch. The first stream is sealed and the producer's last
+    """Moves the producer to another stream, with its next epoch. The previous stream is sealed, and the producer's last
     sequence there is known."""
 
     producer: ProducerId
@@ -194,7 +198,7 @@ class MoveProducer(Dated, frozen=True, tag=True):
 
 
 class CommitCursor(Struct, frozen=True, tag=True):
-    """A consumer has dealt with everything up to this position."""
+    """A consumer has processed everything up to this position."""
 
     cursor: str
     glsn: GLSN
@@ -205,7 +209,7 @@ class DropCursor(Dated, frozen=True, tag=True):
 
 
 class OpenRun(Dated, frozen=True, tag=True):
-    """A new run. One of the same name, if it has one, is over. ``once``: it publishes a single batch."""
+    """Opens a run and ends an earlier run of the same name. ``once``: the run publishes a single batch."""
 
     run: RunId
     name: str
@@ -226,13 +230,13 @@ class GroupPlan(Struct, frozen=True):
 
 
 class DecideBatch(Struct, frozen=True, tag=True):
-    """What the batch consists of, for ever. Each topic's rows become one group; all of them will be published."""
+    """Fixes the contents of a batch permanently. Each topic's rows become one group; all groups will be published."""
 
     run: RunId
     batch: BatchNumber
     groups: tuple[GroupPlan, ...]
     position: GLSN | None = None
-    """The input of the run was read up to here for this batch. None: the publisher did not say."""
+    """The input of the run was read up to this GLSN for this batch. None: the publisher did not say."""
 
 
 class GroupPublished(Struct, frozen=True, tag=True):
@@ -246,7 +250,7 @@ class GroupPublished(Struct, frozen=True, tag=True):
 
 
 class MoveGroup(Dated, frozen=True, tag=True):
-    """A decided group goes to another stream: the one it was meant for is sealed and does not have it."""
+    """Moves a decided group to another stream. Its original stream is sealed and does not hold the group."""
 
     run: RunId
     batch: BatchNumber
@@ -256,21 +260,21 @@ class MoveGroup(Dated, frozen=True, tag=True):
 
 
 class ExpireStaged(Dated, frozen=True, tag=True):
-    """The run's next generation begins: nothing that was staged before can be decided on any more."""
+    """Begins the run's next generation: rows that were staged before can no longer be decided on."""
 
     run: RunId
     reason: str = ""
 
 
 class DropRun(Dated, frozen=True, tag=True):
-    """The run is over, and what was decided for it and is not in the log will not be."""
+    """Ends the run. Groups that were decided for it and are not in the log will never be published."""
 
     run: RunId
     reason: str = ""
 
 
 class ForgetOutput(Dated, frozen=True, tag=True):
-    """New runs may publish under the name although there is output under it. This fences no run."""
+    """Allows new runs to publish under the name although there is output under it. This fences no run."""
 
     name: str
 
@@ -321,4 +325,4 @@ CATALOG_DECISIONS = (
     AssignReplicas,
     Trim,
 )
-"""Those that change what readers and writers see of the catalog, and so its revision."""
+"""Decisions that change what readers and writers see of the catalog, and so its revision."""

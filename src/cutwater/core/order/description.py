@@ -1,4 +1,4 @@
-"""The cluster in words, for operators: what is not as it should be, since when, and what happens next."""
+"""Describes the cluster in words, for operators: what is wrong, since when, and what happens next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cutwater.types import Instant, LeaderEpoch, LogStreamId, StorageNodeId
 
 
 class Leader(Protocol):
-    """What is described: one term of one leader."""
+    """The parts of one leader's term that are described."""
 
     leader_epoch: LeaderEpoch
     state: OrderState
@@ -56,7 +56,7 @@ def _node(
         known.address,
         known.volumes,
         is_alive,
-        # What a dead node said of itself last is of no use to anybody.
+        # The last reported state of a dead node is useless.
         report.node_state if report is not None and is_alive else None,
         None if report is None else liveness.silence(node, now),
         len(state.streams_on(node)),

@@ -1,4 +1,4 @@
-"""What was decided lately, in words: every decision but cuts, with its reason, for operators to read."""
+"""Describes recent decisions for operators: every decision except cuts and other frequent ones, with its reason."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from cutwater.core.text import counted, hold, listed, nodes_in_words
 from cutwater.types import CutTime, DecisionIndex
 
 EVENTS_MAX = 1_000
-"""How many events are kept, in memory and in the store. Older ones are in the log files of the servers."""
+"""Number of events that are kept, in memory and in the store. Older ones are in the log files of the servers."""
 
 
 _TOO_MANY = d.Cut | d.CommitCursor | d.OpenProducer | d.DecideBatch | d.GroupPublished
-"""Decisions that come by the thousand: they would push out what operators look for."""
+"""Frequent decisions. There are thousands of them, and they would push out the events that operators look for."""
 
 
 def event_of(index: DecisionIndex, decision: d.Decision, cut_time: CutTime) -> Event | None:
-    """The event that a decision is; None if it concerns no operator. Decisions of earlier versions do not say when they
-    were made: shortly after the last cut."""
+    """Return the event for a decision, or None if it does not concern operators. Decisions of earlier versions have no
+    time of their own; they get the time of the last cut, which came shortly before."""
     if isinstance(decision, _TOO_MANY):
         return None
     what, reason = _tell(decision)

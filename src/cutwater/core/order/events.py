@@ -1,7 +1,7 @@
-"""What happens to the leader of the metadata repository, and what it wants done.
+"""Events that the leader of the metadata repository handles, and effects that it returns.
 
-As long as a ``Store`` is in flight the leader says nothing that depends on what is being stored, so nobody can learn of
-a decision too early. All it may say is that it leads (``LeaderHello``), and that it is overloaded.
+While a ``Store`` is in flight, the leader sends nothing that depends on the decisions being stored, so they cannot
+become known too early. It may only say that it leads (``LeaderHello``), and that it is overloaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cutwater.errors import CutwaterError
 from cutwater.types import DecisionIndex, LeaderEpoch, LogStreamId, Report, StorageNodeId
 
 RequestId = int
-"""Names whoever asked; given by the driver, never interpreted."""
+"""Identifies a request. The driver chooses the number; the core never interprets it."""
 
 
 # Events
@@ -38,7 +38,7 @@ class Stored(Struct, frozen=True):
 
 
 class StoreRefused(Struct, frozen=True):
-    """Someone else leads: the write was refused. This leader's time is over."""
+    """The store refused the write because another leader took over. This leader's term is over."""
 
     reason: str
 
@@ -58,19 +58,19 @@ class GroupOutcomeArrived(Struct, frozen=True):
 
 
 class NodeGone(Struct, frozen=True):
-    """Nobody listens any more where the storage node did: its process has ended."""
+    """No process listens any more at the address of the storage node: its process has ended."""
 
     node: StorageNodeId
 
 
 class NodeUnreachable(Struct, frozen=True):
-    """The storage node reports, but the leader's own probes of its address fail, as do those of whoever complained."""
+    """The storage node reports, but the leader's probes of its address fail, and another process complained, too."""
 
     node: StorageNodeId
 
 
 class Wake(Struct, frozen=True):
-    """Time has passed. Comes every few ten milliseconds."""
+    """Time has passed. The driver sends this every few tens of milliseconds."""
 
 
 OrderEvent = (
@@ -101,7 +101,7 @@ class Send(Struct, frozen=True):
     node: StorageNodeId
     message: LeaderMessage
     may_wait: bool = False
-    """Nobody waits for what the node does with it, so it may come a little later, together with the next ones."""
+    """Whether the message may be delayed a little and sent with the next ones, because no call waits for its effect."""
 
 
 class Reply(Struct, frozen=True):
@@ -116,13 +116,13 @@ class Compact(Struct, frozen=True):
 
 
 class Alarm(Struct, frozen=True):
-    """Something that must not happen did; an operator should look."""
+    """An invariant was violated; an operator should look."""
 
     error: CutwaterError
 
 
 class StepDown(Struct, frozen=True):
-    """Forget this leader: its state may contain decisions that were never stored."""
+    """Discard this leader: its state may contain decisions that were never stored."""
 
     reason: str
 

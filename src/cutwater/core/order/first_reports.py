@@ -1,12 +1,12 @@
-"""Whether a leader's memory is current: what the store gave it is held against what replicas know, before it is used.
+"""Checks that a new leader's store is current, by comparing it with what replicas report, before the leader uses it.
 
 A store that was rolled back (an old backup, a disk that lost its last writes) looks like any other. Replicas know more:
-a report of one that was a member shows it, and the leader halts. So after a start or a takeover requests, cuts, repairs
-and publishing wait until a member of every open log stream has reported nothing newer than the store. Every one counts:
-GLSNs belong to all streams, so a lost cut of one stream may have given out the numbers that another would get. A stream
-is sealed meanwhile if no member of it can tell any more, and does not count then: so the wait ends by itself.
+the report of a member reveals it, and the leader halts. So after a start or a takeover, requests, cuts, repairs and
+publishing wait until a member of every open log stream has reported nothing newer than the store. Every stream counts:
+all streams share the GLSNs, so a lost cut of one stream may have given out numbers that another would get. If no member
+of a stream can report any more, the stream is sealed and no longer counts, so the wait ends by itself.
 
-Requests that are answered at once: those by which storage nodes join, and those by which operators look.
+Two kinds of requests are answered at once: those by which storage nodes join, and those by which operators look.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ STREAMS_NAMED_MAX = 8
 
 
 class FirstReports:
-    """One leader's: it begins with all streams that are open by the store's word."""
+    """Tracks, for one leader, the streams without a report. It begins with all streams that the store calls open."""
 
     def __init__(self, state: OrderState, wait_us: int) -> None:
         self._state, self._wait_us = state, wait_us
         self._missing = {stream.stream for stream in state.streams.values() if stream.is_open}
         self.are_missing = bool(self._missing)
         self.waiting: deque[tuple[Asked, int]] = deque()
-        """Requests, and until when each of them waits."""
+        """Requests that wait, each with its deadline."""
 
     @property
     def missing(self) -> tuple[LogStreamId, ...]:
-        """Log streams without a report of any member yet."""
+        """Log streams of which no member has reported yet."""
         return tuple(sorted(self._missing))
 
     def hear(self, stream: LogStreamId) -> None:
-        """A member reported nothing newer than the store."""
+        """Note that a member of the stream reported nothing newer than the store."""
         self._missing.discard(stream)
         self.are_missing = bool(self._missing)
 
     def look(self) -> None:
-        """Streams that were sealed or deleted do not count any more."""
+        """Forget streams that were sealed or deleted."""
         streams = self._state.streams
         self._missing = {lsid for lsid in self._missing if lsid in streams and streams[lsid].is_open}
         self.are_missing = bool(self._missing)
 
     def holds(self, asked: Asked, now: Instant) -> bool:
-        """Whether the request has to wait; then it is kept."""
+        """Whether the request has to wait. If so, it is kept."""
         if not self._missing or isinstance(asked.request, AT_ONCE):
             return False
         self.waiting.append((asked, now.monotonic + self._wait_us))
@@ -62,7 +62,7 @@ class FirstReports:
         return [asked for asked, _ in waiting]
 
     def take_overdue(self, now: Instant) -> list[Asked]:
-        """The requests that waited too long. Once nothing is missing, the next turn answers all of them instead."""
+        """Remove and return the requests that waited too long. Once no stream is missing, the next turn answers all."""
         overdue = []
         while self._missing and self.waiting and self.waiting[0][1] <= now.monotonic:
             overdue.append(self.waiting.popleft()[0])

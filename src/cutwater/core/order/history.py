@@ -1,8 +1,8 @@
 """The commits of one log stream that some replica may still need.
 
-A replica may be behind by several cuts; its report is answered with every later range. What has been applied durably
-by everyone who counts is forgotten. The history is contiguous in LLSN and ends at the stream's committed end, also when
-everything in it is forgotten.
+A replica may be behind by several cuts; its report is answered with every later range. Ranges that every replica that
+counts has durably applied are forgotten. The history is contiguous in LLSN. It ends at the stream's committed end, even
+when all of its ranges are forgotten.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cutwater.types import LLSN, CommitContext
 
 
 class CommitHistory:
-    """Commit contexts in LLSN order: appended by cuts, trimmed by what replicas have on disk."""
+    """Commit contexts in LLSN order. Cuts append to it, and ranges that replicas have on disk are trimmed."""
 
     __slots__ = ("_contexts", "_end")
 
     def __init__(self, contexts: Iterable[CommitContext] = (), end: LLSN | None = None) -> None:
-        """``end`` is where the stream is committed to; by default where the contexts end."""
+        """``end`` is the committed end of the stream; by default it is the end of the contexts."""
         self._contexts: deque[CommitContext] = deque()
         self._end = LLSN(0) if end is None else end
         for context in contexts:
@@ -43,8 +43,8 @@ class CommitHistory:
         self._end = context.last_llsn
 
     def after(self, committed_end: LLSN) -> tuple[CommitContext, ...] | None:
-        """Every range above ``committed_end``, oldest first; None when the history no longer reaches down to it,
-        so that the replica has to learn from a peer. An empty tuple means that the replica is current."""
+        """Return every range above ``committed_end``, oldest first. An empty tuple means that the replica is current.
+        None means that the history no longer reaches down to it, so the replica has to learn from a peer."""
         if committed_end >= self._end:
             return ()
         newer: list[CommitContext] = []
@@ -58,7 +58,7 @@ class CommitHistory:
         return tuple(newer)
 
     def trim(self, applied_end: LLSN) -> int:
-        """Forget the ranges that end at or below ``applied_end``; how many there were."""
+        """Forget the ranges that end at or below ``applied_end``, and return their number."""
         count = 0
         while self._contexts and self._contexts[0].last_llsn <= applied_end:
             self._contexts.popleft()

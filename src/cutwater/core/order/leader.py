@@ -1,15 +1,15 @@
 """The leader of the metadata repository: reports and requests in; cuts, seals, unseals and messages out.
 
-The leader works in *turns*. While a store write is in flight it only takes in what arrives. When the write is done,
-what was decided is announced, replicas that reported meanwhile are told what they lack, and everything that has piled
-up becomes the next write: one cut of all log streams, then requests, seals and unseals. Slow storage thus lowers the
-rate of cuts, not the throughput.
+The leader works in *turns*. While a store write is in flight, it only takes in events. When the write is done, the
+leader announces the decisions and tells replicas that reported meanwhile what they lack. Then everything that has
+accumulated becomes the next write: one cut of all log streams, then requests, seals and unseals. So a slow store lowers
+the rate of cuts, not the throughput.
 
-What always holds:
+Invariants:
 
-1. Nobody outside learns of a decision before it is stored under this leader's epoch; the herald speaks after it.
-2. ``state`` may be ahead of the store by the write in flight. If that write is refused, the leader is over.
-3. A decision depends only on the state, on reports that count, and on time as far as patience is concerned.
+1. No other process learns of a decision before it is stored under this leader's epoch; the herald speaks after it.
+2. ``state`` may be ahead of the store by the write in flight. If that write is refused, the leader's term is over.
+3. A decision depends only on the state, on reports that count, and, for time-outs, on time.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ Effects = list[OrderEffect]
 
 LARGE_BATCH_PARTS = 512
 FINISHED_STREAMS_EVERY_WAKES = 16
-"""Streams that are sealed for good are looked after too, but there may be many of them and they never hurry."""
+"""Number of wakes between checks of streams whose repair can wait, such as the many permanently sealed ones."""
 
 
 class OrderLayer:
@@ -115,13 +115,13 @@ class OrderLayer:
         self._in_flight: tuple[d.Decision, ...] | None = None
         self._alarms: Effects = []
         self._confirm = False
-        """Ask the store, with an empty write, whether this leader still leads."""
+        """Whether to ask the store, with an empty write, if this leader still leads."""
         self._held: Effects = []
-        """Waits for the write in flight: answers to requests, and messages that follow from what is being stored."""
+        """Effects that wait for the write in flight: answers to requests, and messages that depend on the write."""
         self.has_news = True
-        """Whether something may follow from what was taken in since the last turn, or is being published."""
+        """Whether a turn may be needed: events came since the last turn, or groups are being published."""
         self._spoke: dict[StorageNodeId, set[LogStreamId]] = {}
-        """Who reported since the last turn what may call for an answer, and of which streams."""
+        """Nodes whose reports since the last turn may need an answer, each with the streams concerned."""
         self._attention: set[LogStreamId] = set()
         self._seals: dict[LogStreamId, str] = {}
         self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
@@ -132,14 +132,14 @@ class OrderLayer:
         self._wakes = 0
         self._compacted_at = state.snapshot_index
         self._settled_high_watermark = self._high_watermark_at_wake = state.high_watermark
-        """Cuts up to the first are so old that whoever has not heard of them has lost a message."""
+        """A node that has not applied the cuts up to ``_settled_high_watermark`` by now has lost a message."""
 
     def handle(self, event: OrderEvent, now: Instant) -> Effects:
-        """Take an event in, and have a turn."""
+        """Take in an event, and have a turn."""
         return [*self.take(event, now), *self.turn(now)]
 
     def take(self, event: OrderEvent, now: Instant) -> Sequence[OrderEffect]:
-        """Take an event in. Returns what is to be done at once; then a ``turn`` has to follow, if ``has_news``, and
+        """Take in an event and return the effects to carry out at once. If ``has_news``, a ``turn`` has to follow;
         several events may share one."""
         if self.over:
             raise LeaderFenced(f"leader epoch {self.leader_epoch} is over")
@@ -164,14 +164,16 @@ class OrderLayer:
                 self.publisher.take(event.outcome)
             case NodeGone():
                 self._liveness.lose(event.node, now)
-                self._leave_out(event.node, f"nobody listens where storage node {event.node} did", now)
+                self._leave_out(
+                    event.node, f"no process listens at the address of storage node {event.node} any more", now
+                )
             case NodeUnreachable():
                 self._leave_out(event.node, f"storage node {event.node} cannot be reached", now)
             case Wake():
                 self._wake(now)
         return ()
 
-    # Taking in.
+    # Events.
 
     def _take_request(self, asked: Asked) -> Sequence[OrderEffect]:
         waiting = len(self._requests) + len(self.first_reports.waiting)
@@ -198,7 +200,7 @@ class OrderLayer:
                 self._liveness.pardon(held.stream, node)
         if report.applied_high_watermark > self.state.high_watermark:
             self._halt(f"storage node {node} has heard of the cut {report.applied_high_watermark}")
-        # What else a replica said has been examined before, and what followed from it is decided.
+        # The rest of the report was examined before, and its consequences are decided.
         unusual = []
         for ur in admitted.changed:
             self._watch.moving.add(ur.log_stream_id)
@@ -231,9 +233,9 @@ class OrderLayer:
         self.has_news = self.has_news or not self.first_reports.are_missing
 
     def _has_more(self, stream: LogStream) -> bool:
-        """Whether every replica has told of records that are not committed."""
+        """Whether every member has reported records that are not committed."""
         reports, end = self._book.of_stream(stream.stream), stream.committed_end
-        # The end of the chain is the last to have them.
+        # The end of the chain gets records last, so it is checked first.
         for node in reversed(stream.members):
             ur = reports.get(node)
             if ur is None or ur.durable_end <= end:
@@ -241,15 +243,15 @@ class OrderLayer:
         return True
 
     def _introduce(self, report: Report) -> Sequence[OrderEffect]:
-        """A report that does not name this leader may be older than what it knows: it has to be made anew."""
+        """Ask the node for a new report. One that does not name this leader may be older than the leader's state."""
         if report.leader_epoch > self.leader_epoch:
             self._halt(f"storage node {report.storage_node_id} knows leader epoch {report.leader_epoch}")
         return (Send(report.storage_node_id, LeaderHello(self.leader_epoch)),)
 
     def _examine(self, node: StorageNodeId, ur: UncommitReport) -> None:
-        """Hold one replica's words against what was decided."""
+        """Check one replica's report against what was decided."""
         if self.state.was_deleted(ur.log_stream_id):
-            # The herald will tell it.
+            # The herald tells the node that the stream was deleted.
             return
         stream = self.state.streams.get(ur.log_stream_id)
         if stream is None or not self._can_be(stream, ur):
@@ -275,7 +277,7 @@ class OrderLayer:
             self._examine_member(stream, node, ur)
 
     def _can_be(self, stream: LogStream, ur: UncommitReport) -> bool:
-        """Whether a replica tells only of what was decided."""
+        """Whether a replica reports only what was decided."""
         return (
             ur.high_watermark <= self.state.high_watermark
             and ur.epoch <= stream.epoch
@@ -285,7 +287,7 @@ class OrderLayer:
 
     def _examine_member(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> None:
         if ur.state is ReplicaState.SEALING:
-            # It restarted, or something failed there.
+            # The replica restarted, or something failed there.
             self._want_seal(
                 stream,
                 f"the replica on storage node {node} stopped: it was restarted, or a write or a link failed there",
@@ -296,7 +298,7 @@ class OrderLayer:
             self._cutter.moved.add(stream.stream)
 
     def _trim_history(self, stream: LogStream, now: Instant) -> None:
-        """Forget the ranges that no replica will ask for."""
+        """Forget the ranges that no replica will need."""
         end = self._forgettable_end(stream, self._outlook.is_patient(stream, now))
         if end is not None:
             self.state.trim_history(stream.stream, end)
@@ -304,8 +306,11 @@ class OrderLayer:
             self._with_history.discard(stream.stream)
 
     def _forgettable_end(self, stream: LogStream, patient: bool) -> LLSN | None:
-        """A range is kept until every replica of an open stream, and at least one of a sealed one, has it on disk. The
-        other replicas of a sealed stream get some time: commits are cheaper than learning."""
+        """Return the LLSN up to which ranges may be forgotten, or None.
+
+        A range is kept until every member of an open stream, and at least one of a sealed one, has it on disk. The
+        other members of a sealed stream get some time, since commits are cheaper than learning.
+        """
         reports = [self._book.of(stream.stream, node) for node in stream.members]
         applied = [ur.committed_end for ur in reports if ur is not None]
         if not applied or (len(applied) < len(reports) and (stream.is_open or patient)):
@@ -313,14 +318,15 @@ class OrderLayer:
         return min(applied)
 
     def _distrust(self, stream: LogStream, node: StorageNodeId, why: str) -> None:
-        """A replica that counts cannot be believed any more: it has to learn from a peer."""
+        """Quarantine a replica that counts but can no longer be trusted: it has to learn from a peer."""
         if node not in stream.members:
             return
         self._distrusted.setdefault(stream.stream, set()).add(node)
         self._want_seal(stream, f"the replica on storage node {node} is quarantined: {why}")
 
     def _alarm(self, error: CutwaterError) -> None:
-        """Held until the store has confirmed that this leader leads: a deposed one is alarmed by its own past."""
+        """Raise an alarm once the store has confirmed that this leader leads. Otherwise a deposed leader would raise
+        alarms about its own outdated state."""
         self._alarms.append(Alarm(error))
         self._confirm = self.has_news = True
 
@@ -329,7 +335,7 @@ class OrderLayer:
         self.has_news = True
 
     def _halt(self, what: str) -> None:
-        """No more cuts: the order layer has lost its memory, or this leader has been deposed without noticing."""
+        """Stop making cuts: the order layer has lost its memory, or this leader was deposed without noticing."""
         if self.halted is None:
             self.halted = OrderLayerLostMemory(
                 f"no more cuts at {self._position()}: {what}. The store of the metadata repository is older than what "
@@ -359,7 +365,7 @@ class OrderLayer:
         self._attention.update(self._roster.unwell)
 
     def _leave_out(self, node: StorageNodeId, why: str, now: Instant) -> None:
-        """For a while: it may report all the same. When it is started anew, it is welcome at once."""
+        """Leave out the node for a while, even if it reports. After a restart it may join at once."""
         for stream in self.state.streams_on(node):
             self._liveness.avoid(stream.stream, node, now)
             if stream.is_open and node in stream.members:
@@ -399,8 +405,8 @@ class OrderLayer:
                 effects += self._answers()
             decided = tuple(self._decide(now, is_publishing=is_publishing))
         if decided or self._confirm or (self._held and any(isinstance(held, Reply) for held in self._held)):
-            # Also an answer that needed no decision waits for the store: only there can a leader learn that it is one
-            # no longer, and a deposed one must not show a past as the present.
+            # An answer that needed no decision waits for the store, too. Only the store tells a leader that it was
+            # deposed, and a deposed leader must not present the past as the present.
             self._in_flight, self._confirm = decided, False
             self._held += self._alarms
             self._alarms = []
@@ -410,7 +416,7 @@ class OrderLayer:
         return effects
 
     def _answers(self) -> Effects:
-        """To the reports since the last turn."""
+        """Return the answers to the reports since the last turn."""
         spoke, self._spoke = self._spoke, {}
         answers: Effects = []
         for node, changed in sorted(spoke.items()):
@@ -424,7 +430,7 @@ class OrderLayer:
         return held
 
     def _decide(self, now: Instant, *, is_publishing: bool) -> list[d.Decision]:
-        """Everything that is due, as one write. The cut comes first: it is the last one of streams that are sealed."""
+        """Decide everything that is due, as one write. The cut comes first, since it is the last one before a seal."""
         decided: list[d.Decision] = []
         self._load = None
         first_reports = self.first_reports
@@ -458,8 +464,11 @@ class OrderLayer:
         return decided
 
     def _decide_unheard(self, now: Instant, decided: list[d.Decision]) -> None:
-        """A store that was rolled back may have given out the next GLSNs and epochs before. So all that follows from
-        reports waits, but for seals of streams of which no member can tell any more: those end the wait."""
+        """Decide what is possible before every open stream has reported.
+
+        A store that was rolled back may have given out the next GLSNs and epochs before. So everything that follows
+        from reports waits. The exception is to seal streams of which no member can report any more: that ends the wait.
+        """
         if self._requests:
             self._decide_requests(now, decided)
         for lsid in self.first_reports.missing:
@@ -486,11 +495,11 @@ class OrderLayer:
             self._outlook.note_sealed(decision.stream, now)
         if isinstance(decision, d.DeleteTopic):
             self._forget_streams()
-        # Who waits for a batch may have waited for this.
+        # Requests that wait for a batch may have waited for this decision.
         self._requests.extendleft(reversed(self.publisher.take_ready(decision)))
 
     def _forget_streams(self) -> None:
-        """Nothing is remembered of streams that exist no more."""
+        """Forget streams that no longer exist."""
         known = self.state.streams
         self._cutter.moved &= known.keys()
         self._attention &= known.keys()
@@ -527,10 +536,10 @@ class OrderLayer:
             elif not self.publisher.wait(asked, now):
                 self._held.append(Reply(asked.request_id, ResourceExhausted("too many batches wait", retry_ms=1_000)))
             elif not decisions:
-                # One that only waits causes no write, after which those behind it would have their turn.
+                # A request that only waits causes no write, so no further turn would come for the requests behind it.
                 taken -= 1
             if isinstance(asked.request, PublishRequest) and len(asked.request.parts) > LARGE_BATCH_PARTS:
-                # It fills a write almost by itself.
+                # This request almost fills a write by itself.
                 break
 
     def _surroundings(self, now: Instant) -> Surroundings:
@@ -543,8 +552,8 @@ class OrderLayer:
         )
 
     def _answer_questions(self, halted: CutwaterError, now: Instant) -> None:
-        """Nothing is decided any more. Operators are told how the cluster is; catalog, cursors and clock are refused,
-        since there are newer ones."""
+        """Answer requests after a halt, when nothing is decided any more. Operators still get the state of the cluster.
+        Requests for catalog, cursors and clock are refused, since newer ones exist."""
         for asked in (*self.publisher.take_waiting(), *self.first_reports.take_waiting(), *self._requests):
             outcome: Answer | CutwaterError | None = halted
             if isinstance(asked.request, ABOUT_THE_CLUSTER):
@@ -596,7 +605,7 @@ class OrderLayer:
             self._attention.add(create.stream)
 
     def _loads(self, now: Instant) -> Load:
-        """Worked out once per turn, as many streams may ask."""
+        """Return the load of all nodes. It is computed once per turn, since many streams may ask for it."""
         if self._load is None:
             self._load = loads(self.state, lambda node: self._outlook.is_usable(node, now))
         return self._load

@@ -1,4 +1,4 @@
-"""How patient a leader is, and how much it takes in."""
+"""Time-outs and limits of a leader."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from cutwater.types import MILLISECOND, SECOND
 class OrderOptions(Struct, frozen=True):
     node_dead_after_us: int = 2 * SECOND
     reopen_patience_us: int = 500 * MILLISECOND
-    """How long a sealed stream waits for replicas that are alive and on their way."""
+    """How long a sealed stream waits for replicas that are alive and may still catch up."""
     retry_us_min: int = 1 * SECOND
     retry_us_max: int = 30 * SECOND
-    """Back-off for links that failed, for learners that are admitted, and for groups that cannot be published."""
+    """Shortest and longest back-off for failed links, admitted learners, and groups that cannot be published."""
     tick_us_min: int = 1 * SECOND
     tick_us_max: int = 30 * SECOND
     min_replication: int = 1
     requests_max: int = 1_024
     requests_per_turn_max: int = 16
-    """So few that, each with the largest schema, they fit into one write of any store."""
+    """The limit is low, so that this many requests, each with the largest schema, fit into one write of any store."""
     compact_every_decisions: int = 1_024
     publish_again_us: int = 1 * SECOND
-    """How long the leader waits for word of a group before it tells the storage node again."""
+    """How long the leader waits for the outcome of a group before it tells the storage node again."""
     publish_wait_us: int = 2 * SECOND
-    """How long the request to publish a batch waits for its end before it has to be repeated. Less than a client waits
-    for one node, which would take the leader for dead and never hear why it has to wait."""
+    """How long a request to publish a batch waits for the batch before it has to be repeated. This must be less than a
+    client waits for one node. Otherwise the client would take the leader for dead and never learn the reason."""
     first_reports_wait_us: int = 2 * SECOND
     """How long a request waits, after a start or a takeover, until a replica of every open stream has reported. Less
     than a client waits for one node."""
     staged_expire_after_us: int = 3_600 * SECOND
-    """Rows that were staged so long ago, and not decided on, expire."""
+    """Age at which staged rows that were not decided on expire."""
     replace_node_after_us: int = 60 * SECOND
-    """How long a dead node keeps its place in the streams that it has a replica of, if another can take it."""
+    """How long a dead node keeps its place as a replica of its streams, if another node can take it."""
     replace_stream_after_us: int = 10 * SECOND
-    """How long a stream that cannot be opened counts as one of its topic, before another is created."""
+    """How long a stream that cannot be opened counts as one of its topic, before another one is created."""

@@ -1,8 +1,8 @@
-"""Which reports count.
+"""Keeps the reports that count.
 
-Only the newest report of a storage node counts, by (incarnation, sequence); a new incarnation voids all earlier ones.
-A seal and an unseal void what replicas said of that stream before: they have to speak again, in the new epoch. A new
-leader starts with an empty book and takes in only what names it (see ``leader.py``).
+Only the newest report of a storage node counts, by (incarnation, sequence). A new incarnation voids all earlier
+reports. A seal and an unseal void what replicas reported of that stream before: they have to report again, in the new
+epoch. A new leader starts with an empty book and admits only reports that name it (see ``leader.py``).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from cutwater.types import LogStreamId, NodeState, Report, StorageNodeId, Uncomm
 
 
 class Admitted(Struct, frozen=True):
-    """What is new in a report."""
+    """The news in a report."""
 
     changed: tuple[UncommitReport, ...]
-    """All that the first report of an incarnation says, later what has changed, or was voided meanwhile."""
+    """Everything in the first report of an incarnation; later only what has changed, or was voided since."""
     is_other: bool
-    """It is the first of an incarnation, or tells of other streams than the last one, or distrusts others."""
+    """Whether this is the first report of an incarnation, or covers other streams or other invalid replicas."""
     is_restart: bool
-    """The node was started anew since the last one."""
+    """Whether the node was restarted since its last report."""
 
 
 class ReportBook:
-    """The newest report of every storage node, by log stream, as one leader has heard them."""
+    """The newest report of every storage node, by log stream, as one leader received them."""
 
     def __init__(self) -> None:
         self._newest: dict[StorageNodeId, Report] = {}
@@ -34,7 +34,7 @@ class ReportBook:
         self._reported: dict[StorageNodeId, frozenset[LogStreamId]] = {}
 
     def admit(self, report: Report) -> Admitted | None:
-        """Take a report in; None if it is older than what is known of its node."""
+        """Take in a report. Return None if it is not newer than the last one of its node."""
         node = report.storage_node_id
         known = self._newest.get(node)
         if known is not None and (report.incarnation, report.sequence) <= (known.incarnation, known.sequence):
@@ -60,7 +60,7 @@ class ReportBook:
         return Admitted(tuple(changed), is_other, is_restart)
 
     def void(self, stream: LogStreamId) -> None:
-        """Forget what was said of a stream: it was sealed or opened since."""
+        """Forget the reports of a stream that was sealed or opened since."""
         self._by_stream.pop(stream, None)
 
     def of(self, stream: LogStreamId, node: StorageNodeId) -> UncommitReport | None:
@@ -74,11 +74,11 @@ class ReportBook:
         return self._newest.get(node)
 
     def reported(self, node: StorageNodeId) -> frozenset[LogStreamId]:
-        """The streams of which the node's newest report tells."""
+        """Return the streams that the node's newest report covers."""
         return self._reported.get(node, frozenset())
 
     def left_out(self, node: StorageNodeId, streams: Iterable[LogStreamId]) -> list[LogStreamId]:
-        """Those of the streams of which the node's newest report says nothing; none if there is no report yet."""
+        """Return those of the streams that the node's newest report does not mention; none without a report."""
         reported = self._reported.get(node)
         if reported is None or reported.issuperset(streams):
             return []
@@ -93,7 +93,7 @@ class ReportBook:
         return report is not None and report.is_followed
 
     def forget(self, node: StorageNodeId) -> None:
-        """The node was removed from the cluster."""
+        """Forget a node that was removed from the cluster."""
         self._newest.pop(node, None)
         for stream in self._reported.pop(node, frozenset()):
             self._by_stream.get(stream, {}).pop(node, None)

@@ -1,4 +1,4 @@
-"""From a request to the decisions that carry it out: validation against the state of the cluster, nothing else."""
+"""Turns a request into the decisions that carry it out, after validating it against the state of the cluster."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from cutwater.types import (
 
 STREAMS_PER_TOPIC_MAX = 1_024
 PRODUCERS_PER_TOPIC_MAX = 10_000
-"""Each is remembered by the metadata repository and, with its last batches, by the replicas of its log stream."""
+"""The metadata repository remembers every producer, and so do the replicas of its log stream, with its last batches."""
 MARKS_MAX = 100_000
 SCHEMA_BYTES_MAX = 64 * 1024
 AHEAD_US_MAX = 1_000 * 365 * 86_400 * SECOND
 
 
 class Surroundings(Struct, frozen=True):
-    """What the leader sees of the nodes, as far as it matters for requests, and what time it is."""
+    """What the leader sees of the nodes, as far as requests need it, and the time."""
 
     usable: Callable[[StorageNodeId], bool]
     ready: Callable[[LogStream, StorageNodeId], bool]
@@ -57,8 +57,8 @@ class Surroundings(Struct, frozen=True):
 
 
 def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outcome:
-    """What to decide and what to answer once that is stored; raises if the request cannot be carried out. Without an
-    answer: it has to wait for something else to happen first."""
+    """Return the decisions, and the answer to give once they are stored. Raise if the request cannot be carried out.
+    The answer is None if the request has to wait for something else to happen first."""
     match request:
         case r.FoundClusterRequest():
             return ((), r.Done()) if state.cluster_key else ((d.FoundCluster(request.cluster, request.key),), r.Done())
@@ -128,7 +128,7 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
 
 
 def catalog(state: OrderState) -> r.Catalog:
-    """What clients may know of the cluster."""
+    """Return what clients may know of the cluster."""
     return r.Catalog(
         revision=state.revision,
         high_watermark=state.high_watermark,
@@ -270,8 +270,8 @@ def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
 
 
 def _seal_surplus(state: OrderState, topic: Topic, wanted: int) -> tuple[d.Seal, ...]:
-    """End the log streams that are too many: first those that take no appends anyway, and of these the ones that an
-    operator holds, as the others open by themselves; then the newest."""
+    """Seal surplus log streams permanently. First come sealed streams, and among these the ones that an operator holds,
+    as the others open by themselves. Then come the newest open ones."""
     live = [s for s in state.streams_of(topic.topic) if not s.final]
     live.sort(key=lambda stream: (not stream.is_open, stream.held, stream.stream))
     reason = f"topic {topic.name!r} shall have {counted(wanted, 'log stream')}"
@@ -296,7 +296,7 @@ def _check_retention(retention: Retention) -> None:
 
 
 def _add_node(request: r.AddNodeRequest, state: OrderState) -> Outcome:
-    """A node that is known keeps its address: only the node itself, which can prove that it is this one, moves it."""
+    """Add a node. A known node keeps its address: only the node itself, which can prove its identity, changes it."""
     known = state.nodes.get(request.node)
     if known is None:
         new = d.AddNode(request.node, request.address, request.key, request.volumes, request.server_key)
@@ -325,10 +325,10 @@ def _join(request: r.JoinRequest, state: OrderState) -> tuple[d.AddNode, ...]:
     if known.server_key and not request.server_key:
         raise WrongIdentity(f"storage node {known.node} has not proved that it is this node")
     if not known.server_key and request.asked_at != (known.address or None):
-        # The node was added, or added again elsewhere, while its key was looked for.
+        # The node was added, or added again elsewhere, while its key was fetched.
         raise Unavailable(
-            f"storage node {known.node} was added to the cluster a moment ago, and nobody has asked for its key at "
-            f"{known.address or 'its address'} yet: ask again"
+            f"storage node {known.node} was added to the cluster a moment ago, and its key was not yet fetched from "
+            f"{known.address or 'its address'}: ask again"
         )
     node = Node(known.node, request.address, request.key or known.key, request.volumes, request.server_key)
     return () if known == node else (d.AddNode(*structs.astuple(node)),)
@@ -352,7 +352,7 @@ def _learn(request: r.LearnRequest, state: OrderState) -> Outcome:
 
 
 def _rotate(nodes: tuple[StorageNodeId, ...], by: int) -> tuple[StorageNodeId, ...]:
-    """Every node becomes the head of some streams: heads do a little more work than the others."""
+    """Rotate the nodes, so that every node becomes the head of some streams: heads do a little more work."""
     by %= len(nodes)
     return nodes[by:] + nodes[:by]
 
@@ -423,7 +423,7 @@ def _remove_node(request: r.RemoveNodeRequest, state: OrderState, around: Surrou
 
 
 def _others(part: Part, node: StorageNodeId, state: OrderState) -> bool:
-    """Whether another node of the cluster holds the part, too."""
+    """Whether another node of the cluster also holds the part."""
     return any(holder != node and holder in state.nodes for holder in part.holders)
 
 
@@ -491,7 +491,7 @@ def _move_producer(request: r.MoveProducerRequest, state: OrderState) -> Outcome
 
 
 def _renew_producer(request: r.RenewProducerRequest, state: OrderState) -> Outcome:
-    """As if the holder of the name opened it once more, which somebody else may have done meanwhile."""
+    """Open the name once more for its holder, unless another session has opened it meanwhile."""
     producer, is_done = _held(request, state)
     if is_done:
         return (), r.ProducerGrant(producer.epoch, producer.stream, producer.last_sequence)
@@ -500,8 +500,12 @@ def _renew_producer(request: r.RenewProducerRequest, state: OrderState) -> Outco
 
 
 def _held(request: r.MoveProducerRequest | r.RenewProducerRequest, state: OrderState) -> tuple[Producer, bool]:
-    """The producer, if the session that asks for its next epoch has the name; and whether it has that epoch already:
-    it asks again after the first answer was lost, for it wants nothing else before it knows the next epoch."""
+    """Return the producer, and whether the session already has the epoch that it asks for. Raise unless the session
+    holds the name.
+
+    A session that has the epoch repeats its request because the first answer was lost: it asks for nothing else before
+    it knows the next epoch.
+    """
     producer = state.producers.get(request.producer)
     if producer is None:
         raise NotFound(f"there is no producer {request.producer!r}: open it; if it was open, its topic was deleted")
@@ -512,7 +516,7 @@ def _held(request: r.MoveProducerRequest | r.RenewProducerRequest, state: OrderS
 
 
 def _choose_stream(state: OrderState, topic: Topic, not_this: LogStreamId | None) -> LogStreamId:
-    """The open stream with the fewest producers."""
+    """Return the open stream with the fewest producers."""
     counts = {s.stream: 0 for s in state.streams_of(topic.topic) if s.is_open and s.stream != not_this}
     if not counts:
         raise Unavailable(f"no log stream of topic {topic.name!r} takes appends now")

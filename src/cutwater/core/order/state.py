@@ -1,7 +1,7 @@
-"""The state of the cluster as the sequence of decisions makes it: a fold, the same for everyone who reads it.
+"""The state of the cluster, folded from the sequence of decisions. Every reader of the sequence gets the same state.
 
 ``apply`` checks that a decision fits the state before it changes anything. Nothing here depends on reports, on time or
-on who leads; what a leader remembers only for itself is in ``leader.py``.
+on the current leader. A leader's own memory is in ``leader.py``.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from cutwater.types import (
 _ON_STREAMS = (
     d.Seal | d.Unseal | d.Release | d.DropSurvivor | d.AddSurvivor | d.AssignReplicas | d.OpenProducer | d.MoveProducer
 )
-"""The decisions that name a log stream which must exist."""
+"""Decisions that name a log stream which must exist."""
 
 
 class Node(Struct, frozen=True):
-    """A storage node of the cluster: where it listens, how one knows it, and which volumes it said it has. ``key``
-    tells its data from another node's and proves nothing; ``server_key`` is the public half of what does."""
+    """A storage node of the cluster: its address, its keys, and the volumes that it reported. ``key`` tells its data
+    from another node's and proves nothing. ``server_key`` is the public key with which the node proves its identity."""
 
     node: StorageNodeId
     address: str = ""
@@ -57,7 +57,7 @@ class Node(Struct, frozen=True):
 
 
 class Topic(Struct):
-    """``streams``: how many log streams shall be open."""
+    """A topic. ``streams`` is the number of log streams that shall be open."""
 
     topic: TopicId
     name: str
@@ -71,8 +71,8 @@ class Topic(Struct):
 
 
 class LogStream(Struct):
-    """A log stream. ``replicas`` shall hold it; ``members`` do: they are the chain while it is open, and the survivors
-    that hold everything up to ``committed_end`` while it is sealed."""
+    """A log stream. ``replicas`` are the nodes that shall hold it. ``members`` are the nodes that do hold it: the chain
+    while it is open, and the survivors that hold everything up to ``committed_end`` while it is sealed."""
 
     stream: LogStreamId
     topic: TopicId
@@ -84,24 +84,24 @@ class LogStream(Struct):
     is_open: bool = False
     final: bool = False
     final_at: GLSN = GLSN(0)
-    """The high watermark when it was sealed for good: event time does not wait for it above that."""
+    """The high watermark when the stream was sealed permanently. Event time does not wait for the stream above it."""
     held: bool = False
-    """Sealed by an operator: stays so until it is released."""
+    """Whether an operator sealed the stream. It stays sealed until it is released."""
     start: LLSN = LLSN(0)
-    """Where the current epoch began."""
+    """LLSN after which the current epoch began."""
     committed_end: LLSN = LLSN(0)
     last_glsn: GLSN = GLSN(0)
     reason: str = "new"
     since: CutTime = CutTime(0)
-    """Since when it is as it is: when it was sealed or opened."""
+    """When the stream was last sealed or opened."""
     departed: tuple[Departure, ...] = ()
-    """Producers that were moved away, and under which epoch they went on: each may have a forgotten older self that
-    still sends here. Nobody needs to know once the stream is finished."""
+    """Producers that were moved away, each with the epoch under which it went on. An older session of such a producer
+    may still send to this stream. The list is not needed once the stream is finished."""
 
 
 class Producer(Struct):
-    """``session`` names the opening that holds the name; ``last_sequence`` is the producer's last one in the stream
-    before the present one."""
+    """A producer. ``session`` identifies the opening that holds the name. ``last_sequence`` is the producer's last
+    sequence in its previous stream."""
 
     epoch: ProducerEpoch
     stream: LogStreamId
@@ -138,11 +138,11 @@ class Snapshot(Struct, frozen=True):
     last_run: RunId = RunId(0)
     runs: tuple[Run, ...] = ()
     outputs: tuple[Output, ...] | None = None
-    """What was published under each name. None: stored before this was kept; the runs tell what is known."""
+    """Outputs by name. None in snapshots from before outputs were stored; they are then derived from the runs."""
 
 
 class OrderState:
-    """See the module's docstring. Read it freely; change it with ``apply`` and ``trim_history`` only."""
+    """The state of the cluster, see the module. Read it freely; change it with ``apply`` and ``trim_history`` only."""
 
     def __init__(self, snapshot: Snapshot | None = None, decisions: Iterable[d.Decision] = ()) -> None:
         start = snapshot or Snapshot()
@@ -201,12 +201,12 @@ class OrderState:
         return [stream for stream in self.streams.values() if node in stream.replicas]
 
     def trim_history(self, stream: LogStreamId, applied_end: LLSN) -> int:
-        """Forget what replicas have on disk. Not a decision: forgetting late, or after a leader change again, is
-        harmless, so the store may keep more than the leader does."""
+        """Forget the ranges that replicas have on disk, and return their number. This is not a decision: it is harmless
+        to forget late, or again after a leader change, so the store may keep more than the leader does."""
         return self.histories[stream].trim(applied_end)
 
     def apply(self, decision: d.Decision) -> None:
-        """Fold the next decision into the state; raises, and changes nothing, if it contradicts the earlier ones."""
+        """Fold the next decision into the state. Raise, and change nothing, if it contradicts the earlier ones."""
         if isinstance(decision, d.Cut):
             self._cut(decision)
             self.index = DecisionIndex(self.index + 1)
@@ -313,8 +313,8 @@ class OrderState:
             self.events.append(event)
 
     def _trim_clock(self) -> None:
-        """Forget marks that no topic needs: each one those from its first record that is left on, or from its creation,
-        whichever is later."""
+        """Forget marks that no topic needs. A topic needs the marks from its first remaining record on, or from its
+        creation, whichever is later."""
         created: dict[TopicId, GLSN] = {}
         for stream in self.streams.values():
             created[stream.topic] = min(stream.created_at, created.get(stream.topic, stream.created_at))
@@ -322,7 +322,7 @@ class OrderState:
         self.clock.trim(min(needed, default=GLSN(self.high_watermark + 1)))
 
     def _problem_of_cut(self, cut: d.Cut) -> str:
-        """Why the cut cannot be, or nothing."""
+        """Return why the cut is not valid, or an empty string."""
         if cut.prev_high_watermark != self.high_watermark:
             return "it does not follow the last cut"
         if cut.time <= self.cut_time:
@@ -406,8 +406,8 @@ class OrderState:
         self.histories[create.stream] = CommitHistory()
 
     def _delete_topic(self, topic: TopicId) -> None:
-        """All of it is forgotten, also its producers, whose names are free again. Numbers are never given out twice, so
-        whoever speaks of a stream that is unknown here but not new speaks of one that was deleted."""
+        """Forget everything about the topic, including its producers, whose names become free. Numbers are never given
+        out twice, so a stream that is unknown here but not new was deleted."""
         gone = {stream.stream for stream in self.streams_of(topic)}
         del self.topics[topic]
         for lsid in gone:
@@ -445,5 +445,5 @@ class OrderState:
     def _require(self, holds: bool, decision: d.Decision, otherwise: str) -> None:
         if not holds:
             raise ContradictoryCommand(
-                f"after decision {self.index}, {decision} cannot be: {otherwise}", history=self._journal.lines()
+                f"after decision {self.index}, {decision} is not possible: {otherwise}", history=self._journal.lines()
             )

@@ -1,7 +1,8 @@
-"""The leader's part in publishing: it tells storage nodes what was decided until all of it is in the log.
+"""The leader's part in publishing: it sends decided groups to storage nodes until every group is in the log.
 
-Nothing here has to outlive the leader: the next one finds the decided groups in the state and asks again. A group that
-is in the log, or for certain not in a log stream that is sealed, becomes a decision; the rest is repetition.
+Nothing here has to survive the leader: the next leader finds the decided groups in the state and sends them again. The
+leader makes a decision when a group is in the log, and when a sealed log stream certainly does not hold the group.
+Until then it repeats its message.
 """
 
 from __future__ import annotations
@@ -24,48 +25,48 @@ from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, ReplicaStat
 
 DESCRIBED_RUNS_MAX = 1_000
 PROBLEMS_MAX = 16
-"""From so many on, the pause between attempts does not grow any more, whatever the options say."""
+"""The pause between attempts stops growing after this many problems, for any value of the options."""
 
 Key = tuple[RunId, BatchNumber, TopicId]
 
 
 class _Told(Struct, frozen=True):
-    """To whom a group was given last, and when."""
+    """Where and when a group was last sent: the log stream, its epoch and the time."""
 
     stream: LogStreamId
     epoch: Epoch
     at: int
     changed: bool = False
-    """Whether it was given to another log stream, or in another epoch, before."""
+    """Whether the group was sent to another log stream, or in another epoch, before."""
     problems: int = 0
-    """How many of the attempts so far ended with a problem."""
+    """Number of attempts so far that ended with a problem."""
     has_failed: bool = False
-    """Whether this one has."""
+    """Whether the current attempt ended with a problem."""
 
 
 class Publisher:
-    """What one leader remembers of the groups that are under way, and of who waits for them."""
+    """Tracks, for one leader, the groups that are being published and the requests that wait for them."""
 
     def __init__(self, state: OrderState, book: ReportBook, options: OrderOptions) -> None:
         self._state, self._book, self._options = state, book, options
         self._told: dict[Key, _Told] = {}
         self._outcomes: dict[Key, GroupOutcome] = {}
-        """What was heard and is not decided on yet."""
+        """Outcomes that storage nodes sent and that no decision covers yet."""
         self._why: dict[Key, str] = {}
         self._waiting: dict[RequestId, Asked] = {}
-        """Who waits for a batch."""
+        """Requests that wait for a batch."""
         self._until: dict[RequestId, int] = {}
-        """Until when, also of those who are just asked again."""
+        """Deadline of each request. A request that is being evaluated again keeps its deadline."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is under way, so that ``messages`` and ``decide`` may bring something."""
+        """Whether any group is in progress. If not, ``messages`` and ``decide`` yield nothing."""
         return bool(self._state.runs.unfinished or self._told or self._why or self._outcomes)
 
-    # Who waits.
+    # Waiting requests.
 
     def wait(self, asked: Asked, now: Instant) -> bool:
-        """The request has no answer yet. Whether there is room for one more that waits."""
+        """Keep a request that has no answer yet. Return False if too many requests wait already."""
         if len(self._waiting) >= self._options.requests_max:
             return False
         self._waiting[asked.request_id] = asked
@@ -73,9 +74,9 @@ class Publisher:
         return True
 
     def take_ready(self, decision: d.Decision) -> list[Asked]:
-        """Who waited for this decision, perhaps, and should ask again."""
+        """Remove and return the requests that this decision may answer. The leader evaluates them again."""
         if isinstance(decision, (d.DeleteTopic, d.OpenRun, d.DropRun)):
-            # Something may never have to be published, or a run may be over.
+            # A group may no longer need to be published, or a run may be over.
             return self.take_waiting()
         if not isinstance(decision, d.GroupPublished):
             return []
@@ -85,7 +86,7 @@ class Publisher:
         return ready
 
     def take_overdue(self, now: Instant) -> list[tuple[Asked, str]]:
-        """Who has waited long enough, and for what."""
+        """Remove the requests whose deadline has passed. Return each with the reason why it waited."""
         late = [request for request, until in self._until.items() if now.monotonic >= until]
         for request in late:
             del self._until[request]
@@ -103,7 +104,7 @@ class Publisher:
         groups = "; ".join(f"log stream {group.stream}: {self._reason(run, group)}" for group in run.unpublished)
         return f"batch {run.batch} of run {run.run} is decided, but not in the log yet ({groups})"
 
-    # What storage nodes say.
+    # Outcomes from storage nodes.
 
     def take(self, outcome: GroupOutcome) -> None:
         stream = self._state.streams.get(outcome.stream)
@@ -112,10 +113,10 @@ class Publisher:
         if run is None or stream is None or group is None or run.batch != outcome.batch or group.is_published:
             return
         if outcome.node not in stream.replicas:
-            # It has nothing of this log stream.
+            # The node holds no replica of this log stream.
             return
         if group.stream != outcome.stream:
-            # It was moved away since: what is said of a stream that is sealed says nothing new.
+            # The group was moved to another log stream since. An outcome from the sealed one says nothing new.
             return
         key = (run.run, run.batch, group.topic)
         if outcome.state is GroupState.PROBLEM:
@@ -127,7 +128,8 @@ class Publisher:
             self._outcomes[key] = outcome
 
     def decide(self, now: Instant, outlook: Outlook) -> Iterator[d.Decision]:
-        """What follows from what was heard. Each decision must be applied before the next one is asked for."""
+        """Yield the decisions that follow from the outcomes. The caller applies each one before it asks for the
+        next."""
         for key, outcome in list(self._outcomes.items()):
             run = self._state.runs.get(key[0])
             group = run.group(key[2]) if run is not None and run.batch == key[1] else None
@@ -143,8 +145,11 @@ class Publisher:
     def _decide_move(
         self, key: Key, group: Group, outcome: GroupOutcome, now: Instant, outlook: Outlook
     ) -> Iterator[d.Decision]:
-        """The stream does not have it, and as long as it is sealed it never will. Orders of that epoch which are still
-        under way are refused when it is opened in the next one."""
+        """Move a group that its sealed log stream does not hold.
+
+        The stream cannot receive the group while it is sealed. Messages of that epoch that are still in transit are
+        refused once the stream opens in the next epoch.
+        """
         stream = self._state.streams[group.stream]
         if stream.is_open or stream.epoch != outcome.epoch:
             del self._outcomes[key]
@@ -156,13 +161,13 @@ class Publisher:
             yield d.MoveGroup(*key, targets[key[1] % len(targets)], reason)
 
     def _is_lost(self, stream: LogStream, now: Instant, outlook: Outlook) -> bool:
-        """Whether waiting for the stream to open makes no sense."""
+        """Whether it is pointless to wait for the stream to open."""
         return not stream.is_open and (stream.final or stream.held or outlook.is_given_up(stream, now))
 
-    # What storage nodes are told.
+    # Messages to storage nodes.
 
     def messages(self, now: Instant, outlook: Outlook) -> Iterator[Send]:
-        """Everything in the state must be stored."""
+        """Yield the messages that are due. Everything in the state must be stored before."""
         publishing = self._state.runs.publishing
         keys = {(run.run, run.batch, group.topic) for run in publishing for group in run.unpublished}
         for known in (self._told, self._why, self._outcomes):
@@ -181,7 +186,7 @@ class Publisher:
             head = stream.members[0]
             nodes = [head] if self._runs(stream, head) else []
         else:
-            # Whoever is sealed at the end of the epoch knows whether the group is there.
+            # Every replica that is sealed at the end of the epoch knows whether it holds the group.
             nodes = list(stream.members) if self._is_lost(stream, now, outlook) else []
         if not nodes:
             return
@@ -207,11 +212,14 @@ class Publisher:
             yield Send(node, message)
 
     def _pause_us(self, told: _Told, stream: LogStream) -> int:
-        """How long to wait after a group was given to somebody. A log stream that was opened anew gets it at once, but
-        only the first time: it may be this very group for which it is sealed again and again."""
+        """Return how long to wait after a group was sent before sending it again.
+
+        A log stream that was reopened gets the group at once, but only the first time: this very group may be the
+        reason why the stream is sealed again and again.
+        """
         again = self._options.publish_again_us
         if not stream.is_open:
-            # It is only asked whether it has the group.
+            # This message only asks whether the replica holds the group.
             return again
         if _is_elsewhere(told, stream) and not told.changed and not told.problems:
             return 0
@@ -225,8 +233,8 @@ class Publisher:
 
     def describe(self) -> tuple[RunDescription, ...]:
         known = list(self._state.runs)
-        # Whoever starts a query asks how far the output of its name has come: so of each name, the run that holds it is
-        # always told, and the last one that has published, also if that is over.
+        # A starting query asks how far the output of its name has come. So for each name, always include the run that
+        # holds it and the last run that has published, even if that run is over.
         published = {run.name: run.run for run in known if run.name and not run.once and run.batch >= 0}
         runs = [
             run

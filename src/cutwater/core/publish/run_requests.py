@@ -1,4 +1,4 @@
-"""Requests about runs: from what is asked to what is decided, by the rules of ``runs.py``."""
+"""Turns requests about runs into decisions, by the rules of ``runs.py``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId, TopicId
 
 NAME_LENGTH_MAX = 255
 PARTS_MAX = 8_192
-"""Of one batch: so many that the decision about them fits into one write of any store and one message."""
+"""Parts of one batch. The decision about this many parts fits into one write of any store and into one message."""
 NAMES_SHOWN_MAX = 20
 HOLDERS_MAX = 16
 STAGED_BATCHES_MAX = 10_000
@@ -46,7 +46,7 @@ def open_run(request: r.OpenRunRequest, state: OrderState) -> Outcome:
 
 
 def _require_no_query(request: r.OpenRunRequest, state: OrderState) -> None:
-    """Refuse a batch write under the name of a query: it would take the name over, and end the query for good."""
+    """Refuse a batch write under the name of a query: it would take over the name and end the query permanently."""
     holder = state.runs.of_name(request.name)
     if holder is not None and not holder.once:
         raise Refused(
@@ -56,7 +56,7 @@ def _require_no_query(request: r.OpenRunRequest, state: OrderState) -> None:
 
 
 def _require_new_output(request: r.OpenRunRequest, state: OrderState) -> None:
-    """Refuse a new run that would publish again what is in the output of its name, before anybody is fenced."""
+    """Refuse a new run that would publish again what is in the output of its name, before it fences any other run."""
     output, start = state.runs.output(request.name), request.start
     if output is None or output.rows == 0 or start.replay or _is_past(output, start, state.runs):
         return
@@ -67,11 +67,11 @@ def _require_new_output(request: r.OpenRunRequest, state: OrderState) -> None:
 
 
 def _is_past(output: Output, start: r.RunStart, runs: Runs) -> bool:
-    """Whether all of the output is from before the start.
+    """Whether the whole output is from before the start.
 
-    A savepoint has the state of its position, and where the input ended there, that state is in the output as well. So
-    it may be at the position of the output only if nothing was published after its own batch. If the run of the
-    savepoint has published nothing, it may itself have begun before the output, to publish it again.
+    A savepoint holds the state at its position. If the input ended there, the output contains that state as well. So
+    the savepoint may be at the position of the output only if nothing was published after its own batch. If the run of
+    the savepoint has published nothing, the run may have begun before the output, in order to publish it again.
     """
     run = runs.with_key(start.key) if start.key else None
     if run is not None and run.run == output.run and output.batch <= start.batch:
@@ -90,7 +90,11 @@ def forget_output(request: r.ForgetOutputRequest, state: OrderState) -> Outcome:
 
 
 def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
-    """Without an answer: the batch, or the one before it, is not published yet. Ask again when that has changed."""
+    """Decide on a batch, or answer about the one that is decided.
+
+    The answer is None while the batch, or the batch before it, is not published yet. The leader then calls this again
+    when that has changed.
+    """
     if request.batch < 0:
         raise InvalidArgument(f"batches are numbered from 0 on, not {request.batch}")
     if request.position is not None and not 0 <= request.position <= state.high_watermark:
@@ -125,7 +129,7 @@ def drop_run(request: r.DropRunRequest, state: OrderState) -> Outcome:
 
 
 def _answer(request: r.PublishRequest, run: Run) -> r.PublishAnswer | None:
-    """The first decision stands: whatever is asked for now, the answer is about that."""
+    """Answer about the decided batch. The first decision is final, even if the request now names other parts."""
     if request.batch < run.batch:
         return r.PublishAnswer()
     if run.unpublished:
@@ -158,13 +162,13 @@ def _check_parts(request: r.PublishRequest, run: Run, state: OrderState) -> None
         if part.generation != run.generation:
             raise StagedExpired(run.run, part.generation, run.generation)
         if not part.part or len(part.part) > NAME_LENGTH_MAX or min(part.rows, part.entries, part.bytes) < 0:
-            raise InvalidArgument(f"this cannot be a part: {part}")
+            raise InvalidArgument(f"malformed part: {part}")
         if not 1 <= len(part.holders) <= HOLDERS_MAX:
             raise InvalidArgument(f"1 to {HOLDERS_MAX} storage nodes hold a part, not {len(part.holders)}")
 
 
 def _by_topic(parts: Iterable[Part]) -> list[list[Part]]:
-    """The parts that have rows, by topic, in the order in which they were given."""
+    """Return the parts that have rows, grouped by topic, in the order of the request."""
     topics: dict[TopicId, list[Part]] = {}
     for part in parts:
         if part.rows:
@@ -173,7 +177,7 @@ def _by_topic(parts: Iterable[Part]) -> list[list[Part]]:
 
 
 def _plan(batch: BatchNumber, parts: list[Part], state: OrderState) -> d.GroupPlan:
-    """To the open stream for which most of it was staged, as that has it already."""
+    """Choose the open stream for which most bytes were staged, since its nodes hold them already."""
     topic = parts[0].topic
     streams = open_streams(state, topic)
     if not streams:
@@ -192,7 +196,7 @@ def open_streams(state: OrderState, topic: TopicId) -> list[LogStreamId]:
 
 
 def staged(request: r.StagedRequest, state: OrderState, expire_after_us: int) -> Outcome:
-    """Rows that were staged so long ago that nobody will decide on them expire: their run gets a new generation."""
+    """Expire rows that were staged too long ago to be decided on: their run gets a new generation."""
     if len(request.batches) > STAGED_BATCHES_MAX:
         raise InvalidArgument(f"ask about at most {STAGED_BATCHES_MAX} batches at once, not {len(request.batches)}")
     expired: dict[RunId, d.ExpireStaged] = {}
@@ -221,11 +225,11 @@ def _may_drop(batch: r.StagedBatch, state: OrderState, expired: dict[RunId, d.Ex
 
 
 def _is_unheard_of(batch: r.StagedBatch, state: OrderState, expire_after_us: int) -> bool:
-    """Whether something was staged for a run that was never opened, and long ago. Nobody hears of a run's number before
-    it is stored, so these are rows of another cluster, or of a number that somebody made up."""
+    """Whether rows were staged long ago for a run that was never opened. A run's number is stored before any client
+    learns it, so these are rows of another cluster, or of an invented number."""
     return batch.run > state.runs.last and batch.age_us > expire_after_us
 
 
 def _is_over(batch: r.StagedBatch, run: Run) -> bool:
-    """Whether what was staged of an undecided batch can never be decided on."""
+    """Whether the staged rows of an undecided batch can never be decided on."""
     return bool(run.fenced_by) or batch.generation < run.generation

@@ -1,11 +1,11 @@
-"""Runs and what they publish: the part of the state that the decisions about runs make.
+"""Runs and their batches: the part of the state that decisions about runs change.
 
-A *run* is one life of a query's checkpoint, known by its key; under one name only the newest may go on. Its batches are
-decided one after the other: the first decision about a batch stands for ever, and the next batch is decided only when
-all groups of the one before are published. So of each run only the last batch has to be known.
+A *run* is one life of a query's checkpoint, identified by its key. Of the runs with one name, only the newest may go
+on. The batches of a run are decided one after the other. The first decision about a batch is final, and the next batch
+is decided only when all groups of the previous one are published. So the state keeps only the last batch of each run.
 
-An *output* is what was published under one name, by all runs that the name has had. It is kept until an operator has it
-forgotten, however many runs come and go: a new checkpoint under the name would publish the same rows again.
+An *output* is everything that was published under one name, by all runs of that name. It is kept until an operator has
+it forgotten, however many runs come and go: a new checkpoint under the name would publish the same rows again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from cutwater.core.order import decisions as d
 from cutwater.types import GLSN, BatchNumber, DecisionIndex, LogStreamId, Part, RunId, TopicId
 
 FINISHED_RUNS_MAX = 1_000
-"""How many runs for a single batch are remembered after their batch is published; and how many earlier runs of one
-name, so that their keys are known to be over."""
+"""Number of runs for a single batch that are remembered after their batch is published. Also the number of earlier runs
+that are remembered for each name, so that their keys are known to be over."""
 UNDECIDED_RUNS_MAX = 10_000
-"""How many runs for a single batch, and how many without a name, may be open without having published anything."""
+"""Number of runs for a single batch that may be open without having published anything. The same limit applies to runs
+without a name."""
 UNNAMED_RUNS_MAX = 10_000
-"""How many runs without a name are remembered: those that published last. Nobody says that such a run is over, so
-this is where it ends: a query without a name that rests while so many others publish begins anew when it is opened."""
+"""Number of runs without a name that are remembered: those that published last. Such a run has no explicit end, so it
+ends here: a query without a name begins anew if it is opened after this many others have published."""
 
 
 class Group(Struct, frozen=True):
-    """The rows of a decided batch for one topic. ``parts`` is empty once it is published."""
+    """The rows of a decided batch for one topic. ``parts`` is empty once the group is published."""
 
     topic: TopicId
     stream: LogStreamId
@@ -42,7 +43,8 @@ class Group(Struct, frozen=True):
 
 
 class Run(Struct):
-    """``batch`` is the last one that was decided, by decision ``decided``, and ``groups`` what it consists of."""
+    """State of one run. ``batch`` is the last decided batch, ``decided`` the index of that decision, and ``groups`` are
+    the groups of the batch."""
 
     run: RunId
     name: str
@@ -53,7 +55,7 @@ class Run(Struct):
     decided: DecisionIndex = DecisionIndex(0)
     groups: tuple[Group, ...] = ()
     fenced_by: RunId = RunId(0)
-    """The run that has taken its name over; itself, if it was dropped."""
+    """The run that has taken over the name; the run's own number if it was dropped; 0 if the run may go on."""
 
     @property
     def unpublished(self) -> tuple[Group, ...]:
@@ -67,13 +69,13 @@ class Run(Struct):
 
 
 class Output(Struct):
-    """What runs have published under a name. Runs for a single batch do not count: they have no checkpoint that could
-    be lost.
+    """Everything that runs have published under one name. Runs for a single batch do not count: they have no checkpoint
+    that could be lost.
 
-    ``run`` is the last one of them that decided on rows, with its batch ``batch``. ``glsn`` is the last position that
-    was published, 0 until then. ``rows`` is None if some were published before rows were counted. The input up to
-    ``position`` is in the output; it is None if one of the runs did not say. ``earlier`` is the same of the runs before
-    the last one, 0 if there are none.
+    ``run`` is the last run that decided on rows, and ``batch`` is its batch. ``glsn`` is the last position that was
+    published, or 0 if there is none yet. ``rows`` is None if some rows were published before rows were counted. The
+    output covers the input up to ``position``, which is None if one of the runs did not say. ``earlier`` is the same
+    position for the runs before the last one, or 0 if there are none.
     """
 
     name: str
@@ -89,18 +91,19 @@ class Runs:
     """All runs that are known, by number, and the outputs of their names."""
 
     def __init__(self, last: RunId, runs: Iterable[Run], outputs: Iterable[Output] | None = ()) -> None:
-        """``outputs`` is None in what was stored before they were kept: then they are what the runs tell."""
+        """Load stored runs and outputs. State from versions without outputs has ``outputs`` None; they are then derived
+        from the runs."""
         self.last = last
         self._runs = {run.run: structs.replace(run) for run in runs}
         self._by_key = {run.key: run.run for run in self._runs.values()}
         self._by_name = {run.name: run.run for run in self._runs.values() if run.name and not run.fenced_by}
         self.unfinished = {run.run for run in self._runs.values() if run.unpublished}
-        """Those of which something is to be published."""
+        """Runs that have unpublished groups."""
         known = map(structs.replace, outputs) if outputs is not None else _told_by(self._runs.values())
         self._outputs = {output.name: output for output in known}
 
     def output(self, name: str) -> Output | None:
-        """The output that was published under a name; None if there is none."""
+        """Return the output that was published under a name, or None."""
         return self._outputs.get(name)
 
     @property
@@ -123,20 +126,21 @@ class Runs:
         return self._runs.get(self._by_key.get(key, RunId(0)))
 
     def of_name(self, name: str) -> Run | None:
-        """The run that holds a name: the newest, unless it was dropped."""
+        """Return the run that holds a name: the newest one, unless it was dropped."""
         return self._runs.get(self._by_name.get(name, RunId(0))) if name else None
 
     def was_forgotten(self, run: RunId) -> bool:
-        """All of it was published, long ago. Numbers are never given out twice."""
+        """Whether the run was forgotten. Only runs without unpublished groups are. Numbers are never given out
+        twice."""
         return run <= self.last and run not in self._runs
 
     @property
     def publishing(self) -> list[Run]:
-        """The runs that have something to be published, in the order in which that was decided."""
+        """The runs that have unpublished groups, in the order in which their batches were decided."""
         return sorted((self._runs[run] for run in self.unfinished), key=lambda run: run.decided)
 
     def oldest(self, topic: TopicId) -> DecisionIndex:
-        """The first decision of which something is still to be published to the topic."""
+        """Return the first decision that still has an unpublished group for the topic."""
         for run in self.publishing:
             if any(group.topic == topic for group in run.unpublished):
                 return run.decided
@@ -145,7 +149,7 @@ class Runs:
     # Decisions.
 
     def problem(self, decision: d.RunDecision, open_streams: Mapping[LogStreamId, TopicId]) -> str:
-        """Why the decision cannot be, or nothing. ``open_streams`` are those that take appends."""
+        """Return why the decision is not valid, or an empty string. ``open_streams`` are those that take appends."""
         if isinstance(decision, d.OpenRun):
             if decision.run != self.last + 1:
                 return "its number is out of turn"
@@ -187,7 +191,7 @@ class Runs:
         return ""
 
     def apply(self, decision: d.RunDecision, index: DecisionIndex) -> None:
-        """``index`` is that of the decision, which has no ``problem``."""
+        """Apply a decision for which ``problem`` returned nothing. ``index`` is the index of the decision."""
         if isinstance(decision, d.OpenRun):
             self._open(decision)
             return
@@ -239,7 +243,8 @@ class Runs:
             self._forget([run for run in unnamed if run.batch < 0], UNDECIDED_RUNS_MAX)
 
     def _count(self, run: Run, position: GLSN | None) -> None:
-        """The batch that was just decided, in the output of its name. One without rows repeats nothing."""
+        """Add the batch that was just decided to the output of its name. A batch without rows does not count, since
+        repeating it changes nothing."""
         rows = sum(group.rows for group in run.groups)
         if not run.name or run.once or not rows:
             return
@@ -249,14 +254,15 @@ class Runs:
             return
         if output.run != run.run:
             output.earlier = output.position
-        # A run goes on where it was, so its last batch tells for all of them; of other runs, the furthest counts.
+        # A run continues where it stopped, so its last batch stands for all. Of other runs, the furthest position
+        # counts.
         earlier = output.earlier
         output.position = None if position is None or earlier is None else max(position, earlier)
         output.run, output.batch = run.run, run.batch
         output.rows = None if output.rows is None else output.rows + rows
 
     def _uncount(self, run: Run, rows: int) -> None:
-        """Rows that were decided and will never be published."""
+        """Subtract rows that were decided and will never be published."""
         output = self._outputs.get(run.name)
         if output is not None and output.rows is not None and not run.once:
             output.rows = max(0, output.rows - rows)
@@ -269,7 +275,8 @@ class Runs:
             self._by_name.pop(run.name, None)
 
     def _forget(self, runs: list[Run], keep: int) -> None:
-        """Only the last ones are kept, by numbers that were decided, so that everyone forgets the same."""
+        """Keep only the last ``keep`` runs, by stored numbers, so that every copy of the state forgets the same
+        ones."""
         for run in runs[:-keep]:
             if not run.unpublished:
                 del self._runs[run.run], self._by_key[run.key]
@@ -281,7 +288,7 @@ class Runs:
             self.unfinished.discard(run.run)
 
     def delete_topic(self, topic: TopicId) -> None:
-        """What was decided and not yet published for it, nobody wants any more."""
+        """Remove the topic's groups from all runs. Groups that were decided and not yet published are given up."""
         for run in self:
             group = run.group(topic)
             if group is not None:
@@ -292,7 +299,7 @@ class Runs:
 
 
 def _told_by(runs: Iterable[Run]) -> list[Output]:
-    """Outputs of runs that were stored without outputs, by an older version; rows and input positions are not known."""
+    """Derive outputs from runs that an older version stored without them. Rows and input positions are unknown."""
     found: dict[str, Output] = {}
     for run in sorted(runs, key=lambda run: run.run):
         if run.name and not run.once and run.batch >= 0:

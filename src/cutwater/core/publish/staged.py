@@ -1,8 +1,8 @@
-"""Parts of a batch as they are staged: rows that are on disk and in no log stream yet. Plain data.
+"""Staged parts of a batch: rows that are on disk and in no log stream yet. Plain data.
 
-A part is what one attempt of one task has of a batch for one topic. Nobody sees it before the metadata repository has
-decided on the batch, and then all of it becomes part of one group. It consists of entries like those of the log, and
-its bytes are the same on every node that holds it.
+A part holds the rows that one attempt of one task has written for one topic of a batch. It is invisible until the
+metadata repository has decided on the batch. Then all of it becomes part of one group. A part consists of entries like
+those of the log, and its bytes are the same on every node that holds it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from cutwater.types import BatchNumber, RunId, TopicId
 
 
 class PartOrder(Struct, frozen=True):
-    """How the rows of a part are put in order when it is published. ``schema`` is that of its batches, an Arrow schema
-    in its IPC form: the columns of the topic's schema ``number``, and behind them the positions, which are compared
-    byte by byte and are not stored in the log. ``event_time`` names the column with event time, if there is one."""
+    """How the rows of a part are put in order when it is published.
+
+    ``schema`` is the Arrow schema of the part's batches, in IPC form: first the columns of the topic's schema
+    ``number``, then the positions. Positions are compared byte by byte and are not stored in the log. ``event_time``
+    names the column with event time; it is empty if there is none.
+    """
 
     schema: bytes
     number: int
@@ -24,8 +27,8 @@ class PartOrder(Struct, frozen=True):
 
 
 class StagedPart(Struct, frozen=True):
-    """Which part it is. ``part`` is a name that no other attempt has: 32 hexadecimal digits. Without an ``order`` its
-    entries go into the log as they are."""
+    """Identifies a part. ``part`` is a name that no other attempt has: 32 hexadecimal digits. Without an ``order``, its
+    entries go into the log unchanged."""
 
     run: RunId
     batch: BatchNumber
@@ -36,7 +39,7 @@ class StagedPart(Struct, frozen=True):
 
 
 class PartSize(Struct, frozen=True):
-    """How much there is of a part."""
+    """Size of a part."""
 
     entries: int = 0
     rows: int = 0

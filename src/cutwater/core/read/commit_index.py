@@ -1,7 +1,7 @@
-"""From GLSN to LLSN and back, and from time to GLSN: binary searches over commit contexts.
+"""Maps GLSN to LLSN and back, and time to GLSN, by binary search over commit contexts.
 
 There is no index per record anywhere. A replica with a hundred million records in ten thousand commits searches ten
-thousand entries.
+thousand contexts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _time = attrgetter("time")
 
 
 def context_of_llsn(contexts: Sequence[CommitContext], llsn: LLSN) -> CommitContext | None:
-    """The commit that covers this LLSN, if one does."""
+    """Return the commit that covers this LLSN, or None."""
     i = bisect_right(contexts, llsn, key=_first_llsn) - 1
     return contexts[i] if i >= 0 and llsn <= contexts[i].last_llsn else None
 
@@ -29,7 +29,7 @@ def glsn_of_llsn(contexts: Sequence[CommitContext], llsn: LLSN) -> GLSN | None:
 
 
 def first_llsn_at_or_after(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN | None:
-    """Where a reader that starts at this GLSN finds its first record in this log stream, if there is one yet."""
+    """Return the LLSN of the first record of this log stream at or after this GLSN, or None if there is none yet."""
     i = bisect_right(contexts, glsn, key=_first_glsn) - 1
     if i >= 0 and glsn <= contexts[i].last_glsn:
         return LLSN(contexts[i].first_llsn + (glsn - contexts[i].first_glsn))
@@ -37,12 +37,12 @@ def first_llsn_at_or_after(contexts: Sequence[CommitContext], glsn: GLSN) -> LLS
 
 
 def last_context_at(contexts: Sequence[CommitContext], glsn: GLSN) -> CommitContext | None:
-    """The last commit of this log stream that begins at or below this GLSN, if one does."""
+    """Return the last commit of this log stream that begins at or below this GLSN, or None."""
     i = bisect_right(contexts, glsn, key=_first_glsn) - 1
     return contexts[i] if i >= 0 else None
 
 
 def first_glsn_at_or_after_time(contexts: Sequence[CommitContext], time: CutTime) -> GLSN | None:
-    """The first record of this log stream that was ingested at or after ``time``."""
+    """Return the GLSN of the first record of this log stream that was ingested at or after ``time``, or None."""
     i = bisect_left(contexts, time, key=_time)
     return contexts[i].first_glsn if i < len(contexts) else None

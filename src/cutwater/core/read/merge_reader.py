@@ -1,13 +1,13 @@
 """A subscription: every committed record of its topics once, in GLSN order.
 
-Records arrive per log stream, from any replica. They are handed on up to a position h only when
+Records arrive per log stream, from any replica. The subscription hands on records up to a position h only when
 
-1. all streams of the topics that exist at h are known: the catalog is of h or later, or whoever spoke of h named the
-   catalog revision under which that cut was made, and the catalog is at least that new;
-2. of each of them everything up to h has arrived, by the word of a replica that applied h.
+1. it knows all streams of the topics that exist at h: its catalog is of h or later, or the answer that reached h named
+   the catalog revision of that cut, and the catalog is at least that new;
+2. everything up to h has arrived from each of them, according to a replica that applied h.
 
-A stream that is sealed says nothing more. But opening it again would be a change of the catalog, so if it is sealed in
-the catalog and everything up to its end has arrived, it has nothing else as far as the streams are known.
+A sealed stream sends nothing more. Opening it again would change the catalog. So a stream that is sealed in the
+catalog, and whose records have all arrived, has nothing else up to the position to which all streams are known.
 
 So a stream with nothing new never holds up the others, and a new one is never skipped.
 """
@@ -24,9 +24,9 @@ from cutwater.errors import NotFound, ProtocolViolation, Trimmed
 from cutwater.types import GLSN, LLSN, Batch, BatchKind, CutTime, LogStreamId, Revision, TopicId
 
 BUFFERED_BYTES_MAX = 64 * 1024 * 1024
-"""What may wait for slower streams. Each stream may exceed it by what is read of it at a time, once."""
+"""Bytes that may wait for slower streams. Each stream may exceed the limit once, by the size of one read."""
 RUN_OVERHEAD_BYTES = 512
-"""What a run costs besides its body, so that many small ones count as well."""
+"""Size of a run besides its body, so that many small runs count as well."""
 
 
 class Run(Struct, frozen=True):
@@ -48,9 +48,9 @@ class Run(Struct, frozen=True):
 
 
 class ReadAnswer(Struct, frozen=True):
-    """What a replica gives to a reader: some runs in order, and up to which GLSN the stream has nothing else.
+    """Answer of a replica to a reader: some runs in order, and the GLSN up to which the stream has nothing else.
 
-    ``complete_through`` reaches beyond the last run only if there is nothing in between; ``revision`` is the catalog
+    ``complete_through`` reaches beyond the last run only if there is nothing in between. ``revision`` is the catalog
     revision of that cut, 0 when the replica does not know it.
     """
 
@@ -68,14 +68,14 @@ class _Source:
     def __init__(self, info: StreamInfo, start: GLSN) -> None:
         self.info = info
         self.arrived = max(GLSN(start - 1), info.created_at)
-        """Everything up to here has arrived, or never was, or is not wanted."""
+        """Everything up to this GLSN has arrived, never existed, or is not wanted."""
         self.last_llsn: LLSN | None = None
         self.runs: deque[Run] = deque()
         self.bytes = 0
 
     @property
     def is_read(self) -> bool:
-        """Whether there is nothing more in it, by the word of the catalog."""
+        """Whether everything up to the end that the catalog names has arrived."""
         return self.info.last_glsn <= self.arrived
 
     def take(self, run: Run) -> None:
@@ -105,35 +105,35 @@ class Subscription:
         stop: GLSN | None = None,
         bytes_max: int = BUFFERED_BYTES_MAX,
     ) -> None:
-        """``starts``: topics of which only records from a later position on are wanted. ``stop`` is the last GLSN that
-        is wanted."""
+        """``starts`` names topics of which only records from a later position on are wanted. ``stop`` is the last GLSN
+        that is wanted."""
         self.topics = frozenset(topics)
-        """May be changed before a catalog is taken, by whoever knows the pattern that it comes from."""
+        """The caller may change this before it passes a catalog, if the topics come from a pattern."""
         self.next_glsn = start
-        """Everything below has been handed on."""
+        """Everything below this GLSN has been handed on."""
         self.revision = Revision(0)
         self.wanted_revision = Revision(0)
         self._starts = dict(starts or {})
         self._stop = stop
         self._bytes_max = bytes_max
         self._known_through = GLSN(start - 1)
-        """All streams that exist at any position up to here are known."""
+        """All streams that exist at any position up to this GLSN are known."""
         self._names: dict[TopicId, str] = {}
         self._sources: dict[LogStreamId, _Source] = {}
         self._bytes = 0
-        """What the sources hold together."""
+        """Bytes that all sources hold together."""
         self._gaps: dict[TopicId, tuple[GLSN, GLSN]] = {}
-        """What was trimmed before it arrived: the first GLSN of it, and the first one that is left."""
+        """Ranges that were trimmed before they arrived: the first trimmed GLSN, and the first one that is left."""
         self._ended: dict[TopicId, GLSN] = {}
-        """Topics that are gone, and from where on nothing of them is handed on."""
+        """Deleted topics, and the GLSN from which on nothing of them is handed on."""
         self._told: set[TopicId] = set()
-        """Those of which that was told."""
+        """Deleted topics that ``take_ended`` has returned."""
 
-    # What to read.
+    # Reads.
 
     @property
     def needs_catalog(self) -> bool:
-        """Whether nothing more can be handed on before a newer catalog comes."""
+        """Whether nothing more can be handed on before a newer catalog arrives."""
         if self.wanted_revision > self.revision:
             return True
         return all(position > self._known_through + 1 for _, position in self.wants()) and not self.is_finished
@@ -143,12 +143,12 @@ class Subscription:
         return self._stop is not None and self.next_glsn > self._stop
 
     def wants(self) -> list[tuple[StreamInfo, GLSN]]:
-        """From which streams more is wanted, and from which GLSN on."""
+        """Return the streams from which more is wanted, each with the GLSN to read from."""
         wants = (self.want(stream) for stream in self._sources)
         return [want for want in wants if want is not None]
 
     def want(self, stream: LogStreamId) -> tuple[StreamInfo, GLSN] | None:
-        """The same for one stream; None if it is not part of this subscription, or there is nothing more in it."""
+        """Do the same for one stream. Return None if it is not part of this subscription, or if it has nothing more."""
         source = self._sources.get(stream)
         if source is None or (source.is_read and not source.info.is_open):
             return None
@@ -157,17 +157,17 @@ class Subscription:
         return source.info, GLSN(source.arrived + 1)
 
     def has_room(self, stream: LogStreamId) -> bool:
-        """Whether more of this stream should be read now. One that the others wait for always may, because nothing of
-        it is here."""
+        """Whether more of this stream should be read now. A stream that the others wait for always has room, because
+        none of its runs are buffered."""
         source = self._sources.get(stream)
         if source is None or not source.runs:
             return True
         return self._bytes < self._bytes_max
 
-    # What came.
+    # Input.
 
     def take_catalog(self, catalog: Catalog) -> None:
-        """The metadata repository tells which streams exist and how far each is committed at its high watermark."""
+        """Take a catalog: it tells which streams exist and how far each is committed at its high watermark."""
         if catalog.revision < self.revision:
             return
         trimmed_before = {topic.topic: topic.trimmed_before for topic in catalog.topics}
@@ -187,13 +187,13 @@ class Subscription:
                 source.arrived = max(source.arrived, catalog.high_watermark)
             sources[info.stream] = source
             self._skip(source, trimmed_before[info.topic])
-        # The streams of a deleted topic are gone, and nobody waits for them.
+        # The streams of a deleted topic are gone, and the subscription no longer waits for them.
         self._sources = sources
         self._bytes = sum(source.bytes for source in sources.values())
         self._know(catalog.high_watermark)
 
     def take_answer(self, answer: ReadAnswer) -> None:
-        """Records of one stream, from one of its replicas; what has arrived before is dropped."""
+        """Take records of one stream from one of its replicas. Records that arrived before are dropped."""
         source = self._sources.get(answer.stream)
         if source is None:
             return
@@ -214,13 +214,13 @@ class Subscription:
             self.wanted_revision = max(self.wanted_revision, answer.revision)
 
     def take_trimmed(self, stream: LogStreamId, first_left: GLSN) -> None:
-        """A replica says that what was asked of it is trimmed. It may have heard of that before the catalog here."""
+        """Note that a replica has trimmed the requested records. It may know that before the catalog here does."""
         source = self._sources.get(stream)
         if source is not None:
             self._skip(source, first_left)
 
     def _skip(self, source: _Source, first_left: GLSN) -> None:
-        """What is trimmed will not arrive any more. Only what had not arrived is missed."""
+        """Skip trimmed records, which will not arrive any more. Only those that had not arrived are missed."""
         if source.arrived + 1 >= first_left:
             return
         begin, end = self._gaps.get(source.info.topic, (GLSN(source.arrived + 1), first_left))
@@ -237,7 +237,7 @@ class Subscription:
                 self._gaps.pop(topic, None)
 
     def _knows(self, revision: Revision) -> bool:
-        """Whether the streams that existed under this revision are all known."""
+        """Whether all streams that existed under this revision are known."""
         return 0 < revision <= self.revision
 
     def _know(self, through: GLSN) -> None:
@@ -246,23 +246,23 @@ class Subscription:
             if source.is_read and not source.info.is_open:
                 source.arrived = max(source.arrived, self._known_through)
 
-    # What is ready.
+    # Output.
 
     def ready_through(self) -> GLSN:
-        """The position up to which the order is final and everything that is wanted has arrived."""
+        """Return the position up to which the order is final and everything that is wanted has arrived."""
         through = min((source.arrived for source in self._sources.values()), default=self._known_through)
         through = min(through, self._known_through)
         return through if self._stop is None else min(through, self._stop)
 
     def take_ready(self) -> list[Run]:
-        """The next runs in GLSN order, fences left out. ``Trimmed`` when the next records of a topic were trimmed
-        before they arrived; whoever can do without them calls again."""
+        """Return the next runs in GLSN order, without fences. Raise ``Trimmed`` when the next records of a topic were
+        trimmed before they arrived; a caller that can do without them calls again."""
         through = self.ready_through()
         topic = min(self._gaps, key=lambda topic: self._gaps[topic], default=None)
         if topic is not None:
             through = min(through, GLSN(self._gaps[topic][0] - 1))
         ready: list[Run] = []
-        # A run that holds the first position wanted may begin before it: that alone does not make it ready.
+        # A run that holds the first wanted position may begin before it. That alone does not make it ready.
         for source in self._sources.values() if through >= self.next_glsn else ():
             while source.runs and source.runs[0].first_glsn <= through:
                 ready.append(source.pop())
@@ -274,8 +274,8 @@ class Subscription:
         return ready
 
     def take_ended(self) -> dict[TopicId, GLSN]:
-        """Topics that were deleted: from this position on nothing of them is handed on, whether or not it had arrived.
-        Told once."""
+        """Return the topics that were deleted since the last call, each with the position from which on nothing of it
+        is handed on, whether or not it had arrived."""
         news = {topic: at for topic, at in self._ended.items() if topic not in self._told}
         self._told = self._ended.keys() & set(self.topics)
         self._ended = {topic: at for topic, at in self._ended.items() if topic in self._told}

@@ -1,10 +1,10 @@
-"""The clock of the log: at which positions time had come how far, for those who read topics that are silent.
+"""The clock of the log: pairs of a position and its cut time, for readers of topics without appends.
 
-A reader knows the cut times of the records that it reads. While its topics are silent it needs other positions at which
-time moves: *marks*. Every tick is a mark, and so is the first cut that comes ``MARK_EVERY_US`` or more of cut time
-after the last mark. Marks follow from the decisions alone, so every reader, at any time, finds the same ones.
+A reader knows the cut times of the records that it reads. While its topics get no records, it needs other positions at
+which time advances: *marks*. Every tick is a mark, and so is the first cut that comes ``MARK_EVERY_US`` or more of cut
+time after the last mark. Marks follow from the decisions alone, so every reader, at any time, finds the same ones.
 
-Full blocks of marks never change and are kept packed: a few bytes each.
+Full blocks of marks never change and are kept packed: a few bytes for each mark.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ _decode = msgspec.msgpack.Decoder(list[int]).decode
 
 
 class Mark(Struct, frozen=True, array_like=True):
-    """At this position the cut time was this."""
+    """A position and its cut time."""
 
     glsn: GLSN
     time: CutTime
 
 
 class Block(Struct, frozen=True, array_like=True):
-    """So many marks: the first one whole, then what each adds to the one before, position and time in turn."""
+    """``BLOCK_MARKS`` marks, packed. The first mark is stored whole. ``packed`` holds the differences between
+    consecutive marks, position and time in turn."""
 
     first: Mark
     last_glsn: GLSN
@@ -40,7 +41,7 @@ class Block(Struct, frozen=True, array_like=True):
 
 
 class Clock:
-    """``note`` every cut in order; ``marks`` tells what is known."""
+    """Collects the marks. The caller passes every cut to ``note``, in order."""
 
     def __init__(self, blocks: tuple[Block, ...] = (), recent: tuple[Mark, ...] = ()) -> None:
         self._blocks = list(blocks)
@@ -55,25 +56,25 @@ class Clock:
         return tuple(self._recent)
 
     def note(self, glsn: GLSN, time: CutTime, *, is_tick: bool) -> None:
-        """A cut that ends at this position."""
+        """Note a cut that ends at this position."""
         last = self._recent[-1].time if self._recent else CutTime(-MARK_EVERY_US)
         if not is_tick and time - last < MARK_EVERY_US:
             return
         self._recent.append(Mark(glsn, time))
         if len(self._recent) > BLOCK_MARKS:
-            # The last mark stays: the next one is told by its distance to it.
+            # The last mark stays, since ``note`` compares the next cut with it.
             self._blocks.append(_pack(self._recent[:-1]))
             del self._recent[:-1]
 
     def trim(self, before: GLSN) -> None:
-        """Forget blocks of which nobody can read the positions any more."""
+        """Forget blocks that end below ``before``, whose positions no reader can read any more."""
         keep = 0
         while keep < len(self._blocks) and self._blocks[keep].last_glsn < before:
             keep += 1
         del self._blocks[:keep]
 
     def marks(self, after: GLSN, limit: int) -> list[Mark]:
-        """The first marks above a position, at most so many."""
+        """Return the first marks above a position, at most ``limit``."""
         found: list[Mark] = []
         for mark in self._from(after):
             if mark.glsn > after:

@@ -19,7 +19,7 @@ clocks of the sources that feed one operator. The rule, exact for every position
     creation counts as its first entry. Entries above ``g`` do not count, not even those of the same cut.
 5.  ``v_s(g)`` is the minimum over the streams of source ``s`` that are not idle; if all are, the maximum over those
     that have spoken. ``W_s(g) = max(W_s(g - 1), v_s(g))``. A source is idle if all its streams are.
-6.  A stream counts at the positions after its creation, up to the one at which it was sealed for good. Because its
+6.  A stream counts at the positions after its creation, up to the one at which it was sealed permanently. Because its
     creation is an entry, its source is not idle from there on, until it is evaluated again. A source without streams is
     idle.
 7.  ``u(g)`` of an operator is the minimum of ``W_s`` over its sources that are not idle, or the maximum if all are.
@@ -54,7 +54,7 @@ RULE: Final = 2
 """The number of the rule. It is stored with offsets and savepoints."""
 
 RULE_BEFORE: Final = 1
-"""The rule of what names none."""
+"""The rule that applies to offsets and savepoints that name none."""
 
 IDLE_AFTER_US_DEFAULT: Final = 30 * SECOND
 
@@ -63,7 +63,7 @@ _NEVER: Final = 2**63 - 1
 
 
 class BoundedOutOfOrderness(Struct, frozen=True, tag="bounded"):
-    """Records of a stream are at most ``bound_us`` of event time behind the largest one before them."""
+    """Strategy for streams whose records are at most ``bound_us`` of event time behind the largest one before them."""
 
     bound_us: int
     idle_after_us: int = IDLE_AFTER_US_DEFAULT
@@ -75,7 +75,7 @@ class BoundedOutOfOrderness(Struct, frozen=True, tag="bounded"):
 
 
 class Punctuated(Struct, frozen=True, tag="punctuated"):
-    """Producers declare the watermark in batch headers; a smaller declaration than the last is ignored."""
+    """Strategy for streams whose producers declare the watermark in batch headers. A lower declaration is ignored."""
 
     idle_after_us: int = IDLE_AFTER_US_DEFAULT
 
@@ -87,7 +87,7 @@ Strategy: TypeAlias = BoundedOutOfOrderness | Punctuated
 
 
 def ascending(idle_after_us: int = IDLE_AFTER_US_DEFAULT) -> BoundedOutOfOrderness:
-    """Event times of a stream never go back: bounded out-of-orderness with bound 0."""
+    """Return the strategy for streams whose event times never go back: bounded out-of-orderness with bound 0."""
     return BoundedOutOfOrderness(bound_us=0, idle_after_us=idle_after_us)
 
 
@@ -97,8 +97,10 @@ def _require_idle_after(idle_after_us: int) -> None:
 
 
 class StreamSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the clock knows of one log stream. ``last_commit`` is the creation until the first entry. ``idle``: the last
-    entry declares idleness. ``is_new``: it was added after the last position that was reported.
+    """What the clock knows of one log stream.
+
+    ``last_commit`` is the time of creation until the first entry. ``idle``: the last entry declares idleness.
+    ``is_new``: the stream was added after the last position that was reported.
     """
 
     log_stream_id: LogStreamId
@@ -110,9 +112,8 @@ class StreamSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WatermarkSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole state of a ``WatermarkClock``, last evaluated at position ``glsn``, streams in the order of their
-    numbers. ``idle``: whether the source was idle there.
-    """
+    """The whole state of a ``WatermarkClock``, last evaluated at position ``glsn``, with streams in the order of their
+    numbers. ``idle``: whether the source was idle there."""
 
     glsn: GLSN
     time: CutTime
@@ -123,7 +124,7 @@ class WatermarkSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_idle(self) -> bool:
-        """As ``WatermarkClock.is_idle``."""
+        """The same as ``WatermarkClock.is_idle``."""
         return self.idle and not any(stream.is_new for stream in self.streams)
 
 
@@ -138,7 +139,7 @@ class _Stream(Struct, eq=False):
 
 
 def require_known_rule(rule: object, what: str, way_out: str = "use the version that made it, or a newer one") -> None:
-    """Refuse what was made under a rule that this version does not have."""
+    """Raise if ``what`` was made under a rule that this version does not know."""
     if rule not in (RULE_BEFORE, RULE):
         raise Refused(
             f"{what} was made under rule {rule!r} of the watermark, and this version of Cutwater knows {RULE_BEFORE} "
@@ -147,7 +148,7 @@ def require_known_rule(rule: object, what: str, way_out: str = "use the version 
 
 
 def combined(sources: Iterable[tuple[int, bool]]) -> int:
-    """``u`` of an operator: from the watermark of each of its sources, and whether that source is idle."""
+    """Return ``u`` of an operator, from the watermark of each of its sources and whether that source is idle."""
     least, highest, is_idle = MAX_WATERMARK, NO_WATERMARK, True
     for watermark, idle in sources:
         highest = max(highest, watermark)
@@ -189,7 +190,7 @@ class WatermarkClock:
 
     @classmethod
     def restore(cls, snapshot: WatermarkSnapshot) -> WatermarkClock:
-        """A clock that goes on as the one that made the snapshot."""
+        """Return a clock that continues as the one that made the snapshot would."""
         clock = cls()
         clock._glsn = snapshot.glsn
         clock._time = snapshot.time
@@ -204,7 +205,7 @@ class WatermarkClock:
         return clock
 
     def snapshot(self) -> WatermarkSnapshot:
-        """Everything that ``restore`` needs. The rest (the lowest stream, idle ones) follows from it."""
+        """Return everything that ``restore`` needs. The rest (the lowest stream, idle ones) follows from it."""
         streams = tuple(
             StreamSnapshot(lsid, own.strategy, own.last_commit, own.watermark, own.declared_idle, lsid in self._created)
             for lsid, own in sorted(self._streams.items())
@@ -228,9 +229,8 @@ class WatermarkClock:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every stream was idle at the last position that was reported, and none was added since. Marks then
-        change nothing.
-        """
+        """Whether every stream was idle at the last reported position, and none was added since. Marks then change
+        nothing."""
         return self._idle and not self._created
 
     def knows(self, lsid: LogStreamId) -> bool:
@@ -238,7 +238,7 @@ class WatermarkClock:
         return lsid in self._streams
 
     def add_stream(self, lsid: LogStreamId, strategy: Strategy, created: CutTime) -> None:
-        """Count a log stream from the next position on; it holds the watermark back until it speaks or turns idle.
+        """Count a log stream from the next position on. It holds the watermark back until it speaks or turns idle.
 
         ``created`` may lie ahead of the next cut's time: the leader that created the stream and the one that makes the
         cut may read different clocks, and a reader must get past such a place in the log.
@@ -250,16 +250,15 @@ class WatermarkClock:
         self._stale = True
 
     def remove_stream(self, lsid: LogStreamId) -> None:
-        """Leave a log stream out from the next position on, because it is sealed for good or its input has ended."""
+        """Leave out a log stream from the next position on, because it is sealed permanently or its input has ended."""
         self._stream(lsid)
         del self._streams[lsid]
         self._created.discard(lsid)
         self._stale = True
 
     def recall(self, lsid: LogStreamId, watermark: int, last_commit: CutTime, *, idle: bool) -> None:
-        """Take in what a log stream had said by a position at which its entries before are not left. It shows where the
-        source is next evaluated.
-        """
+        """Take in what a log stream had said by a position, where its earlier entries no longer exist. The effect shows
+        when the source is next evaluated."""
         stream = self._stream(lsid)
         stream.watermark = max(stream.watermark, watermark)
         stream.last_commit = max(stream.last_commit, last_commit)
@@ -276,9 +275,9 @@ class WatermarkClock:
         *,
         idle: bool = False,
     ) -> list[int]:
-        """The watermark seen by each record of a batch.
+        """Return the watermark that each record of a batch sees.
 
-        The record at index ``i`` sees the watermark after the position before it, so ``result[i + 1]`` is also the
+        The record at index ``i`` sees the watermark after the position before it. So ``result[i + 1]`` is also the
         watermark after record ``i``, and ``self.watermark`` the one after the last.
         """
         stream = self._stream(lsid)
@@ -310,7 +309,7 @@ class WatermarkClock:
         *,
         idle: bool = False,
     ) -> int:
-        """The watermark after a batch of which only the header is known; leaves the same state as ``batch``.
+        """Return the watermark after a batch of which only the header is known. Leaves the same state as ``batch``.
 
         A fence or a declaration is an entry that says nothing of event time: its ``time_max`` is None.
         """
@@ -328,9 +327,11 @@ class WatermarkClock:
         *,
         idle: bool = False,
     ) -> tuple[int, int, int]:
-        """As ``header``; tells what, together with the event times of its records, gives the watermark after each of
-        them: the watermark before the batch, the least of the other streams during it, the stream's own before it.
-        After the last record, a batch that declares idleness has ``self.watermark`` instead.
+        """Do the same as ``header``, and return three watermarks: the one before the batch, the minimum of the other
+        streams during it, and the stream's own before it.
+
+        Together with the event times of the records, they give the watermark after each record. The exception is the
+        last record of a batch that declares idleness: after it, ``self.watermark`` holds.
         """
         stream = self._stream(lsid)
         before, own = self._watermark, stream.watermark
@@ -343,7 +344,7 @@ class WatermarkClock:
         return before, others, own
 
     def tick(self, glsn: GLSN, time: CutTime) -> int:
-        """The watermark after a mark of the log's clock: only cut time moves."""
+        """Return the watermark after a mark of the log's clock. Only cut time moves."""
         if glsn == self._glsn and time == self._time and not self._ended:
             # The mark is the last position of an entry of this source, which has been evaluated there.
             return self._watermark
@@ -354,7 +355,7 @@ class WatermarkClock:
         return self._watermark
 
     def end(self) -> int:
-        """The end of a bounded input: no position follows. If one of several inputs ends, remove its streams."""
+        """End a bounded input: no position follows. If one of several inputs ends, remove its streams instead."""
         self._ended = True
         self._watermark = MAX_WATERMARK
         return self._watermark
@@ -386,7 +387,7 @@ class WatermarkClock:
     def _commit(self, stream: _Stream, time: CutTime, own_after: int) -> int:
         """Record that ``stream`` spoke, and return the minimum of the others that holds throughout its batch.
 
-        Where the stream stays at or below ``_floor``, any value from ``own_after`` up serves as that minimum.
+        If the stream stays at or below ``_floor``, any value from ``own_after`` up serves as that minimum.
         """
         overtakes = stream is self._lowest and own_after > self._floor
         rescan = self._stale or stream.idle or time > self._idle_check or overtakes
@@ -402,9 +403,9 @@ class WatermarkClock:
         return self._floor if stream is self._lowest else self._lowest.watermark
 
     def _turn_idle(self, stream: _Stream) -> None:
-        """The batch whose last position was just taken in declares that its stream is idle from there on.
+        """Mark the stream idle, as the batch declares whose last position was just taken in.
 
-        Without the stream the value is never lower, so what was computed with it need not be taken back.
+        Without the stream the value is never lower, so earlier results stay valid.
         """
         stream.declared_idle = True
         self._scan(self._time)
@@ -412,7 +413,7 @@ class WatermarkClock:
         self._watermark = max(self._watermark, self._value)
 
     def _scan(self, time: CutTime) -> None:
-        """Decide anew which streams are idle at ``time``, which of the others is lowest, and what bounds the rest."""
+        """Determine which streams are idle at ``time``, which of the others is lowest, and what bounds the rest."""
         lowest: _Stream | None = None
         floor, highest = MAX_WATERMARK, NO_WATERMARK
         idle_check = _NEVER
@@ -429,7 +430,7 @@ class WatermarkClock:
                 lowest, floor = stream, lowest.watermark
             else:
                 floor = min(floor, stream.watermark)
-        # Where every stream is idle, time alone changes nothing: an entry or a new stream will ask for the next scan.
+        # If every stream is idle, time alone changes nothing. An entry or a new stream causes the next scan.
         self._lowest, self._floor, self._highest, self._idle_check = lowest, floor, highest, idle_check
         self._stale = False
 
@@ -443,7 +444,7 @@ class WatermarkClock:
 
 
 def own_watermark(strategy: Strategy, time_max: EventTime | None, declared: EventTime | None) -> int:
-    """A stream's own watermark, from the largest event time and the largest declaration so far."""
+    """Return a stream's own watermark, from the largest event time and the largest declaration so far."""
     said = declared if isinstance(strategy, Punctuated) else time_max
     if said is None:
         return NO_WATERMARK
@@ -451,7 +452,7 @@ def own_watermark(strategy: Strategy, time_max: EventTime | None, declared: Even
 
 
 def _own_after_batch(stream: _Stream, time_max: EventTime | None, declared: EventTime | None) -> int:
-    """The stream's own watermark after a batch, from what the batch header says."""
+    """Return the stream's own watermark after a batch, from what the batch header says."""
     if isinstance(stream.strategy, Punctuated):
         said: int | None = declared
     else:
@@ -460,7 +461,7 @@ def _own_after_batch(stream: _Stream, time_max: EventTime | None, declared: Even
 
 
 def _own_after_each(strategy: Strategy, own_before: int, event_times: Sequence[EventTime], own_after: int) -> list[int]:
-    """The stream's own watermark after each record of a batch; the last one is ``own_after``."""
+    """Return the stream's own watermark after each record of a batch; the last one is ``own_after``."""
     if isinstance(strategy, Punctuated):
         return [own_before] * (len(event_times) - 1) + [own_after]
     lag_us = _lag_us(strategy)
@@ -470,12 +471,13 @@ def _own_after_each(strategy: Strategy, own_before: int, event_times: Sequence[E
 
 
 def _lag_us(strategy: BoundedOutOfOrderness) -> int:
-    """A record of time t may be followed by one of t − bound, so the watermark stays one millisecond below that."""
+    """Return how far the watermark stays behind the largest event time. A record of time t may be followed by one of t
+    − bound, so the watermark stays one millisecond below that."""
     return strategy.bound_us + MILLISECOND
 
 
 def _clamped(rising: list[int], low: int, high: int) -> list[int]:
-    """``max(low, min(high, value))`` for each value of a list that never falls."""
+    """Return ``max(low, min(high, value))`` for each value of a list that never falls."""
     if high <= low:
         return [low] * len(rising)
     start = bisect_right(rising, low)

@@ -1,9 +1,9 @@
-"""The head of a chain: takes appends and groups, one after the other, and gives them their places.
+"""The head of a chain: takes appends and groups, one after the other, and gives them their LLSNs.
 
-The leader says ``PublishGroup`` until it has heard what became of the group. A group that the stream has already gets
-the same answer again; a new one is opened: the driver hands over its entries, at the pace that disk and chain allow.
-While a group is open, nothing else may come between its entries, so appends and other groups wait, in a queue with an
-end. When the replica leaves RUNNING, the group is given up; the next seal removes what was written of it.
+The leader repeats ``PublishGroup`` until it knows the outcome of the group. If the stream already holds the group, the
+head repeats its answer. A new group is opened: the driver hands over its entries, at the pace that disk and chain
+allow. While a group is open, nothing else may come between its entries, so appends and other groups wait in a bounded
+queue. When the replica leaves RUNNING, the head gives up the group, and the next seal removes what was written of it.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ Effects = list[ReplicaEffect]
 
 WAITING_MAX = 1_024
 WAITING_BYTES_MAX = 8 * 1024 * 1024
-"""What waits behind an open group, in memory: so little that other log streams keep most of what a node has for
-appends. A single append may be larger: it would never get its turn where one group follows the other."""
+"""Bytes that may wait in memory behind an open group. The limit is low, so that other log streams keep most of a node's
+memory for appends. A single append may be larger. Otherwise it would never get its turn where group follows group."""
 
 
 class Head:
-    """What one replica does as head. What changes is the replica's own doing."""
+    """The role of one replica as head of its chain. All changes of state go through the replica."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._open: PublishGroup | None = None
         self._rows = 0
-        """How many records of the open group were taken."""
+        """Number of records of the open group that were taken."""
         self._waiting: deque[Append | PublishGroup] = deque()
         self._waiting_bytes = 0
 
@@ -84,7 +84,7 @@ class Head:
         return replica.take_next(batch, (event.waiter,))
 
     def _append_again(self, waiter: Waiter, known: Remembered) -> Effects:
-        """A producer repeats a batch that is already here: give the same answer, or wait for it together."""
+        """Answer a producer that repeats a batch: give the same answer again, or wait for the same commit."""
         if known.glsn is not None:
             ack = Ack(known.glsn, known.first_llsn, self._replica.stream, known.count)
             return [Acked(waiter, ack, known.sequence)]
@@ -115,7 +115,7 @@ class Head:
             return [TellGroup(self._outcome(event.tag, GroupState.ABSENT))]
         self._require_head(event.epoch)
         if known is not None or self._is_coming(event):
-            # Its commit will be told.
+            # The head tells the outcome when the group is committed.
             return []
         if self._open is not None:
             return self._wait(event)
@@ -151,7 +151,8 @@ class Head:
         return [*effects, *self._close()] if event.last else effects
 
     def fail(self, event: GroupFailed) -> Effects:
-        """If nothing of the group was written, it is as if nothing had been said; otherwise only a seal helps."""
+        """Give up the open group. If nothing of it was written, the head goes on with the waiting events. Otherwise the
+        stream has to be sealed."""
         if self._open is None or self._open.tag != event.tag:
             return []
         told = TellGroup(self._outcome(event.tag, GroupState.PROBLEM, event.reason))
@@ -161,7 +162,7 @@ class Head:
         return [told, ReportNow()]
 
     def _wait(self, event: Append | PublishGroup) -> Effects:
-        """Something comes while a group is open: it is its turn when the group is complete."""
+        """Queue an event that arrives while a group is open, until the group is complete."""
         size = _size(event)
         is_full = len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX
         if self._waiting and is_full:
@@ -175,7 +176,7 @@ class Head:
         return []
 
     def give_up(self) -> list[Waiter]:
-        """The group is not finished; who waited behind it, of whom nothing was written."""
+        """Give up the open group and return the appends that waited behind it. Nothing was written of them."""
         waiters = [event.waiter for event in self._waiting if isinstance(event, Append)]
         self._open = None
         self._waiting.clear()
@@ -183,7 +184,7 @@ class Head:
         return waiters
 
     def tell(self, group: RememberedGroup) -> TellGroup:
-        """A group is committed."""
+        """Return the message that a group is committed."""
         replica = self._replica
         assert group.glsn is not None
         return TellGroup(
@@ -216,7 +217,7 @@ class Head:
         )
 
     def _close(self) -> Effects:
-        """The group is complete, or never began: now for those who waited, up to the next group."""
+        """Close a group that is complete or never began, then handle the waiting events up to the next group."""
         self._open = None
         effects: Effects = []
         while self._waiting and self._open is None:

@@ -1,17 +1,18 @@
-"""Producer deduplication: what a replica remembers so that ``(producer, sequence)`` is in the log at most once.
+"""Producer deduplication: the state of a replica that keeps ``(producer, sequence)`` in the log at most once.
 
-The state is a pure function of the entries of one log stream and of their commits, so every replica has the same and
-any of them may become head. It
+The state is a pure function of the entries of one log stream and of their commits, so it is the same on every replica
+and any of them may become head. It
 
 1. covers uncommitted entries too: a retry that overtakes its own commit finds the first attempt and waits with it;
-2. is truncated together with the tail of the log: what a seal removed may be sent again;
-3. is checkpointed and outlives trim, and travels with sync, because entries may be gone while retries still come;
-4. fences: an epoch of a producer begins with a committed *fence* in the stream, after which nothing of an older epoch
-   enters, so the last sequence that the fence reports is final;
-5. knows who left: opening a producer and moving it to another stream both raise its epoch, so an epoch belongs to one
-   stream, and a stream that a producer has left refuses every epoch below the one with which it went on elsewhere.
+2. is truncated together with the tail of the log: a batch that a seal removed may be sent again;
+3. is checkpointed, outlives trim and travels with sync, because retries may arrive after their entries are gone;
+4. fences: an epoch of a producer begins with a committed *fence* in the stream. After the fence, nothing of an older
+   epoch enters, so the last sequence that the fence reports is final;
+5. knows which producers left. Opening a producer and moving it to another stream both raise its epoch, so an epoch
+   belongs to one stream. A stream that a producer has left refuses every epoch below the one with which the producer
+   went on elsewhere.
 
-Groups, which have no producer, are remembered beside producers in the same way: see ``core/publish/groups.py``.
+Groups, which have no producer, are remembered in the same way: see ``core/publish/groups.py``.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from cutwater.types import (
 )
 
 WINDOW_BATCHES_MAX = 256
-"""How many committed batches of one producer are remembered. A session never reaches back further than half of it."""
+"""Number of committed batches remembered for each producer. A session never reaches back further than half of it."""
 
 
 class Remembered(Struct, frozen=True, array_like=True):
-    """One batch of a producer as it lies in the log; ``glsn`` is None until it is committed."""
+    """One batch of a producer as it lies in the log; ``glsn`` is None until the batch is committed."""
 
     sequence: Sequence
     epoch: ProducerEpoch
@@ -58,14 +59,14 @@ class Remembered(Struct, frozen=True, array_like=True):
 
 
 class Departure(Struct, frozen=True):
-    """A producer was moved away from the stream and went on elsewhere with this epoch: older ones are over."""
+    """A producer was moved from this stream to another one, where it went on with this epoch. Older epochs are over."""
 
     producer: ProducerId
     epoch: ProducerEpoch
 
 
 class ProducerWindow(Struct, frozen=True, array_like=True):
-    """One producer in a checkpoint: what was forgotten (only its last epoch and sequence), then what is known."""
+    """One producer in a checkpoint: last epoch and sequence of the forgotten batches, and the remembered batches."""
 
     producer: ProducerId
     base_epoch: ProducerEpoch
@@ -75,7 +76,7 @@ class ProducerWindow(Struct, frozen=True, array_like=True):
 
 class DedupCheckpoint(Struct, frozen=True, array_like=True):
     """Deduplication state of the committed prefix that ends at ``upto``. There may be many producers with many batches,
-    so it is encoded without the names of its fields."""
+    so it is encoded without field names."""
 
     upto: LLSN
     producers: tuple[ProducerWindow, ...]
@@ -90,7 +91,7 @@ class _Window:
         self.base_sequence = Sequence(0)
         self.batches: deque[Remembered] = deque()
         self.committed = 0
-        """How many of the batches, from the oldest on, are committed."""
+        """Number of batches, from the oldest on, that are committed."""
 
     @property
     def epoch(self) -> ProducerEpoch:
@@ -118,11 +119,11 @@ class Deduplicator:
             self._windows[saved.producer] = window
 
     def depart(self, departures: Iterable[Departure]) -> None:
-        """These are all producers that were moved away from the stream before it was opened."""
+        """Set the producers that were moved away from the stream before it was opened. The list is complete."""
         self._departed = {departure.producer: departure.epoch for departure in departures}
 
     def fate(self, producer: ProducerId) -> tuple[Sequence, tuple[Remembered, ...]]:
-        """The producer's last sequence here, and the batches that are still remembered."""
+        """Return the producer's last sequence here, and its batches that are still remembered."""
         window = self._windows.get(producer)
         return (window.last_sequence, tuple(window.batches)) if window else (Sequence(0), ())
 
@@ -131,7 +132,7 @@ class Deduplicator:
         return window.last_sequence if window else Sequence(0)
 
     def find(self, tag: ProducerTag, kind: BatchKind, checksum: int) -> Remembered | None:
-        """The earlier arrival of this batch, or None if it is the next new one; raises if it is neither."""
+        """Return the earlier arrival of this batch, or None if it is the next new one. Raise if it is neither."""
         window = self._windows.get(tag.producer) or _Window()
         epoch = max(window.epoch, self._departed.get(tag.producer, ProducerEpoch(0)))
         if tag.epoch < epoch:
@@ -170,7 +171,7 @@ class Deduplicator:
         )
 
     def has(self, batch: Batch) -> bool:
-        """Whether this very batch is remembered and committed, so that it gets no other place, whoever repeats it."""
+        """Whether this very batch is remembered and committed, so that no repetition of it gets another place."""
         tag = batch.producer
         window = self._windows.get(tag.producer) if tag is not None else None
         if tag is None or window is None:
@@ -182,12 +183,12 @@ class Deduplicator:
         )
 
     def find_group(self, tag: GroupTag) -> RememberedGroup | None:
-        """The group with this tag if it is here, None if it is a new one; raises if it is older than what is here."""
+        """Return the group with this tag, or None if it is new. Raise if it is older than the remembered groups."""
         return self._groups.find(tag)
 
     def record(self, entry: Entry) -> Sequence:
-        """An entry was given its place in the stream. Must be called for every entry, in LLSN order. The result is its
-        producer's last sequence at this place, 0 if it has no producer."""
+        """Record an entry that got its place in the stream. The caller passes every entry, in LLSN order. Return the
+        producer's last sequence at this place, or 0 if the entry has no producer."""
         batch = entry.batch
         if batch.group is not None:
             self._groups.record(entry)
@@ -199,7 +200,7 @@ class Deduplicator:
             window = self._windows[tag.producer] = _Window()
         sequence = tag.sequence
         if batch.kind is BatchKind.FENCE:
-            # A fence numbers nothing; it takes over where the stream (or the stream before it) left off.
+            # A fence uses no sequence. It continues where this stream, or the producer's previous one, left off.
             sequence = max(sequence, window.last_sequence)
         window.batches.append(
             Remembered(sequence, tag.epoch, batch.kind, entry.first_llsn, batch.count, batch.checksum, None)
@@ -208,7 +209,7 @@ class Deduplicator:
         return sequence
 
     def commit(self, context: CommitContext) -> list[RememberedGroup]:
-        """Everything up to the end of this commit now has a GLSN; the groups of which that is news."""
+        """Give GLSNs to everything up to the end of this commit. Return the groups that it commits."""
         while self._uncommitted:
             window = self._windows[self._uncommitted[0]]
             batch = window.batches[window.committed]
@@ -221,18 +222,18 @@ class Deduplicator:
         return self._groups.commit(context)
 
     def settle(self, end: LLSN) -> None:
-        """The commits up to here are on disk."""
+        """Forget superfluous groups, once the commits up to ``end`` are on disk."""
         self._groups.settle(end)
 
     def _forget_oldest(self, window: _Window) -> None:
-        """By the number of committed batches alone, so that all replicas forget the same."""
+        """Forget the oldest batches, by the number of committed batches alone, so that all replicas forget the same."""
         while window.committed > WINDOW_BATCHES_MAX:
             oldest = window.batches.popleft()
             window.committed -= 1
             window.base_epoch, window.base_sequence = oldest.epoch, oldest.sequence
 
     def truncate(self, end: LLSN) -> None:
-        """The entries above ``end`` were removed; they were never committed."""
+        """Forget the entries above ``end``, which were removed. They were never committed."""
         self._groups.truncate(end)
         for window in self._windows.values():
             while window.batches and window.batches[-1].first_llsn > end:
@@ -249,7 +250,7 @@ class Deduplicator:
         )
 
     def checkpoint(self, upto: LLSN) -> DedupCheckpoint:
-        """The state of the committed prefix that ends at ``upto``."""
+        """Return the state of the committed prefix that ends at ``upto``."""
         producers = []
         for producer, window in sorted(self._windows.items()):
             committed = tuple(b for b in window.batches if b.glsn is not None and b.last_llsn <= upto)

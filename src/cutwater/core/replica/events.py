@@ -1,9 +1,9 @@
-"""What happens to a log stream replica, and what it wants done.
+"""Events that a log stream replica handles, and effects that it returns.
 
-Effects are carried out in the order in which they are returned. A *barrier* must be durable on disk before the next
-effect of the list is carried out and before the replica handles another event; if it fails, the rest of the list is
-dropped and the replica is told ``StorageFailed``. Entries and commit contexts are written in the background, in order,
-and the replica hears of it when they are durable.
+The driver carries out effects in the order in which they are returned. A *barrier* must be durable on disk before the
+next effect of the list is carried out and before the replica handles another event. If a barrier fails, the rest of the
+list is dropped and the replica gets ``StorageFailed``. Entries and commit contexts are written in the background, in
+order, and an event tells the replica when they are durable.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from cutwater.types import (
 )
 
 Waiter = int
-"""Names whoever waits for the outcome of an append; given by the driver, never interpreted."""
+"""Identifies a call that waits for the outcome of an append. Chosen by the driver, never interpreted here."""
 
 
 # Events
 
 
 class Append(Struct, frozen=True):
-    """A client's batch for the head. ``if_llsn``: only if the first record would get exactly this LLSN."""
+    """A client's batch for the head. ``if_llsn``: take it only if its first record gets exactly this LLSN."""
 
     waiter: Waiter
     epoch: Epoch
@@ -58,8 +58,8 @@ class Append(Struct, frozen=True):
 
 
 class GroupEntry(Struct, frozen=True):
-    """The next entry of the group that ``FeedGroup`` asked for. It has neither ``more`` nor ``group``, both come from
-    ``last``."""
+    """The next entry of the group that ``FeedGroup`` asked for. Its batch has neither ``more`` nor ``group``; the head
+    sets both from ``last``."""
 
     tag: GroupTag
     batch: Batch
@@ -67,7 +67,7 @@ class GroupEntry(Struct, frozen=True):
 
 
 class GroupFailed(Struct, frozen=True):
-    """The rest of the group that ``FeedGroup`` asked for cannot be had."""
+    """The driver cannot provide the rest of the group that ``FeedGroup`` asked for."""
 
     tag: GroupTag
     reason: str
@@ -88,7 +88,7 @@ class CommitDurable(Struct, frozen=True):
 
 
 class Commit(Struct, frozen=True):
-    """The replica's part of a cut, or None if the cut has nothing for it."""
+    """The replica's part of a cut. ``context`` is None if the cut has nothing for this replica."""
 
     prev_high_watermark: GLSN
     high_watermark: GLSN
@@ -105,14 +105,17 @@ class ReplicateFailed(Struct, frozen=True):
 
 
 class StorageFailed(Struct, frozen=True):
-    """A write or an fsync failed. What was not yet durable counts as lost, for good."""
+    """A write or an fsync failed. Everything that was not yet durable counts as lost, permanently."""
 
     reason: str
 
 
 class Tidy(Struct, frozen=True):
-    """The files were opened a while ago: now is the time to finish what was left half done before. Not at once, or a
-    disk that fails at this would be opened again and again without a pause."""
+    """Some time has passed since the files were opened: finish work that was interrupted before.
+
+    This does not happen at once. Otherwise a disk that fails at this work would be opened again and again without
+    pause.
+    """
 
 
 class Dropped(Struct, frozen=True):
@@ -149,13 +152,13 @@ ReplicaEvent = (
 
 
 class SaveHardState(Struct, frozen=True):
-    """Barrier."""
+    """Barrier: save the hard state."""
 
     hard_state: HardState
 
 
 class SaveDedup(Struct, frozen=True):
-    """Barrier."""
+    """Barrier: save the deduplication checkpoint."""
 
     checkpoint: DedupCheckpoint
 
@@ -168,8 +171,8 @@ class Truncate(Struct, frozen=True):
 
 
 class Restart(Struct, frozen=True):
-    """Barrier: remove all commit contexts, and all entries but those from ``first_llsn`` to ``keep_end``; without such
-    the next entry written is ``first_llsn``."""
+    """Barrier: remove all commit contexts, and all entries except those from ``first_llsn`` to ``keep_end``. If no
+    entry remains, the next entry written is ``first_llsn``."""
 
     first_llsn: LLSN
     generation: int
@@ -177,8 +180,8 @@ class Restart(Struct, frozen=True):
 
 
 class FillEntry(Struct, frozen=True):
-    """Barrier: put the entry in the place of one that cannot be read. If it does not fit there, remove everything from
-    there on, and fail."""
+    """Barrier: write the entry in the place of an unreadable one. If it does not fit there, remove everything from that
+    place on, and fail."""
 
     entry: Entry
 
@@ -212,7 +215,7 @@ class RefuseEntry(Struct, frozen=True):
 
 
 class Acked(Struct, frozen=True):
-    """The append is committed. ``last_sequence`` is the producer's last one in the stream at that place."""
+    """The append is committed. ``last_sequence`` is the producer's last sequence in the stream at that place."""
 
     waiter: Waiter
     ack: Ack
@@ -227,14 +230,14 @@ class Failed(Struct, frozen=True):
 
 
 class Unsettled(Struct, frozen=True):
-    """This replica can no longer tell the outcome."""
+    """This replica can no longer tell the outcome of the append."""
 
     waiter: Waiter
 
 
 class FeedGroup(Struct, frozen=True):
-    """Hand over the entries of this group, as ``GroupEntry`` events, one after the other. It ends when the last one was
-    taken, with ``GroupFailed``, or when the replica refuses one: then the group is no longer wanted."""
+    """Hand over the entries of this group as ``GroupEntry`` events, one after the other. The feed ends when the last
+    entry is taken, with ``GroupFailed``, or when the replica refuses an entry because the group is no longer wanted."""
 
     group: PublishGroup
 
@@ -246,7 +249,7 @@ class TellGroup(Struct, frozen=True):
 
 
 class ReportNow(Struct, frozen=True):
-    """Something changed that the metadata repository should know at once."""
+    """Send a report at once: something changed that the metadata repository should know."""
 
 
 class Complain(Struct, frozen=True):
@@ -261,12 +264,12 @@ class AskSync(Struct, frozen=True):
 
 
 class Remove(Struct, frozen=True):
-    """Close the files and remove them for ever: this replica is no more. Always the last effect."""
+    """Close the files and delete them permanently: the replica no longer exists. Always the last effect."""
 
 
 class Reopen(Struct, frozen=True):
-    """Cut the files back to what is known to be durable (None: leave them as they are), then recover the replica from
-    disk as after a restart."""
+    """Cut the files back to what is known to be durable, or leave them unchanged where that is None. Then recover the
+    replica from disk as after a restart."""
 
     durable_end: LLSN | None
     durable_committed_end: LLSN | None

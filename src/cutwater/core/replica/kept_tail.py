@@ -1,10 +1,11 @@
-"""Entries above the committed end of a replica that has to learn. They are on disk and count for nothing yet.
+"""Entries above the committed end of a replica that has to learn. They are on disk but do not count yet.
 
-Such an entry may be the last intact copy of a committed record, so none goes before a source has shown what is
-committed. One head gives out all LLSNs of an epoch, so an entry of equal LLSN range and epoch has equal bytes: if the
-source sends it, or says that it is committed and cannot be read there, the one that is here counts.
+Such an entry may be the last intact copy of a committed record, so none is removed before a source has shown which
+entries are committed. One head gives out all LLSNs of an epoch, so two entries with the same LLSN range and epoch have
+the same bytes. If the source sends such an entry, or says that it is committed but unreadable there, the local entry
+counts.
 
-Between them there may be holes: entries that cannot be read here, and are filled in when the source sends them.
+There may be holes between the entries: entries that cannot be read here. They are filled when the source sends them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class KeptTail:
         return next(reversed(self._kept.values())).last_llsn if self._kept else self._start
 
     def add(self, entry: Entry) -> None:
-        """What was between the last one and this one cannot be read."""
+        """Add an entry at the end. A gap between the previous entry and this one is a hole that cannot be read."""
         self._add(_kept(entry))
 
     def _add(self, kept: Kept) -> None:
@@ -52,18 +53,18 @@ class KeptTail:
         return self._kept.get(entry.first_llsn) == _kept(entry)
 
     def has_hole_for(self, entry: Entry) -> bool:
-        """Whether what was here where the entry begins cannot be read, and can be read behind it."""
+        """Whether the entry fits into a hole that begins where the entry begins."""
         return any(first == entry.first_llsn and entry.last_llsn <= last for first, last in self._holes)
 
     def fill(self, entry: Entry) -> None:
-        """The entry is in the hole that begins with it."""
+        """Put the entry into the hole that begins with it."""
         tail = KeptTail(self._start)
         for kept in sorted((*self._kept.values(), _kept(entry)), key=attrgetter("first_llsn")):
             tail._add(kept)
         self._kept, self._holes = tail._kept, tail._holes
 
     def covers(self, first_llsn: LLSN, last_llsn: LLSN, epoch: Epoch) -> bool:
-        """Whether entries of this epoch are here that begin and end exactly there."""
+        """Whether entries of this epoch are here that begin and end exactly at these LLSNs."""
         llsn = first_llsn
         while llsn <= last_llsn:
             found = self._kept.get(llsn)
@@ -73,7 +74,7 @@ class KeptTail:
         return llsn == last_llsn + 1
 
     def beginning_at(self, first_llsn: LLSN) -> KeptTail:
-        """The tail from this LLSN up to the first hole; empty unless an entry begins there."""
+        """Return the tail from this LLSN up to the first hole. It is empty unless an entry begins there."""
         tail = KeptTail(LLSN(first_llsn - 1))
         if first_llsn in self._kept:
             for kept in self._kept.values():
@@ -82,14 +83,14 @@ class KeptTail:
         return tail
 
     def cut(self, end: LLSN) -> None:
-        """The entries above ``end`` are gone."""
+        """Forget the entries above ``end``, which were removed."""
         while self._kept and self.end > end:
             self._kept.popitem()
         assert self.end <= end, (self.end, end)
         self._holes = [hole for hole in self._holes if hole[1] < self.end]
 
     def commit(self, end: LLSN) -> None:
-        """The entries up to ``end`` are committed."""
+        """Forget the entries up to ``end``, which are committed."""
         self._start = max(self._start, end)
         self._kept = {first: kept for first, kept in self._kept.items() if kept.last_llsn > end}
         self._holes = [hole for hole in self._holes if hole[0] > end]

@@ -1,8 +1,8 @@
 """The destination side of a sync: copies committed entries first and their commit contexts last.
 
-The learner says what comes next and checks what the source sends; what changes is the replica's own doing. While it
-works, the replica's hard state says ``learning``, so that a crash at any point leaves a replica that never counts until
-it has been synced again.
+The learner says what comes next and checks what the source sends; only the replica changes state. During the sync the
+replica's hard state says ``learning``. So a crash at any point leaves a replica that does not count until it has been
+synced again.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ Effects = list[ReplicaEffect]
 
 
 class Learner:
-    """One attempt of one replica to learn from one source. The replica asks ``learned`` and ``failed`` after each
+    """One attempt of one replica to learn from one source. The replica reads ``learned`` and ``failed`` after each
     step."""
 
     def __init__(self, replica: Replica, attempt: int, source: StorageNodeId) -> None:
         self.attempt, self.source = attempt, source
         self.learned: SyncEnd | None = None
-        """What the source ended with, once all entries and their commits are on disk."""
+        """The last message of the source, set once all entries and their commits are on disk."""
         self.failed: str | None = None
         self._replica = replica
         self._plan: SyncPlan | None = None
         self._end: SyncEnd | None = None
         self._committing = False
         self._through = LLSN(0)
-        """Up to here the source has said what is committed, and it is here."""
+        """The source has said which entries up to this LLSN are committed, and this replica holds them."""
 
     def start(self) -> Effects:
-        """Ask for what is missing: everything, if not even the committed entries are all there."""
+        """Ask for what is missing. Ask for everything if some committed entries are lost."""
         replica = self._replica
         extent = Extent(LLSN(1), LLSN(0)) if replica.has_lost_entries else replica.extent
         return [AskSync(self.source, SyncRequest(replica.stream, self.attempt, extent))]
@@ -63,7 +63,7 @@ class Learner:
                 return [] if self._end is not None else self._fail(event.reason)
 
     def entries_durable(self) -> Effects:
-        """Once all entries are on disk, and not before, their commits may be written."""
+        """Write the commits, once all entries are on disk."""
         if self._committing or self._end is None or self._plan is None:
             return []
         if self._replica.durable_end < self._plan.copy.end:
@@ -99,7 +99,7 @@ class Learner:
                 replica.kept.fill(entry)
                 effects.append(FillEntry(entry))
             elif not replica.kept.holds(entry):
-                # From here on, the kept tail is of an epoch that went on without it.
+                # From here on, the kept tail differs from the log: its epoch went on without these entries.
                 effects += [*replica.drop_kept(self._through), *replica.write_copy(entry)]
             self._through = entry.last_llsn
         for missing in event.missing:
@@ -114,13 +114,13 @@ class Learner:
         return effects
 
     def _what_is_wrong(self, event: SyncEnd) -> str | None:
-        """The commits must cover exactly the entries, and the deduplication state must be of their end."""
+        """Check that the commits cover exactly the entries, and that the deduplication state belongs to their end."""
         if self._plan is None or self._through != self._plan.copy.end:
             return "the source ended before it had sent everything"
         end = self._replica.committed_end
         contexts = self._new_contexts(event)
         for context in contexts:
-            # Only the first one may begin before: where the source has trimmed in the middle of a commit.
+            # Only the first commit may begin earlier: the source may have trimmed in the middle of it.
             if context.first_llsn > end + 1 or (context is not contexts[0] and context.first_llsn != end + 1):
                 return f"commit {context} does not follow LLSN {end}"
             end = context.last_llsn

@@ -1,6 +1,6 @@
-"""Opening a replica: what its files mean, what of them is kept, and the replica that follows from it.
+"""Opens a replica: interprets its files, decides which entries to keep, and builds the replica from them.
 
-A replica is created by saving its first hard state where nothing was before; then it is opened like any other.
+A replica is created by saving its first hard state where no files exist. Then it is opened like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cutwater.types import LLSN, CommitContext, Entry, LogStreamId, StorageNodeI
 
 
 class ReplicaFiles(Protocol):
-    """What opening needs of the storage of a replica."""
+    """The parts of a replica's storage that opening needs."""
 
     @property
     def first_llsn(self) -> LLSN: ...
@@ -36,13 +36,16 @@ class ReplicaFiles(Protocol):
     def truncate(self, end: LLSN) -> None: ...
 
     def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
-        """The entries from the one that holds the first LLSN to the one that holds the last, without their bodies."""
+        """Yield the entries from the one that holds the first LLSN to the one that holds the last, without bodies."""
 
 
 class Opening(Struct, frozen=True):
-    """``problem`` says why the replica cannot be trusted, if it cannot; ``damage`` what cannot be read, if that is why:
-    a copy of it from a peer would help as well as a sync. ``replayed`` is how many entries came after the checkpoint of
-    deduplication."""
+    """Result of opening a replica.
+
+    ``problem`` says why the replica cannot be trusted; it is empty if it can. ``damage`` is set if unreadable data is
+    the reason: a copy of it from a peer would help as well as a sync. ``replayed`` is the number of entries that came
+    after the deduplication checkpoint.
+    """
 
     replica: Replica
     problem: str = ""
@@ -51,8 +54,8 @@ class Opening(Struct, frozen=True):
 
 
 def open_replica(node: StorageNodeId, stream: LogStreamId, files: ReplicaFiles) -> Opening:
-    """Whatever can never be committed is removed from the files of a replica that may be trusted. Those of another one
-    stay as they are."""
+    """Open a replica from its files. If the replica can be trusted, remove all entries that can never be committed.
+    Otherwise leave the files unchanged."""
     found = files.find()
     verdict = judge(found)
     kept = verdict.kept if isinstance(verdict, Invalid) else verdict
@@ -81,15 +84,15 @@ def open_replica(node: StorageNodeId, stream: LogStreamId, files: ReplicaFiles) 
         first_llsn=files.first_llsn,
         tail=tail,
         dedup=dedup,
-        # Where entries are missing at the end, something has to be cut off as well before one can be written.
+        # If entries are missing at the end, a cut must come before the next write as well.
         files_end=max(found.entries_end, found.damaged or LLSN(0)),
     )
     return Opening(replica, problem, damage, replayed)
 
 
 def replay(dedup: Deduplicator, files: ReplicaFiles, committed_end: LLSN) -> int:
-    """Deduplication state is its checkpoint and the headers of the committed entries after it; how many of them there
-    were."""
+    """Apply the headers of the committed entries after the checkpoint to the deduplication state. Return their
+    count."""
     upto = files.dedup.upto if files.dedup else LLSN(0)
     first = max(LLSN(upto + 1), files.first_llsn)
     if first > committed_end:

@@ -1,4 +1,4 @@
-"""The uncommitted entries of one replica, in order, and who waits for each."""
+"""The uncommitted entries of one replica, in order, and the calls that wait for each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cutwater.errors import ResourceExhausted
 from cutwater.types import LLSN, Ack, CommitContext, Entry, LogStreamId, Sequence
 
 UNCOMMITTED_BATCHES_MAX = 4096
-"""More than this many batches between the head and the next cut, and appends are told to wait."""
+"""Batches that may lie between the head and the next cut. Above this number, appends are told to retry later."""
 WAITERS_PER_BATCH_MAX = 64
-"""A producer may repeat a batch that is not committed yet; each time somebody waits for it."""
+"""Calls that may wait for one batch: a producer may repeat it before it is committed, and each repetition waits."""
 
 
 class _Pending(Struct):
@@ -32,20 +32,21 @@ class _Pending(Struct):
 
 
 class PendingEntries:
-    """Entries come at the end; commits take them from the front, seals from the end."""
+    """Queue of uncommitted entries. Appends add at the end, commits remove at the front, seals at the end."""
 
     def __init__(self, stream: LogStreamId) -> None:
         self._stream = stream
         self._entries: deque[_Pending] = deque()
         self._appended = 0
-        """How many of them are no part of a group, whose size is given."""
+        """Number of entries that belong to no group. Groups do not count, since their size was decided before."""
 
     def require_room(self) -> None:
         if self._appended >= UNCOMMITTED_BATCHES_MAX:
             raise ResourceExhausted(f"log stream {self._stream} has {self._appended} uncommitted batches", retry_ms=50)
 
     def add(self, entry: Entry, last_sequence: Sequence, waiters: Iterable[Waiter] = ()) -> None:
-        """``last_sequence`` is the producer's last one at the place of the entry, 0 if it has no producer."""
+        """Add an entry. ``last_sequence`` is the producer's last sequence at this entry, or 0 if the entry has no
+        producer."""
         batch = entry.batch
         in_group = batch.more or batch.group is not None
         self._appended += not in_group
@@ -54,7 +55,7 @@ class PendingEntries:
         )
 
     def wait(self, first_llsn: LLSN, waiter: Waiter) -> None:
-        """One more waits for the entry that begins here."""
+        """Let one more call wait for the entry that begins at ``first_llsn``."""
         waiters = next(pending for pending in self._entries if pending.first_llsn == first_llsn).waiters
         if len(waiters) >= WAITERS_PER_BATCH_MAX:
             raise ResourceExhausted(f"{len(waiters)} calls wait for this batch already", retry_ms=50)
@@ -68,13 +69,13 @@ class PendingEntries:
         return [waiter for pending in self._entries for waiter in pending.waiters]
 
     def commit(self, context: CommitContext) -> list[Acked]:
-        """The entries up to the end of this commit have their GLSNs."""
+        """Remove the entries that this commit gives GLSNs, and return the acknowledgements for their waiters."""
         acks: list[Acked] = []
         entries, last_llsn = self._entries, context.last_llsn
         while entries and entries[0].first_llsn <= last_llsn:
             pending = entries.popleft()
             self._appended -= not pending.in_group
-            # Records of one batch are committed by one cut, and so are the entries of one group.
+            # One cut commits all records of a batch, and all entries of a group.
             assert pending.last_llsn <= last_llsn - pending.more
             for waiter in pending.waiters:
                 ack = Ack(context.glsn_of(pending.first_llsn), pending.first_llsn, self._stream, pending.count)
@@ -82,7 +83,7 @@ class PendingEntries:
         return acks
 
     def cut(self, end: LLSN) -> list[Waiter]:
-        """The entries above ``end`` are removed; who waited for them."""
+        """Remove the entries above ``end`` and return their waiters."""
         waiters: list[Waiter] = []
         while self._entries and self._entries[-1].last_llsn > end:
             pending = self._entries.pop()

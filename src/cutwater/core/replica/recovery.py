@@ -1,6 +1,6 @@
-"""Recovery: what the files of a replica mean when it is opened.
+"""Recovery: decides what the files of a replica mean when it is opened.
 
-The matrix, from what is found on disk:
+The matrix, from the files on disk to a verdict:
 
 =============================  =======================================  ==============================================
 commit contexts                entries                                  verdict
@@ -14,9 +14,9 @@ some                           reach the end of the last commit         valid
 anything else                                                           invalid: never reports, waits for sync
 =============================  =======================================  ==============================================
 
-Durable but uncommitted entries of the current epoch are kept and reported again: discarding them would lose data when
-all replicas stop between a cut and its application. Entries beyond the sealed position, of another epoch than the
-current one, or of a group that is not all there, can never be committed and are cut off.
+Durable but uncommitted entries of the current epoch are kept and reported again: discarding them would lose data if all
+replicas stop between a cut and its application. An entry can never be committed if it lies beyond the sealed position,
+belongs to another epoch than the current one, or belongs to an incomplete group. Recovery cuts off these entries.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, LeaderEpoch,
 
 
 class HardState(Struct, frozen=True):
-    """What a replica must remember besides its records. Saved atomically, before anything that follows from it.
+    """State that a replica must remember besides its records. It is saved atomically, before anything that follows from
+    it.
 
-    ``sealed_at`` is the position of the last seal of ``epoch``, None while the epoch is open. ``chain`` are the members
-    of ``epoch``, empty if this replica was not one of them. ``learning`` is set
-    before the first byte of a sync is written and cleared after the last. ``base`` is where the entries begin when
+    ``sealed_at`` is the position of the last seal of ``epoch``, None while the epoch is open. ``chain`` lists the
+    members of ``epoch``; it is empty if this replica was not a member. ``learning`` is set before the first byte of a
+    sync is written and cleared after the last. ``base_llsn`` and ``base_glsn`` say where the entries begin if
     everything before was trimmed or never copied: entries start at ``base_llsn + 1``.
     """
 
@@ -46,17 +47,17 @@ class HardState(Struct, frozen=True):
     base_llsn: LLSN = LLSN(0)
     base_glsn: GLSN = GLSN(0)
     trimmed_before: GLSN = GLSN(1)
-    """Every GLSN below this one was trimmed, on request and for ever."""
+    """Every GLSN below this one was trimmed, on request and permanently."""
     departed: tuple[Departure, ...] = ()
-    """Producers that had been moved away when the epoch opened."""
+    """Producers that had moved to another log stream when the epoch opened."""
 
 
 class Found(Struct, frozen=True):
-    """What opening the files gave, all of it synced.
+    """Contents of a replica's files when they were opened, all of it synced.
 
-    ``tail`` are the entries above the last commit that are intact, without their bodies, which may be more than memory
-    holds, and ``entries_end`` is the last LLSN of the contiguous entries. ``damaged`` is the first LLSN at
-    or below the last durable mark whose checksum is wrong; a torn tail above the mark is not damage, the storage has
+    ``tail`` holds the intact entries above the last commit. They come without their bodies, which may be more than
+    memory holds. ``entries_end`` is the last LLSN of the contiguous entries. ``damaged`` is the first LLSN at or below
+    the last durable mark whose checksum is wrong. A torn tail above the mark is not damage, since the storage has
     already cut it.
     """
 
@@ -67,13 +68,14 @@ class Found(Struct, frozen=True):
     tail: tuple[Entry, ...]
     damaged: LLSN | None = None
     lost: str = ""
-    """Which of the small files cannot be read, in words: hard state, deduplication or commits."""
+    """Describes the small file that cannot be read: hard state, deduplication or commits. Empty if all can be read."""
     lacks_dedup: bool = False
-    """Entries do not begin with the first one, and there is no checkpoint of deduplication."""
+    """Whether the first entries are missing and there is no deduplication checkpoint."""
 
 
 class Valid(Struct, frozen=True):
-    """The replica may report: committed to ``committed_end``, entries kept up to ``keep_end`` (the rest is cut)."""
+    """The replica may report. It is committed to ``committed_end``, and entries up to ``keep_end`` are kept; the rest
+    is cut."""
 
     committed_end: LLSN
     high_watermark: GLSN
@@ -81,10 +83,10 @@ class Valid(Struct, frozen=True):
 
 
 class Invalid(Struct, frozen=True):
-    """The replica's data cannot be trusted to be complete: it stays silent until it has been synced.
+    """The replica's data may be incomplete: it reports nothing until it has been synced.
 
-    ``kept`` is the committed prefix that is as good as ever and need not be copied again; None if there is none.
-    ``forgot_epochs``: its hard state is lost.
+    ``kept`` is the intact committed prefix, which need not be copied again; None if there is none. ``forgot_epochs`` is
+    True if the hard state is lost.
     """
 
     reason: str
@@ -110,28 +112,29 @@ def judge(found: Found) -> Valid | Invalid:
         return Invalid(f"committed to LLSN {committed_end}, but entries begin at {found.first_llsn}")
     has_none = found.first_llsn == committed_end + 1 and committed_end > hard.base_llsn
     if has_none and not is_lost and not _all_trimmed(found, hard):
-        return Invalid(f"committed to LLSN {committed_end}, but there are no entries, and nobody trimmed them")
+        return Invalid(f"committed to LLSN {committed_end}, but there are no entries, and no trim removed them")
     kept = Valid(committed_end, high_watermark, committed_end)
     if found.damaged is not None and found.damaged <= committed_end:
         return Invalid(f"the entry at LLSN {found.damaged} fails its checksum")
     if is_lost or found.lost:
         return Invalid(found.lost or "its hard state, the file state, is missing", kept, forgot_epochs=is_lost)
     if hard.chain and found.tail and found.tail[0].epoch < hard.epoch:
-        # A member of an epoch had committed everything of the epochs before, on disk.
+        # A member of an epoch has committed everything of the earlier epochs, on disk.
         return Invalid(f"the commits from LLSN {committed_end + 1} on are missing", kept)
     if hard.learning:
-        # Commit contexts are copied last, so what they cover is complete.
+        # Commit contexts are copied last, so the entries that they cover are complete.
         return Invalid("an interrupted sync", kept)
     if found.damaged is not None:
         return Invalid(f"the entry at LLSN {found.damaged} fails its checksum", kept)
     if found.lacks_dedup and committed_end > 0:
-        # A replica saves it before it trims, and before it learns from one that has trimmed.
+        # A replica saves its deduplication state before it trims, and before it learns from a replica that has trimmed.
         return Invalid("its deduplication state is missing, and the entries that it came from are trimmed", kept)
     return Valid(committed_end, high_watermark, _keep_end(found.tail, hard, committed_end))
 
 
 def without_hard_state(found: Found) -> HardState:
-    """The replacement for a lost hard state: the replica learns in any case, and takes its epochs from the leader."""
+    """Return the replacement for a lost hard state. The replica must learn in any case, and gets its epochs from the
+    leader."""
     return HardState(learning=True, base_llsn=LLSN(found.first_llsn - 1))
 
 
@@ -140,7 +143,7 @@ def _all_trimmed(found: Found, hard: HardState) -> bool:
 
 
 def _keep_end(tail: Sequence[Entry], hard: HardState, committed_end: LLSN) -> LLSN:
-    """The last uncommitted entry that may still be committed."""
+    """Return the LLSN of the last uncommitted entry that may still be committed."""
     end = committed_end
     for entry in tail:
         if entry.epoch != hard.epoch:

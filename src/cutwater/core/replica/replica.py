@@ -1,16 +1,16 @@
-"""One log stream replica: sequencing, durability, commits, seal and unseal.
+"""State machine of one log stream replica: sequencing, durability, commits, seal and unseal.
 
-The life of a batch at the head: ``Append`` gives it the next LLSNs and registers who waits, *then* writes and forwards
-it; ``EntriesDurable`` moves the durable end, which ``report()`` tells the metadata repository; ``Commit`` gives the
+The life of a batch at the head: ``Append`` gives it the next LLSNs and registers the waiter, *then* writes and forwards
+it. ``EntriesDurable`` moves the durable end, which ``report()`` tells the metadata repository. ``Commit`` gives the
 records their GLSNs and answers the waiter. Backups do the same from ``Replicate`` on.
 
-What always holds:
+Invariants:
 
 1. ``durable_committed_end <= committed_end <= durable_end <= written_end``, and all four fall on batch boundaries, the
    first three also on group boundaries.
-2. ``report()`` tells only of what is on disk: the durable end, and the durably applied commits.
+2. ``report()`` tells only what is on disk: the durable end, and the durably applied commits.
 3. A commit applies only at ``committed_end + 1`` and only in the epoch it was made for.
-4. Whatever lies beyond a stored sealed position is removed from disk before its waiters are told.
+4. Entries beyond a stored sealed position are removed from disk before their waiters are told.
 5. A replica that is not ``trusted`` reports nothing until a sync has completed.
 """
 
@@ -65,7 +65,7 @@ _Ends = tuple[LLSN | None, LLSN | None]
 
 
 class Replica:
-    """See the module's docstring. ``handle`` is the only way to change it."""
+    """One log stream replica, as the module's docstring describes. Only ``handle`` changes it."""
 
     def __init__(
         self,
@@ -79,17 +79,20 @@ class Replica:
         dedup: Deduplicator,
         files_end: LLSN | None = None,
     ) -> None:
-        """``recovered`` is what the files hold, all of it synced; ``tail`` is what of it is uncommitted and kept. The
-        files of an invalid replica stay as they are until a source has answered, up to ``files_end``."""
+        """Build a replica from its recovered files.
+
+        ``recovered`` describes the files, all of them synced; ``tail`` holds the uncommitted entries that are kept. The
+        files of an invalid replica stay unchanged until a source has answered, up to ``files_end``.
+        """
         self.node, self.stream = node, stream
         self.hard_state = hard_state
-        # One that has forgotten its epochs takes part in nothing but learning.
+        # A replica that has forgotten its epochs can only learn.
         is_lost = not isinstance(recovered, Valid) and recovered.forgot_epochs
         self.state = ReplicaState.LEARNING if is_lost else ReplicaState.SEALING
         self.trusted = isinstance(recovered, Valid)
         kept = recovered if isinstance(recovered, Valid) else recovered.kept
         self.has_lost_entries = kept is None
-        """Not even what is committed is all there: a sync has to begin anew."""
+        """Whether some committed entries are missing, so that a sync has to begin anew."""
         self.first_llsn = first_llsn
         self.committed_end = kept.committed_end if kept else LLSN(0)
         self.durable_committed_end = self.committed_end
@@ -103,21 +106,23 @@ class Replica:
         self.complete_through = GLSN(0)
         self.revision = Revision(0)
         self.generation = self.commits_generation = 0
-        """How often entries, and how often commit contexts, were removed from the files: what was written before does
-        not count any more when it becomes durable."""
+        """How often entries, and how often commit contexts, were removed from the files. Writes from an earlier
+        generation no longer count when they become durable."""
         self.dedup = dedup
         self.learner: Learner | None = None
         self._attempts = 0
         self._last_context: CommitContext | None = None
         self._progress = LLSN(0)
-        """How far the disk has come, if that is inside a group."""
+        """The LLSN up to which entries are on disk, if it lies inside a group; otherwise 0."""
         self._bounds = GroupBounds()
         self._head = Head(self)
         self.pending = PendingEntries(stream)
         self._untold: list[e.Waiter] = []
-        """Whose outcome stands behind a barrier in the effects last returned: should that fail, they are not told."""
+        """Waiters whose outcome follows a barrier in the effects last returned. If the barrier fails, they are not
+        told."""
         self._ends_before: _Ends | None = None
-        """What was durable before the effects last returned remove something: should they fail, nothing else is."""
+        """The durable ends before the effects last returned removed something. If those effects fail, only this is
+        known to be durable."""
         self._journal = Journal(f"replica of log stream {stream} on storage node {node}")
         self._handlers = self._table()
         self.dedup.depart(hard_state.departed)
@@ -125,7 +130,7 @@ class Replica:
             if entry.last_llsn <= self.durable_end:
                 self._register(entry)
 
-    # What others may ask.
+    # Queries.
 
     @property
     def extent(self) -> Extent:
@@ -137,7 +142,7 @@ class Replica:
         return bool(self.hard_state.chain) and self.hard_state.chain[0] == self.node
 
     def report(self) -> UncommitReport | None:
-        """What the metadata repository may rely on; None while the data cannot be trusted."""
+        """Return what the metadata repository may rely on, or None while the data cannot be trusted."""
         if not self.trusted:
             return None
         assert self.learner is not None or self._bounds.whole(self.durable_end) == self.durable_end
@@ -153,19 +158,22 @@ class Replica:
         )
 
     def fate(self, stream_epoch: Epoch, producer: ProducerId) -> Fate:
-        """What became of a producer's batches; known for certain only when nothing more can be committed."""
+        """Return what became of a producer's batches. This is certain only when nothing more can be committed."""
         if self.state is not ReplicaState.SEALED or self.hard_state.epoch != stream_epoch:
             raise NotSealed(f"log stream {self.stream} is not sealed in epoch {stream_epoch} here: ask another replica")
         last_sequence, batches = self.dedup.fate(producer)
         return Fate(self.stream, stream_epoch, last_sequence, batches)
 
     def wants(self, group: m.PublishGroup) -> bool:
-        """Whether the entries of this group will be asked for if it is to be published now."""
+        """Whether a ``PublishGroup`` for this group, handled now, would ask for the group's entries."""
         return self._head.wants(group)
 
     def handle(self, event: e.ReplicaEvent) -> Effects:
-        """The one mutator. A refusal is raised before anything has changed; a ``ProtocolViolation`` is an alarm, after
-        which the replica has to be opened anew from disk."""
+        """Handle an event. This is the only mutator.
+
+        A refusal is raised before anything has changed. A ``ProtocolViolation`` is an alarm; after it, the replica has
+        to be opened anew from disk.
+        """
         kind = type(event)
         if kind is not e.StorageFailed:
             self._untold.clear()
@@ -176,11 +184,12 @@ class Replica:
         return effects
 
     def _give_up_group(self) -> Effects:
-        """Nothing was written of what waited behind the group, so that is definite and needs no barrier to be told."""
+        """Fail the appends that waited behind the open group. Nothing was written of them, so the failure is definite
+        and needs no barrier."""
         return [_settle(waiter, self.stream, definite=True) for waiter in self._head.give_up()]
 
     def _table(self) -> dict[type, Callable[[Any], Effects]]:
-        """What is done about each kind of event."""
+        """Return the handler for each kind of event."""
         return {
             e.Append: self._head.append,
             m.PublishGroup: self._head.publish,
@@ -213,7 +222,7 @@ class Replica:
         return self._take(Entry(LLSN(self.written_end + 1), self.hard_state.epoch, batch), waiters)
 
     def stop(self, why: str) -> None:
-        """The replica cannot go on: its stream has to be sealed."""
+        """Stop the replica because it cannot go on. Its stream has to be sealed."""
         self._step(Step.FAULT, why)
 
     def _take(self, entry: Entry, waiters: Iterable[e.Waiter]) -> Effects:
@@ -226,7 +235,7 @@ class Replica:
         return [write] if after is None else [write, e.Forward(after, m.Replicate(self.stream, entry))]
 
     def neighbour(self, by: int) -> StorageNodeId | None:
-        """The node before (-1) or after (1) this replica in the chain of its epoch."""
+        """Return the node before (-1) or after (1) this replica in the chain of its epoch."""
         chain = self.hard_state.chain
         at = chain.index(self.node) + by if self.node in chain else -1
         return chain[at] if 0 <= at < len(chain) else None
@@ -248,7 +257,7 @@ class Replica:
             return self._take(entry, ())
         last_llsn = entry.last_llsn
         if last_llsn <= self.committed_end or (last_llsn <= self.written_end and self.pending.holds(entry)):
-            # It is here already; a committed one was compared long ago.
+            # The entry is here already. A committed entry was compared long ago.
             return []
         reason = f"expected LLSN {self.written_end + 1}, got {entry.first_llsn}"
         self._step(Step.FAULT, reason)
@@ -288,7 +297,7 @@ class Replica:
         return effects
 
     def _apply(self, context: CommitContext) -> Effects:
-        """Give GLSNs to the next uncommitted records. Repeated, early and foreign commits are normal and ignored."""
+        """Give GLSNs to the next uncommitted records. Ignore repeated, early and foreign commits, which are normal."""
         last_llsn, following, hard_state = context.last_llsn, self.committed_end + 1, self.hard_state
         if last_llsn < following:
             self._assert_same_commit(context)
@@ -296,7 +305,7 @@ class Replica:
         if context.first_llsn > following or context.epoch != hard_state.epoch:
             return []
         if not hard_state.chain or not self.trusted or self.state is ReplicaState.LEARNING:
-            # Not a member of this epoch: whatever it commits has to be learned.
+            # The replica is not a member of this epoch and has to learn the records that the epoch commits.
             return []
         if context.first_llsn != following:
             raise self._contradiction(f"commit {context} overlaps what is committed to {self.committed_end}")
@@ -350,7 +359,8 @@ class Replica:
                 f"asked to seal at {event.sealed_at}, but epoch {event.epoch} is sealed at {earlier}"
             )
         if earlier is not None and self.written_end <= earlier and self.state is not ReplicaState.RUNNING:
-            # Said before, perhaps before a restart; what is still missing comes with commits, or with a sync.
+            # The seal is a repetition, perhaps from before a restart. Commits or a sync will bring what is still
+            # missing.
             before, effects = self.state, self._remember(event.leader_epoch)
             self._settle_seal()
             return effects if self.state is before else [*effects, e.ReportNow()]
@@ -358,14 +368,14 @@ class Replica:
         self._step(Step.SEAL_ASKED, f"epoch {event.epoch} at {event.sealed_at}")
         chain = self.hard_state.chain if same_epoch else ()
         effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=event.sealed_at, chain=chain)
-        # What a replica holds of an epoch that was closed without it may differ from what the others committed.
+        # Entries of an epoch that was closed without this replica may differ from those that the others committed.
         effects += self._cut_tail(event.sealed_at if same_epoch else self.committed_end, definite=same_epoch)
         self._settle_seal()
         return [*effects, e.ReportNow()]
 
     def _cut_tail(self, end: LLSN, *, definite: bool) -> Effects:
-        """Durably remove the entries above ``end`` and tell their waiters, who learn something definite only when a
-        stored sealed position says so."""
+        """Durably remove the entries above ``end`` and tell their waiters. The outcome is definite only when a stored
+        sealed position says so."""
         if self.written_end <= end:
             return []
         self._ends_before = self._ends_before or self._durable_ends()
@@ -382,7 +392,7 @@ class Replica:
         return effects
 
     def _settle_seal(self) -> None:
-        """SEALED is reached when the disk holds exactly what the seal says: all committed, nothing beyond."""
+        """Enter SEALED when the disk holds exactly what the seal says: everything committed, nothing beyond."""
         if self.state is ReplicaState.SEALING and self.trusted:
             sealed_at = self.hard_state.sealed_at
             if sealed_at is not None and self.durable_committed_end == sealed_at == self.written_end:
@@ -431,7 +441,7 @@ class Replica:
         return [*effects, e.ReportNow()]
 
     def check_epoch(self, epoch: Epoch) -> None:
-        """Appends and entries belong to one epoch; one from another is late, or early."""
+        """Raise if an append or an entry belongs to another epoch, which means that it is late or early."""
         if epoch != self.hard_state.epoch:
             raise WrongEpoch(self.stream, epoch, self.hard_state.epoch)
 
@@ -449,7 +459,7 @@ class Replica:
         if self.learner is not None:
             return []
         if self.trusted and self.state is not ReplicaState.LEARNING:
-            # A replica that counts, or may soon, must not be made a learner by an order that is meant for its past.
+            # An order that was meant for its past must not make a learner of a replica that counts, or may soon.
             self.check_epoch(event.epoch)
         if next_state(self.state, Step.LEARN) is None:
             raise Refused(f"log stream {self.stream} on storage node {self.node} is {self.state.name}: it cannot learn")
@@ -478,10 +488,12 @@ class Replica:
         return effects if learner.learned is None else [*effects, *self._learned(learner.learned)]
 
     def begin_copy(self, restart_at: LLSN | None, base_glsn: GLSN) -> Effects:
-        """From here on the files change, so from here on the replica does not count until it is done. Entries begin at
-        ``restart_at`` if that is given. Only committed records are copied: the tail of a replica that was trusted goes,
-        since the others have sealed without it and hold what is committed. Any other tail is kept until the source has
-        shown what is committed."""
+        """Begin to change the files for a sync. From here on the replica does not count until the sync is done.
+
+        Entries begin at ``restart_at`` if that is given. Only committed records are copied. The tail of a replica that
+        was trusted is removed, since the others have sealed without it and hold what is committed. Any other tail is
+        kept until the source has shown what is committed.
+        """
         if restart_at is None:
             counted = self._counts_its_tail
             saved = self._save(learning=True)
@@ -510,19 +522,19 @@ class Replica:
 
     @property
     def _counts_its_tail(self) -> bool:
-        """Whether what lies above the committed end was reported, and somebody may wait for it."""
+        """Whether the entries above the committed end were reported, so that calls may wait for them."""
         return self.trusted and not self.hard_state.learning
 
     def drop_kept(self, end: LLSN) -> Effects:
-        """Nothing above ``end`` is committed, or what is committed there is something else. What cannot be read behind
-        the tail goes too, and what lies behind that."""
+        """Remove the entries above ``end``: they are not committed, or the committed entries there are different ones.
+        This also removes unreadable entries behind the tail, and everything behind those."""
         if max(self.written_end, self._files_end) <= end:
             return []
         self._files_end = LLSN(0)
         self._ends_before = self._ends_before or self._durable_ends()
         self.generation += 1
         self.kept.cut(end)
-        # The barrier makes everything up to there durable.
+        # The barrier makes everything up to ``end`` durable.
         self.written_end = self.durable_end = end
         return [e.Truncate(end, self.generation)]
 
@@ -539,7 +551,7 @@ class Replica:
         return [e.WriteCommit(context, self.commits_generation) for context in contexts]
 
     def _learned(self, end: m.SyncEnd) -> Effects:
-        """All that the source had committed is on disk, entries and commits."""
+        """Finish the sync, once all entries and commits that the source had committed are on disk."""
         if end.more and self.kept.end > self.committed_end:
             # The source has not shown yet which entries of the rest of the tail are committed.
             assert self.learner is not None
@@ -550,14 +562,14 @@ class Replica:
         changes: dict[str, object] = {"trimmed_before": max(self.hard_state.trimmed_before, end.trimmed_before)}
         newest = max((context.epoch for context in end.contexts), default=self.hard_state.epoch)
         if newest > self.hard_state.epoch:
-            # The records are of a later epoch than the replica knew of: orders for the earlier one come too late.
+            # The records belong to a later epoch than the replica knew. Orders for the earlier epoch now come too late.
             changes |= {"epoch": newest, "chain": (), "sealed_at": None}
         self._step(Step.LEARNED, str(self.committed_end))
         effects: Effects = [e.SaveDedup(end.dedup), *self._save(learning=False, **changes), e.ReportNow()]
         self._settle_seal()
         return [*effects, *self._drop_trimmed()]
 
-    # Trim and trouble.
+    # Trim and failures.
 
     def _trim(self, event: m.TrimReplica) -> Effects:
         if event.before <= self.hard_state.trimmed_before or self.learner is not None:
@@ -566,7 +578,7 @@ class Replica:
             return [*self._save(trimmed_before=event.before), *self._drop_trimmed()]
         if self.has_lost_entries:
             return []
-        # What cannot be read may be trimmed by now; then nobody has a copy of it, and nobody needs one.
+        # The unreadable entries may be trimmed by now. Then no replica has a copy of them, and none needs one.
         is_learning = self.hard_state.learning
         saved = self._save(trimmed_before=event.before, learning=is_learning)
         return [*saved, e.Reopen(None, None, f"trimmed before {event.before}")]
@@ -576,15 +588,16 @@ class Replica:
         return []
 
     def _drop(self, event: m.DropReplica) -> Effects:
-        """A cut may have committed what somebody waits for, and nobody will tell any more."""
+        """Remove the replica. Its waiters are told that their outcome is unknown: a cut may have committed their
+        entries, and no further message will tell this replica."""
         return [*self._give_up_group(), *(e.Unsettled(waiter) for waiter in self.pending.waiters()), e.Remove()]
 
     def _tidy(self, event: e.Tidy) -> Effects:
         return self._drop_trimmed()
 
     def _drop_trimmed(self) -> Effects:
-        """Remove what is trimmed, or what is left of it: a crash may have come between the two, and a sync may have
-        brought it back. Deduplication state outlives the entries that it came from."""
+        """Remove trimmed entries, or what is left of them: a crash may have interrupted an earlier removal, and a sync
+        may have brought entries back. Deduplication state outlives the entries that it came from."""
         before, end = self.hard_state.trimmed_before, self.durable_committed_end
         if not self.trusted or before <= self.hard_state.base_glsn + 1 or self.first_llsn > end:
             return []
@@ -594,7 +607,7 @@ class Replica:
         if event.epoch != self.hard_state.epoch or self.state is not ReplicaState.RUNNING:
             return []
         if event.peer != self.neighbour(1):
-            # It was given nothing, so it says nothing of the chain.
+            # The replica forwards nothing to this peer, so the failure says nothing about the chain.
             return []
         self._step(Step.FAULT, f"cannot replicate to storage node {event.peer}: {event.reason}")
         return [e.Complain(event.peer), e.ReportNow()]
@@ -606,8 +619,8 @@ class Replica:
         return [*effects, e.Reopen(end, committed_end, event.reason)]
 
     def _durable_ends(self) -> _Ends:
-        """What is known to be on disk. Of a replica that has lost entries nothing is: nobody knows where the good part
-        ends, and a peer may need what is left."""
+        """Return what is known to be on disk. For a replica that has lost entries this is nothing: it is unknown where
+        the good part ends, and a peer may need the rest."""
         if self.has_lost_entries or (not self.trusted and self.learner is None):
             return None, None
         return self.durable_end, self.durable_committed_end
@@ -629,7 +642,7 @@ class Replica:
 
     def _save(self, **changes: object) -> Effects:
         if not self.trusted:
-            # The saved state must not look like that of a replica that counts when it is opened again.
+            # When the replica is opened again, the saved state must not look like that of a replica that counts.
             changes.setdefault("learning", True)
         self.hard_state = structs.replace(self.hard_state, **changes)
         return [e.SaveHardState(self.hard_state)]

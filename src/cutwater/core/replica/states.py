@@ -1,6 +1,6 @@
-"""The states of a log stream replica and the only ways from one to another.
+"""The states of a log stream replica and the transitions between them.
 
-The table is the specification: the machine in ``replica.py`` asks it before every step, and the diagram in
+The table is the specification: the state machine in ``replica.py`` consults it before every step, and the diagram in
 ``docs/protocol.md`` is drawn from it.
 """
 
@@ -46,12 +46,12 @@ TRANSITIONS: dict[tuple[ReplicaState, Step], ReplicaState] = {
 
 
 def next_state(state: ReplicaState, step: Step) -> ReplicaState | None:
-    """Where the step leads, or None when the state forbids it."""
+    """Return the state to which the step leads, or None if the current state forbids it."""
     return TRANSITIONS.get((state, step))
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram."""
+    """Return the table as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", "    [*] --> SEALING", "    [*] --> LEARNING: hard state lost"]
     lines += [f"    {a.name} --> {b.name}: {step.name.lower()}" for (a, step), b in TRANSITIONS.items()]
     return "\n".join(lines)

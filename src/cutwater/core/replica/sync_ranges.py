@@ -1,8 +1,8 @@
 """Sync: how a replica that lacks committed records gets them from a peer.
 
-Only *committed* entries are copied, in LLSN order, and their commit contexts come last, so a destination that stops
-half-way never claims a commit whose entries it lacks. The plan is arithmetic on four numbers and covers every case of
-how two ranges of LLSNs can lie to each other.
+Only *committed* entries are copied, in LLSN order. Their commit contexts come last, so a destination that stops
+half-way never claims a commit whose entries it lacks. The plan is arithmetic on four numbers and covers every possible
+relation between two ranges of LLSNs.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class SyncCase(enum.Enum):
 
 
 class SyncPlan(Struct, frozen=True):
-    """What to do: drop everything first (``restart_at`` is then the first LLSN that the destination will hold), then
-    copy the entries ``copy.first`` to ``copy.end``; ``copy`` is empty when there are none."""
+    """Plan of one sync. If ``restart_at`` is set, the destination drops everything first, and ``restart_at`` becomes
+    the first LLSN that it holds. Then it copies the entries ``copy.first`` to ``copy.end``; ``copy`` is empty when
+    there are none."""
 
     case: SyncCase
     restart_at: LLSN | None
@@ -56,7 +57,7 @@ class MissingEntries(Struct, frozen=True, array_like=True):
 
 
 def missing_entries(contexts: Sequence[CommitContext], first_llsn: LLSN, last_llsn: LLSN) -> tuple[MissingEntries, ...]:
-    """The committed ranges from one LLSN to another, one for each commit, with its epoch."""
+    """Return the committed ranges from one LLSN to another, one for each commit, with its epoch."""
     found = []
     for context in contexts[bisect_left(contexts, first_llsn, key=attrgetter("last_llsn")) :]:
         if context.first_llsn > last_llsn:
@@ -67,11 +68,11 @@ def missing_entries(contexts: Sequence[CommitContext], first_llsn: LLSN, last_ll
 
 
 def plan_sync(source: Extent, destination: Extent) -> SyncPlan:
-    """How to bring ``destination`` to exactly the committed end of ``source``.
+    """Plan how to bring ``destination`` to exactly the committed end of ``source``.
 
     1. Afterwards the destination ends where the source ends.
-    2. It holds every entry that the source holds, except below what it had trimmed itself.
-    3. Nothing that it already holds is copied again, unless a hole would lie between the two.
+    2. It holds every entry that the source holds, except those below its own trim position.
+    3. Nothing that it already holds is copied again, unless there would be a hole between the two.
     """
     if destination.end > source.end:
         raise Refused(
@@ -84,7 +85,7 @@ def plan_sync(source: Extent, destination: Extent) -> SyncPlan:
     if source.empty:
         return SyncPlan(SyncCase.SOURCE_TRIMMED, source.first, nothing)
     if destination.end + 1 < source.first:
-        # A hole would lie between what the destination has and what the source can give.
+        # There would be a hole between the entries of the destination and those that the source can send.
         case = SyncCase.EMPTY if destination.empty else SyncCase.BELOW
         return SyncPlan(case, source.first, source)
     missing = Extent(LLSN(destination.end + 1), source.end)

@@ -1,5 +1,5 @@
-"""What the leader sees of storage nodes, and what it plans for log streams that are not as they should be.
+"""What the leader sees of storage nodes, and what it plans for log streams that need repair.
 
-These modules answer questions and propose decisions. ``core.order.leader`` makes the decisions, and nothing here is
-stored: a new leader starts with a fresh view.
+These modules answer questions and propose decisions. ``core.order.leader`` makes the decisions. Nothing here is stored:
+a new leader starts with a fresh view.
 """

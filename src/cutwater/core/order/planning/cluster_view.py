@@ -1,6 +1,6 @@
-"""What one leader sees of nodes and replicas: their reports, how lively they are, and for how long streams are sealed.
+"""One leader's view of nodes and replicas: their reports, which are alive, and how long streams have been sealed.
 
-It answers questions and decides nothing. A new leader starts with a fresh one.
+The view answers questions and decides nothing. A new leader starts with a fresh one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Outlook:
         self._invalid_since: dict[tuple[LogStreamId, StorageNodeId], int] = {}
         self._sealed_since = {s.stream: now.monotonic for s in state.streams.values() if not s.is_open}
 
-    # How long streams are sealed.
+    # Sealed streams.
 
     def note_sealed(self, stream: LogStreamId, now: Instant) -> None:
         self._sealed_since[stream] = now.monotonic
 
     def note_sleep(self, slept_us: int) -> None:
-        """The time that the leader itself was stopped does not count for the patience with replicas."""
+        """Add the time that the leader itself was stopped: it does not count against replicas."""
         self._sealed_since = {stream: since + slept_us for stream, since in self._sealed_since.items()}
 
     def forget_streams(self) -> None:
@@ -40,7 +40,7 @@ class Outlook:
         return now.monotonic - self._sealed_since.get(stream.stream, 0) < self._options.reopen_patience_us
 
     def is_given_up(self, stream: LogStream, now: Instant) -> bool:
-        """Whether the stream has been sealed for so long that nobody should wait for it."""
+        """Whether the stream has been sealed for so long that waiting for it is pointless."""
         sealed_for = now.monotonic - self._sealed_since.get(stream.stream, now.monotonic)
         return not stream.is_open and sealed_for >= self._options.replace_stream_after_us
 
@@ -74,7 +74,7 @@ class Outlook:
         others = sum(1 for other in stream.members if other != node and self.is_usable(other, now))
         return others >= max(1, self._options.min_replication)
 
-    # For those who plan.
+    # Input for planning.
 
     def staff(self, now: Instant) -> Staff:
         return Staff(

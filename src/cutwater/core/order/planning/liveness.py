@@ -1,6 +1,6 @@
-"""What a leader remembers for itself of nodes and replicas: who was heard when, who holds others up, which links fail.
+"""One leader's memory of nodes and replicas: when each was heard, which replicas stall their streams, which links fail.
 
-Nothing here is decided or stored. A new leader starts with a fresh memory and gives everybody the benefit of the doubt.
+Nothing here is decided or stored. A new leader starts with a fresh memory and assumes that every node is well.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Struct
 from cutwater.types import LLSN, Epoch, Instant, LogStreamId, StorageNodeId
 
 ACCUSED_PEERS_MAX = 1
-"""Who accuses more peers of one stream than this is more likely to be cut off itself."""
+"""A replica that accuses more peers of one stream than this is more likely to be cut off itself."""
 
 
 class Backoff:
@@ -27,7 +27,7 @@ class Backoff:
             return
         until, wait = self._waits.get(what, (0, 0))
         if now.monotonic - until > self._us_max:
-            # The last failure is long ago.
+            # The last failure was long ago.
             wait = 0
         wait = max(self._us_min, min(wait * 2, self._us_max))
         self._waits[what] = (now.monotonic + wait, wait)
@@ -41,7 +41,7 @@ class Backoff:
 
 
 class _Place(Struct, frozen=True):
-    """Where a replica that is behind the others was last seen to move to."""
+    """Position at which a replica that is behind the others was last seen."""
 
     epoch: Epoch
     durable_end: LLSN
@@ -49,7 +49,7 @@ class _Place(Struct, frozen=True):
 
 
 class Liveness:
-    """All times are of the monotonic clock of the leader."""
+    """Tracks which nodes are alive. All times are from the monotonic clock of the leader."""
 
     def __init__(self, nodes: Iterable[StorageNodeId], now: Instant, *, dead_after_us: int, links: Backoff) -> None:
         self._dead_after_us = dead_after_us
@@ -67,7 +67,7 @@ class Liveness:
         self._lost.discard(node)
 
     def lose(self, node: StorageNodeId, now: Instant) -> None:
-        """The node is known to be dead: no need to wait until its silence says so. A report brings it back."""
+        """Mark the node as dead at once, without waiting for its silence. A report brings it back."""
         if node in self._heard:
             self._heard[node] = min(self._heard[node], now.monotonic - self._dead_after_us)
             self._lost.add(node)
@@ -77,12 +77,12 @@ class Liveness:
         self._lost.discard(node)
 
     def forget_streams(self, known: Container[LogStreamId]) -> None:
-        """Nothing is remembered of streams that exist no more."""
+        """Forget streams that no longer exist."""
         self._behind = {key: seen for key, seen in self._behind.items() if key[0] in known}
         self._accusations = {key: accused for key, accused in self._accusations.items() if key[0] in known}
 
     def silence(self, node: StorageNodeId, now: Instant) -> int | None:
-        """For how long nothing was heard of the node, counted from the leader's beginning at most."""
+        """Return how long the node has been silent, at most since this leader began. None if the node is unknown."""
         heard = self._heard.get(node)
         return None if heard is None else now.monotonic - heard
 
@@ -98,8 +98,10 @@ class Liveness:
         self._woke = now.monotonic
 
     def notice_sleep(self, now: Instant) -> int:
-        """When the leader itself was stopped for a while, that time does not count for the silence of nodes, whose
-        reports still wait to be read. How long it was, if it was long."""
+        """Notice that the leader itself was stopped for a while, and return for how long; 0 if it was short.
+
+        That time does not count as silence of the nodes, whose reports still wait to be read.
+        """
         slept = now.monotonic - self._woke
         if slept <= self._dead_after_us // 2:
             return 0
@@ -119,7 +121,7 @@ class Liveness:
         *,
         is_behind: bool,
     ) -> bool:
-        """Whether a replica has been behind the others for so long, without moving, that it holds the stream up."""
+        """Whether a replica has been behind the others, without moving, for so long that it holds up the stream."""
         key = (stream, node)
         if not is_behind:
             self._behind.pop(key, None)
@@ -134,8 +136,8 @@ class Liveness:
     # Links.
 
     def accuse(self, stream: LogStreamId, complainer: StorageNodeId, peer: StorageNodeId, now: Instant) -> None:
-        """A replica could not pass entries on to a peer. It is believed once; if it then accuses another peer too, it
-        is itself the one to be left out."""
+        """Note that a replica could not pass entries on to a peer. The first accusation is believed. A replica that
+        soon accuses another peer too is left out itself."""
         accused = self._accusations.setdefault((stream, complainer), {})
         recent = {node: at for node, at in accused.items() if now.monotonic - at < 4 * self._dead_after_us}
         recent[peer] = now.monotonic
@@ -154,6 +156,6 @@ class Liveness:
         return self._links.waits((stream, node), now)
 
     def pardon(self, stream: LogStreamId, node: StorageNodeId) -> None:
-        """The node was started anew: what was wrong with it may be over."""
+        """Forget failures of a node that was restarted: their cause may be gone."""
         self._links.clear((stream, node))
         self._accusations.pop((stream, node), None)

@@ -1,6 +1,6 @@
-"""Which log streams each storage node is a member of, and which streams are not as they should be.
+"""Index of the log streams in which each storage node is a member, and of the streams that need repair.
 
-Worked out anew when the catalog has changed, and only then: the leader asks at every wake and with every cut.
+The index is rebuilt only when the catalog has changed, since the leader uses it at every wake and with every cut.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Roster:
 
     @property
     def member_of(self) -> dict[StorageNodeId, tuple[LogStreamId, ...]]:
-        """By storage node, the open streams of whose chains it is part."""
+        """Maps each storage node to the open streams of which it is a chain member."""
         self._refresh()
         return self._member_of
 
     @property
     def replica_of(self) -> dict[StorageNodeId, tuple[LogStreamId, ...]]:
-        """By storage node, all streams that it shall hold."""
+        """Maps each storage node to all streams that it shall hold."""
         self._refresh()
         return self._replica_of
 
@@ -38,7 +38,7 @@ class Roster:
 
     @property
     def patient(self) -> tuple[LogStreamId, ...]:
-        """Those that can wait: sealed for good, or with fewer replicas than their topic asks for."""
+        """Streams whose repair can wait: sealed permanently, or with fewer replicas than their topic asks for."""
         self._refresh()
         return self._patient
 

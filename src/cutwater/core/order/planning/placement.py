@@ -1,7 +1,7 @@
-"""Which storage nodes hold which log streams, and how many streams a topic has: planning only.
+"""Plans which storage nodes hold which log streams, and how many streams a topic has.
 
-``repair.py`` looks after a stream with the replicas that it has. Here it is decided who these shall be: for new
-streams, when nodes are dead for long, and when streams are lost for longer than their topic can wait.
+``repair.py`` repairs a stream with the replicas that it has. This module chooses the replicas: for new streams, when
+nodes have been dead for long, and when streams are lost for longer than their topic can wait.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from cutwater.core.text import nodes_in_words
 from cutwater.types import CutTime, LogStreamId, StorageNodeId
 
 Load = dict[StorageNodeId, int]
-"""How many replicas each node has that can take more."""
+"""Number of replicas on each node that can take more."""
 
 
 class Staff(Struct, frozen=True):
-    """What the leader sees of nodes and streams. ``gone``: dead for so long that others may take the node's place.
-    ``unfit``: alive, but its replica of the stream is damaged and was not repaired in a moment. ``ready``: alive, and
-    sealed exactly where the stream is. ``given_up``: sealed for so long that the topic needs another stream."""
+    """What the leader sees of nodes and streams.
+
+    ``gone``: the node has been dead for so long that others may take its place. ``unfit``: the node is alive, but its
+    replica of the stream is damaged and was not repaired quickly. ``ready``: the replica is alive and sealed exactly
+    where the stream is. ``given_up``: the stream has been sealed for so long that the topic needs another one.
+    """
 
     gone: Callable[[StorageNodeId], bool]
     unfit: Callable[[LogStream, StorageNodeId], bool]
@@ -31,9 +34,11 @@ class Staff(Struct, frozen=True):
 
 
 def reassign(stream: LogStream, wanted: int, staff: Staff, load: Callable[[], Load]) -> d.AssignReplicas | None:
-    """Give the places of nodes that are dead for long to others, as long as someone is there to learn from. A node
-    whose replica is damaged keeps its place, since its copy may be needed for a repair, and a spare one joins it;
-    when there are enough members again, replicas that are not members lose their places."""
+    """Give the places of nodes that have been dead for long to others, as long as there is a replica to learn from.
+
+    A node whose replica is damaged keeps its place, since its copy may be needed for a repair, and a spare node joins
+    it. When there are enough members again, replicas that are not members lose their places.
+    """
     surplus = _without_surplus(stream, wanted)
     if surplus is not None:
         return surplus
@@ -59,7 +64,8 @@ def reassign(stream: LogStream, wanted: int, staff: Staff, load: Callable[[], Lo
 
 
 def _without_surplus(stream: LogStream, wanted: int) -> d.AssignReplicas | None:
-    """A spare node was brought in for one whose copy was damaged. Now there are enough copies."""
+    """Remove replicas that are not members once there are enough members. This undoes the addition of a spare node for
+    a damaged copy."""
     if not (stream.is_open or stream.final) or not wanted <= len(stream.members) < len(stream.replicas):
         return None
     rest = [node for node in stream.replicas if node not in stream.members]
@@ -68,7 +74,7 @@ def _without_surplus(stream: LogStream, wanted: int) -> d.AssignReplicas | None:
 
 
 def survivors(stream: LogStream, staff: Staff) -> list[d.AddSurvivor]:
-    """A stream that stays sealed has no other way to count a replica that has learned everything."""
+    """Add the replicas that have learned everything to a stream that stays sealed, since no unseal would add them."""
     if not (stream.final or stream.held):
         return []
     learned = [node for node in stream.replicas if node not in stream.members and staff.ready(stream, node)]
@@ -78,7 +84,7 @@ def survivors(stream: LogStream, staff: Staff) -> list[d.AddSurvivor]:
 def replacements(
     state: OrderState, topic: Topic, staff: Staff, load: Load, time: CutTime, *, min_replication: int
 ) -> list[d.CreateStream]:
-    """Keep the number of log streams that take appends, or soon will."""
+    """Create log streams until the topic has enough that take appends, or soon will."""
     live = [s for s in state.streams_of(topic.topic) if not s.final]
     active = sum(1 for s in live if s.is_open or s.held or not staff.given_up(s))
     reason = f"only {active} of {topic.streams} log streams of topic {topic.name!r} take appends"
@@ -86,7 +92,7 @@ def replacements(
     for _ in range(topic.streams - active):
         nodes = place(load, topic.replication)
         if nodes is None and not any(s.is_open for s in live) and len(load) >= min_replication:
-            # Better too few copies for now than a topic that takes nothing; repair adds the others later.
+            # Too few copies for now are better than a topic that takes no appends. Repair adds the others later.
             nodes = place(load, len(load)) or None
         if nodes is None:
             break
@@ -98,7 +104,7 @@ def replacements(
 
 
 def loads(state: OrderState, usable: Callable[[StorageNodeId], bool]) -> Load:
-    """How many replicas each usable node has."""
+    """Return the number of replicas on each usable node."""
     load = {node: 0 for node in sorted(state.nodes) if usable(node)}
     for stream in state.streams.values():
         for node in stream.replicas:
@@ -108,7 +114,7 @@ def loads(state: OrderState, usable: Callable[[StorageNodeId], bool]) -> Load:
 
 
 def place(load: Load, replication: int) -> tuple[StorageNodeId, ...] | None:
-    """The least loaded nodes for a new log stream, never two replicas on one; None if there are too few."""
+    """Return the least loaded nodes for a new log stream, never two replicas on one; None if there are too few."""
     nodes = sorted((count, node) for node, count in load.items())
     if len(nodes) < replication:
         return None
@@ -118,8 +124,8 @@ def place(load: Load, replication: int) -> tuple[StorageNodeId, ...] | None:
 def substitute(
     replicas: tuple[StorageNodeId, ...], gone: set[StorageNodeId], wanted: int, load: Load
 ) -> tuple[StorageNodeId, ...]:
-    """The replicas with as many of the gone ones replaced as there are free nodes, and with more if they are too few.
-    Who is gone without a substitute keeps its place: it may come back."""
+    """Replace as many gone replicas as there are free nodes, and add nodes if there are fewer replicas than wanted. A
+    gone node without a substitute keeps its place: it may come back."""
     free = [node for _, node in sorted((count, node) for node, count in load.items() if node not in replicas)]
     result = [free.pop(0) if node in gone and free else node for node in replicas]
     while len(result) < wanted and free:

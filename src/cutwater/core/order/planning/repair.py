@@ -1,7 +1,7 @@
-"""What to do next with a log stream that is not as it should be: pure planning, no decisions, no messages.
+"""Plans the next step for a log stream that needs repair: pure planning, no decisions, no messages.
 
-The leader asks this again whenever something changed and now and then besides; every answer follows from the present
-alone, so a lost message or a new leader needs no special case. A plan always says why, also when it is to wait.
+The leader plans again after every change, and now and then besides. Every plan follows from the present state alone, so
+a lost message or a new leader needs no special case. A plan always gives its reason, even when it is to wait.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from cutwater.core.text import counted, hold, nodes_in_words, seconds
 from cutwater.types import ReplicaState, StorageNodeId, UncommitReport
 
 ADMIT_LAG_RECORDS = 1_000
-"""A learner that is no further behind than this is admitted by a short seal."""
+"""A learner that is at most this many records behind is admitted by a short seal."""
 
 
 class Plan(Struct, frozen=True):
-    """``chain``: open the sealed stream on these. ``learners``: let these copy from that source. ``admit``: seal the
-    open stream shortly so that these learners can join. ``why``: what it waits for, or why it acts, in words for
-    operators, who read it as what happens next, and as the reason of the decision if there is one."""
+    """The next step for one stream.
+
+    ``chain``: open the sealed stream on these nodes. ``learners``: pairs of a learner and the source that it copies
+    from. ``admit``: seal the open stream briefly so that these learners can join. ``why``: what the stream waits for,
+    or why the leader acts. Operators read it as the next step, and as the reason of the decision if there is one.
+    """
 
     why: str
     chain: tuple[StorageNodeId, ...] = ()
@@ -31,8 +34,8 @@ class Plan(Struct, frozen=True):
 
 
 class View(Struct, frozen=True):
-    """What the leader sees of a stream's replicas. ``fallback``: alive and with room to write. ``usable``: that, and
-    not to be avoided just now because a link to it failed."""
+    """What the leader sees of a stream's replicas. ``fallback``: alive and with room to write. ``usable``: the same,
+    and not avoided at the moment because of a failed link."""
 
     report: Callable[[StorageNodeId], UncommitReport | None]
     alive: Callable[[StorageNodeId], bool]
@@ -40,11 +43,11 @@ class View(Struct, frozen=True):
     fallback: Callable[[StorageNodeId], bool]
     invalid: Callable[[StorageNodeId], bool]
     is_unheard: Callable[[StorageNodeId], bool]
-    """Alive as far as anyone can tell, but this leader has not heard of it yet."""
+    """Whether the node counts as alive although this leader has not heard of it yet."""
     replace_after_us: int
     """How long a dead node keeps its place, if another can take it."""
     turn: int
-    """Counts attempts, so that a learner whose source does not answer is sent to another one."""
+    """Counts attempts, so that a learner whose source does not answer gets another source."""
 
 
 def is_ready(stream: LogStream, report: UncommitReport | None) -> bool:
@@ -58,7 +61,8 @@ def is_ready(stream: LogStream, report: UncommitReport | None) -> bool:
 
 
 def must_learn(stream: LogStream, history: CommitHistory, report: UncommitReport) -> bool:
-    """Whether commits alone cannot bring the replica to the committed end: it lacks entries, or the ranges are gone."""
+    """Whether commits alone cannot bring the replica to the committed end: it lacks entries, or ranges are
+    forgotten."""
     if report.durable_end < stream.committed_end:
         return True
     return history.after(report.committed_end) is None
@@ -73,8 +77,8 @@ def plan_sealed(
     patient: bool,
     wanted: int | None = None,
 ) -> Plan:
-    """Open the stream again on all that hold everything, as soon as waiting for the others makes no sense; on no more
-    than are ``wanted``, if a spare node was brought in."""
+    """Open the stream again on all replicas that hold everything, once waiting for the others is pointless. Use at most
+    ``wanted`` of them, in case a spare node was added."""
     sources = [node for node in stream.replicas if view.alive(node) and is_ready(stream, view.report(node))]
     ready = tuple(node for node in sources if view.usable(node))
     if len(ready) < min_replication:
@@ -99,7 +103,7 @@ def plan_sealed(
 
 
 def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: bool) -> Plan:
-    """Bring the replicas that are not members close to the end, then let them in."""
+    """Bring the replicas that are not members close to the end, then admit them."""
     missing = [node for node in stream.replicas if node not in stream.members]
     absent = [node for node in missing if view.usable(node)]
     sources = [node for node in stream.members if view.alive(node)]
@@ -120,7 +124,7 @@ def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: b
 
 
 def _told(stream: LogStream, history: CommitHistory, view: View, nodes: list[StorageNodeId]) -> str:
-    """What keeps each of these replicas from being a member, and what comes of it; to be put behind something."""
+    """Describe what keeps each of these replicas from being a member, and what follows, as the end of a sentence."""
     return "".join(f"; storage node {node} {_tell(stream, history, view, node)}" for node in sorted(nodes))
 
 
@@ -165,7 +169,8 @@ def _learners(
         if report is None:
             wanted = view.invalid(node)
         else:
-            # A replica of an older epoch first has to hear that the stream went on; it is told with its next report.
+            # A replica of an older epoch must first hear that the stream went on: the answer to its next report says
+            # so.
             wanted = report.epoch == stream.epoch and must_learn(stream, history, report)
             wanted = wanted or report.state is ReplicaState.LEARNING
         if wanted:

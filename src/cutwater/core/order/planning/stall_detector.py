@@ -1,7 +1,7 @@
-"""What keeps a log stream that is open from going on with all its members: looked for at every wake of the leader.
+"""Detects what keeps an open log stream from going on with all its members, at every wake of the leader.
 
-Nodes are looked at as a whole; streams only as long as something moves there, so that a thousand streams at rest cost
-what the storage nodes do.
+Nodes are checked as a whole; streams only while something changes there. So a thousand idle streams cost only as much
+as the check of the storage nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cutwater.types import LLSN, Instant, LogStreamId, StorageNodeId
 
 
 class Kind(enum.IntEnum):
-    """In the order in which they count: of several troubles of one member, only the first is told."""
+    """Kinds of trouble, by precedence: if one member has several, only the first is told."""
 
     SILENT = 1
     LEFT_OUT = 2
@@ -29,7 +29,7 @@ class Kind(enum.IntEnum):
 class Trouble(Struct, frozen=True, order=True):
     stream: LogStreamId
     place: int
-    """Of the member in its chain."""
+    """Position of the member in its chain."""
     node: StorageNodeId
     kind: Kind
 
@@ -38,8 +38,8 @@ class Watch:
     def __init__(self, state: OrderState, book: ReportBook, liveness: Liveness, roster: Roster) -> None:
         self._state, self._book, self._liveness, self._roster = state, book, liveness, roster
         self.moving = set(state.streams)
-        """Streams of which a member may be behind the others, or may have yet to report: whoever sees that something
-        was reported, committed or opened there adds them."""
+        """Streams in which a member may be behind the others, or may have yet to report. The leader adds a stream when
+        something is reported, committed or opened there."""
 
     def troubles(self, now: Instant) -> list[Trouble]:
         found: dict[tuple[LogStreamId, StorageNodeId], Kind] = {}
@@ -74,11 +74,11 @@ class Watch:
             is_behind = ur is None or here < end or ur.committed_end < stream.committed_end
             rests = rests and not is_behind
             if ur is not None and before <= here < end and ur.committed_end >= stream.committed_end:
-                # It has what the one before it has: that one, or the link to it, is what keeps both from going on.
+                # This member has all that its predecessor has. The predecessor, or its link, keeps both from going on.
                 is_behind = False
             before = here
             if found.get((stream.stream, node), Kind.FULL) < Kind.STUCK:
-                # Why it is behind is known.
+                # The reason why this member is behind is known.
                 continue
             where = (stream.epoch, here, ur.committed_end if ur is not None else LLSN(0))
             if self._liveness.is_stuck(stream.stream, node, where, now, is_behind=is_behind):
