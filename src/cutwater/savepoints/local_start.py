@@ -17,7 +17,8 @@ from cutwater.savepoints.savepoint import Path, Savepoint, open_savepoint
 
 
 class LocalStart(Struct, frozen=True):
-    """``state``: chunks by uid, as ``Machine.restore`` takes them. ``streams``: by topic, those that clocks know."""
+    """How a test begins. ``state`` has chunks by uid, as ``Machine.restore`` takes them. ``streams`` has, by topic, the
+    log streams that the clocks know."""
 
     glsn: int
     clock: ClockSnapshot | None

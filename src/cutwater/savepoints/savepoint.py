@@ -93,7 +93,7 @@ def open_savepoint(path: Path, *, files: Files | None = None) -> Savepoint:
     except (FileNotFoundError, NotADirectoryError):
         if files.exists(f"{place}/{UNFINISHED}"):
             raise Refused(
-                f"{place} is a half-written savepoint: whoever took it did not finish, or is not done yet. Take "
+                f"{place} is a half-written savepoint: the process that took it has failed, or still runs. Take "
                 "another one; `cutwater savepoint delete` removes this one"
             ) from None
         if not files.exists(place):
