@@ -175,7 +175,7 @@ class PipelinePlanner:
         self, begin: int, glsn: int, floor: int, view: View, rule: int
     ) -> tuple[int, LogClock | RuleOneLogClock] | None:
         """Return a position from ``begin`` on that is not inside a batch, and the clock there with the state of each
-        log stream, whether trimmed or not. Returns None if there is no mark before ``glsn``."""
+        log stream, whether trimmed or not. Returns None if there is no such position before ``glsn``."""
         watermarks = {topic: node.watermark for topic, node in self._sources.items()}
         sets = self._program.plan.source_sets
         if begin <= 0:

@@ -156,8 +156,8 @@ def _require_stateless(plan: Any, given: Any, where: str) -> None:
         expressions = list(_elements(step.expressions()))
         if not all(expression.deterministic() for expression in expressions) or _has_clock(expressions):
             raise Refused(
-                f"{where}: a column would be another one each time that it is computed, and so would the output after "
-                "a crash: use the record's own columns, or ctx.processing_time in process(…)"
+                f"{where}: a column would have another value each time that it is computed, and so would the output "
+                "after a crash: use the record's own columns, or ctx.processing_time in process(…)"
             )
 
 
@@ -168,7 +168,7 @@ def _require_static_join(join: Any, where: str) -> None:
         raise Refused(f"{where}: a transform joins with static data only: use connect(…) to bring two streams together")
     if sides.index(True) not in _STREAM_SIDE.get(kind, ()):
         raise Refused(
-            f"{where}: a {kind} join gives rows that come of no record: only inner, semi and anti joins, and outer "
+            f"{where}: a {kind} join gives rows that belong to no record: only inner, semi and anti joins, and outer "
             "ones that keep all rows of the stream, have a place in the order of the log"
         )
 

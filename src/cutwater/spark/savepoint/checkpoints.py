@@ -21,7 +21,7 @@ from cutwater.spark.pipeline.offsets import Offset
 NOTE: Final = "cutwater.json"
 FORMAT: Final = "cutwater-checkpoint"
 ANEW: Final = (
-    "To begin anew, without the state of before, name another directory with --checkpoint (checkpoint=… in Python) and "
+    "To begin anew, without the earlier state, name another directory with --checkpoint (checkpoint=… in Python) and "
     "say either where in the log, after the input of the output that is there (--start), or that this output is to be "
     "published a second time (--replay-output)"
 )

@@ -88,8 +88,7 @@ class HadoopFiles:
         system.delete(place, True)
 
     def settle(self, paths: Iterable[str]) -> Mapping[str, Seen]:
-        """Return what was written. A file that a Hadoop file system has closed is as durable as that file system makes
-        it."""
+        """Read the files. A file that a Hadoop file system has closed is as durable as that file system makes it."""
         return self.look(paths)
 
     def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:

@@ -183,7 +183,7 @@ def _require_same_log(client: Client, place: str, note: Note) -> None:
     if note.log and note.log != key:
         raise Refused(
             f"the positions in the checkpoint {place} are those of another log: it was made on the cluster {note.log}, "
-            f"and this one is {key}. Run with the log of before, or a copy of its data. {ANEW}"
+            f"and this one is {key}. Run with the original log, or a copy of its data. {ANEW}"
         )
 
 
@@ -192,8 +192,8 @@ def _require_in_step(client: Client, checkpoint: Checkpoint, name: str) -> None:
 
     Spark plans a micro-batch in the checkpoint before it runs the micro-batch. It records the micro-batch as done after
     the log has decided on it, even if it has no rows. So the last decided batch is the last one that is done or
-    planned. If a batch that the log has decided were planned again with other input, the log would take it for a
-    repeated one, and its rows would be lost.
+    planned. If a batch that the log has decided were planned again, the log would take it for a repeated one, and its
+    rows would be lost.
 
     An earlier driver may still run. So the step that comes first in a micro-batch is read last.
     """
@@ -222,7 +222,7 @@ def _require_in_step(client: Client, checkpoint: Checkpoint, name: str) -> None:
             what = f"it has read up to GLSN {read}, and the log ends at {tail}"
         raise Refused(
             f"the checkpoint {checkpoint.path} is ahead of this log: {what}. The log is an old copy of the one that "
-            "the checkpoint was made with, and input would be skipped. Run with the log of before; or, if this copy "
+            "the checkpoint was made with, and input would be skipped. Run with the original log; or, if this copy "
             f"shall go its own way, give the pipeline a checkpoint of its own. {ANEW}"
         )
 

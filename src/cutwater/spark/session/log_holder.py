@@ -52,7 +52,7 @@ def servers_of(path: str, application: int, timeout: float) -> str:
                 raise Unavailable(f"{path} could not be opened: see {log / 'holder.log'}")
             helper = _start(log)
         if time.monotonic() >= deadline:
-            raise Unavailable(f"{path} is not served by anyone after {timeout:g} s: see {log / 'holder.log'}")
+            raise Unavailable(f"{path} is not served by any process after {timeout:g} s: see {log / 'holder.log'}")
         time.sleep(POLL_SECONDS)
 
 

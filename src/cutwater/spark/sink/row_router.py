@@ -81,7 +81,7 @@ def columns_of(topic: Topic) -> pa.Schema:
 
 def unknown_column(name: str, topic: Topic, given: Sequence[str]) -> InvalidArgument:
     return InvalidArgument(
-        f"column {name!r} is none of topic {topic.name!r}: drop it, or add it to the topic's schema first\n"
+        f"column {name!r} does not exist in topic {topic.name!r}: drop it, or add it to the topic's schema first\n"
         f"  topic: {describe(columns_of(topic))}\n  query: {', '.join(given)}"
     )
 
@@ -95,8 +95,7 @@ def check_query(options: WriteOptions, schema: StructType) -> None:
         )
     if not options.topic and TOPIC not in names:
         raise InvalidArgument(
-            f"it is not said which topic to write to: give option 'topic', or a column 'topic' besides "
-            f"{', '.join(names)}"
+            f"no topic to write to was given: give option 'topic', or a column 'topic' besides {', '.join(names)}"
         )
     given = arrow_schema(schema)
     if not options.topic and not pa.types.is_string(given.field(TOPIC).type):

@@ -121,7 +121,7 @@ def stage_once(
     key = context.getLocalProperty(QUERY_ID) if context is not None else None
     number = context.getLocalProperty(BATCH_ID) if context is not None else None
     if key is None or number is None:
-        raise ProtocolViolation(f"Spark has not said of which query and batch this task is: {key}, {number}")
+        raise ProtocolViolation(f"Spark did not name the query and the batch of this task: {key}, {number}")
     run = open_run(link_to(where), name, key, start=start)
     return stage_unless_decided(run, int(number), batches, stage)
 

@@ -267,7 +267,7 @@ def seen_by(
 
 class _Rows(Struct, eq=False):
     """All batches and marks in the order of their positions, as columns: the index of the log stream (-1 for a mark),
-    first and last GLSN, time of the cut, declared event time, and whether the batch declares idleness."""
+    first and last GLSN, time of the cut, the watermark that it implies, and whether it declares idleness."""
 
     owner: Numbers
     first: Numbers

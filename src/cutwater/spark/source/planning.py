@@ -528,7 +528,7 @@ def _require_within(start: GLSN, view: View) -> None:
     if start > end_of_log:
         raise Refused(
             f"this checkpoint has read up to GLSN {start}, and the log ends at {end_of_log}: it is an old copy of "
-            "the log that the checkpoint was made with, and input would be skipped. Go on with the log of before, "
+            "the log that the checkpoint was made with, and input would be skipped. Go on with the original log, "
             "or start with a new checkpoint"
         )
 
