@@ -91,7 +91,9 @@ def _require_fit(before: OperatorInfo, after: OperatorInfo) -> None:
 
 def _require_window(before: OperatorInfo, after: OperatorInfo) -> None:
     if window_kind(before) != window_kind(after):
-        raise _misfit(before, "its window", before.window, after.window, "windows of one kind only can be taken over")
+        raise _misfit(
+            before, "its window", before.window, after.window, "only windows of the same kind can be restored"
+        )
     for name, given in after.aggregates.items():
         if before.aggregates.get(name) != given:
             was = before.aggregates.get(name, "not there")

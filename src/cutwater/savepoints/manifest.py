@@ -129,8 +129,8 @@ def decoded(data: bytes, where: str) -> Manifest:
     except msgspec.ValidationError as error:
         if "unknown field" in str(error):
             raise Refused(
-                f"the savepoint {where} says what this Cutwater does not know ({error}): use the Cutwater that made "
-                f"it, {made_by}"
+                f"the savepoint {where} has a field that this Cutwater does not know ({error}): use the Cutwater that "
+                f"made it, {made_by}"
             ) from None
         raise damaged(f"{where}/{NAME}", str(error)) from None
 

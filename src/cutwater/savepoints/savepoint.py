@@ -111,7 +111,7 @@ def list_savepoints(directory: Path, *, files: Files | None = None) -> dict[str,
     names = files.list(place)
     if NAME in names or UNFINISHED in names:
         raise InvalidArgument(f"{place} is itself a savepoint: give the directory that it is in")
-    # A file has no entries, not even '.'.
+    # No path exists below a file, not even ``FILE/.``.
     if not names and not files.exists(f"{place}/."):
         raise NotFound(f"there is no directory {place}: give one that savepoints were taken into")
     found: dict[str, Savepoint | str] = {}

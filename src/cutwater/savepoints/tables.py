@@ -104,7 +104,7 @@ def _simple_keys(data: pa.Array, kind: pa.DataType) -> list[pa.Array] | None:
     is_simple = pc.or_(pc.equal(pc.binary_slice(data, 0, 1), tag), pc.equal(lengths, 0))
     if not pc.all(is_simple).as_py():
         return None
-    # This Arrow function fails without an explicit end.
+    # An open end overflows in this Arrow function.
     return [pc.binary_slice(data, 1, max(1, pc.max(lengths).as_py() or 0)).cast(kind)]
 
 
