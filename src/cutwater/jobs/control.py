@@ -77,7 +77,7 @@ class Control:
             try:
                 request = read_request(one)
             except msgspec.MsgspecError as error:
-                conversation.refuse(InvalidArgument(f"this is no question: {error}; are both of one version?"))
+                conversation.refuse(InvalidArgument(f"not a valid request: {error}; do both have one version?"))
                 return
             self._handle(conversation, request)
 

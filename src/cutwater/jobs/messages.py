@@ -111,7 +111,7 @@ class Savepoint(Struct, frozen=True, tag=True):
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """Stop. Sent to the program and to the supervisor. With ``savepoint``, take one at the end; if ``seconds`` pass
+    """Stop. Sent to the program and to the supervisor. With ``savepoint``, take one at the end. If ``seconds`` pass
     first, the pipeline keeps running."""
 
     savepoint: str | None
