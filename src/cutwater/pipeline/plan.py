@@ -88,7 +88,7 @@ class Plan:
         for port, rows in self._rows.items():
             if rows is None and port in self.consumers:
                 raise InvalidArgument(
-                    f"pipeline {self.name!r}: what {self.graph.nodes[port.node].label} gives has no schema, which a "
+                    f"pipeline {self.name!r}: the output of {self.graph.nodes[port.node].label} has no schema, which a "
                     "run needs: declare schema='…' there, and give windows columns as keys, not a function"
                 )
 
@@ -258,7 +258,7 @@ class Plan:
         rows = self._rows[node.inputs[0]]
         if node.rows is None or rows is None:
             raise InvalidArgument(
-                f"pipeline {self.name!r}, {node.label}: a transform is one from columns to columns: declare its "
+                f"pipeline {self.name!r}, {node.label}: a transform needs columns with types: declare its "
                 "schema='…', and that of the stream that it gets"
             )
         assert node.arrow is not None, "what runs on Spark waits for it"

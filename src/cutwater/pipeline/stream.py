@@ -436,7 +436,7 @@ class Stream:
 
     def _require_same_pipeline(self, other: Stream) -> None:
         if getattr(other, "_pipeline", None) is not self._pipeline:
-            raise InvalidArgument(f"streams of one pipeline only can be joined: this one is of {self._pipeline.name!r}")
+            raise InvalidArgument(f"only streams of one pipeline can be joined: this one is of {self._pipeline.name!r}")
 
 
 def _name_of(event_time: str | Callable[..., Any]) -> str:
