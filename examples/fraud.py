@@ -1,9 +1,9 @@
-"""Payments: a tiny amount, and within a minute a huge one of the same user, is how stolen cards are tried out.
+"""Detects stolen cards: thieves try a card with a tiny payment, and within a minute make a huge one.
 
 Run it: ``python examples/fraud.py``. It needs ``pip install cutwater[spark]`` and nothing else.
 
-What it shows: state per user, and a timer that forgets a small payment after a minute *of event time*, however late
-or disordered the payments come.
+It shows state per user, and a timer that forgets a small payment after a minute *of event time*, even if payments come
+late or out of order.
 """
 
 from __future__ import annotations

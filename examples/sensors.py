@@ -1,9 +1,9 @@
-"""Sensors: readings are held against limits that change while the pipeline runs.
+"""Compares sensor readings with limits that change while the pipeline runs.
 
 Run it: ``python examples/sensors.py``. It needs ``pip install cutwater[spark]`` and nothing else.
 
-What it shows: broadcast state. A rule applies to exactly the readings that come after it in the log, on every worker
-and after every crash, because both lie in one order.
+It shows broadcast state. A rule applies to exactly the readings that come after it in the log, on every worker and
+after every crash, because both topics share one order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RULES = "kind string, above double"
 
 
 class Limits(BroadcastFunction):
-    """Tells when a sensor goes above the limit of its kind, and when it comes back."""
+    """Reports when a sensor goes above the limit of its kind, and when it comes back."""
 
     limits = BroadcastState("string", "double")
     is_high = ValueState("boolean", default=False)
@@ -58,7 +58,7 @@ def pipeline(log: str = "") -> Pipeline:
 
 
 def fill(log: cutwater.Client) -> None:
-    """Readings, and between them the rules, each after as many readings as it says."""
+    """Append readings, and between them the rules, each after the number of readings that it names."""
     columns = {"sensor": pa.string(), "kind": pa.string(), "value": pa.float64(), "at": pa.timestamp("us", "UTC")}
     log.create_topic("readings", schema=pa.schema(columns), event_time="at")
     log.create_topic("rules", schema=pa.schema({"kind": pa.string(), "above": pa.float64()}))

@@ -1,10 +1,10 @@
-"""Clicks: what belongs together, if a visit ends after a minute without a click, and what to do with clicks that come
-when their visit has long been counted.
+"""Groups clicks into visits, which end after a minute without a click, and handles clicks that come after their visit
+has been counted.
 
 Run it: ``python examples/sessions.py``. It needs ``pip install cutwater[spark]`` and nothing else.
 
-What it shows: sessions that grow together when a late click closes the gap between them, a result that is given again
-within the allowed lateness, and the rows that came later still, which are not lost either.
+It shows sessions that merge when a late click closes the gap between them, a result that is emitted again within the
+allowed lateness, and a topic for the rows that came even later, so that they are not lost.
 """
 
 from __future__ import annotations

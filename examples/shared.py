@@ -1,4 +1,4 @@
-"""What the examples share: their data, a log to put it in, and a way to show what comes out."""
+"""Shared parts of the examples: their data, a log to put it in, and a function that shows the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA = Path(__file__).resolve().parent / "data"
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """The rows of a file in ``data``; the column ``at`` is a time."""
+    """Return the rows of a file in ``data``. The column ``at`` is a time."""
     found = [json.loads(line) for line in (DATA / f"{name}.ndjson").read_text(encoding="utf-8").splitlines()]
     for row in found:
         if "at" in row:
@@ -27,7 +27,8 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def opened(about: str | None) -> Iterator[tuple[cutwater.Client, str]]:
-    """A log, and a directory for the checkpoint: a cluster's with ``--log cutwater://…``, else a new embedded one."""
+    """Open a log, and make a directory for the checkpoint: the log of a cluster with ``--log cutwater://…``, else a new
+    embedded one."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--log", default="", help="cutwater://host:port of a cluster; an embedded log if left out")
     given = parser.parse_args()
@@ -38,7 +39,7 @@ def opened(about: str | None) -> Iterator[tuple[cutwater.Client, str]]:
 
 
 def show(log: cutwater.Client, topic: str, most: int = 12) -> None:
-    """The records of a topic, in order."""
+    """Print the records of a topic, in order."""
     records = list(log.subscribe(topic, follow=False))
     print(f"\n{topic}: {len(records)} records")
     for record in records[:most]:

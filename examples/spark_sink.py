@@ -1,6 +1,6 @@
-"""From a topic through Spark into other topics, cell by cell; run it as a script, or open it as a notebook."""
+"""Copies a topic through Spark into other topics, cell by cell. Run it as a script, or open it as a notebook."""
 
-# %% A log inside this program: payments come in, totals and alerts go out.
+# %% Open a log inside this program: payments come in, totals and sorted payments go out.
 import tempfile
 from pathlib import Path
 
@@ -19,16 +19,16 @@ for topic in ("small", "large"):
 for i in range(30):
     log.append("payments", [{"user": user, "amount": i * i} for user in ("ann", "bob", "eve")])
 
-# %% A session. Java comes along if this machine has none.
+# %% Start a session. It brings a Java if this machine has none.
 spark = cutwater.spark.session()
 
-# %% In batch: all of it is written, or nothing.
+# %% Write a batch: either all of it is written, or nothing.
 payments = spark.read.format("cutwater").option("subscribe", "payments").load(str(folder / "log"))
 totals = payments.groupBy("user").sum("amount").toDF("user", "total")
 totals.write.format("cutwater").mode("append").option("topic", "totals").save(str(folder / "log"))
 print(log.table("totals").select(["user", "total"]).sort_by("user").to_pylist())
 
-# %% As a stream into two topics, in the order of the log. Kill it wherever you like and start it again with the same
+# %% Write a stream into two topics, in the order of the log. Kill it at any time and start it again with the same
 # checkpoint: every payment is in one of the topics, once.
 sorted_payments = (
     spark.readStream.format("cutwater")
@@ -49,12 +49,12 @@ for topic in ("small", "large"):
     assert amounts == sorted(amounts), "in the order in which they came"
     print(topic, len(amounts), "payments, the last one of", amounts[-1])
 
-# %% A batch comes again, because Spark has lost its own note of it: it is recognised, and nothing is doubled.
+# %% Repeat a batch, because Spark has lost its own note of it: the log recognises it, and nothing is doubled.
 newest = max((folder / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
 newest.unlink()
 sorted_payments.start(str(folder / "log")).awaitTermination()
 assert log.table("small").num_rows + log.table("large").num_rows == 90
 
-# %% The end.
+# %% Clean up.
 spark.stop()
 log.close()

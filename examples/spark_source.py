@@ -1,6 +1,6 @@
-"""A tour of the Spark source, cell by cell; run it as a script, or open it as a notebook."""
+"""Shows the Spark source, cell by cell. Run it as a script, or open it as a notebook."""
 
-# %% A log inside this program, with a topic of typed rows and some payments in it.
+# %% Open a log inside this program, with a topic of typed rows and some payments in it.
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,15 +21,15 @@ for minute in range(30):
         [{"user": user, "amount": minute, "at": noon + timedelta(minutes=minute)} for user in ("ann", "bob", "eve")],
     )
 
-# %% A session. Java comes along if this machine has none.
+# %% Start a session. It brings a Java if this machine has none.
 spark = cutwater.spark.session()
 
-# %% The topic as a table: nothing to parse, and every row knows its place in the log.
+# %% Read the topic as a table: nothing to parse, and every row has its position in the log.
 payments = spark.read.format("cutwater").option("subscribe", "payments").load(str(folder / "log"))
 payments.printSchema()
 payments.groupBy("user").sum("amount").orderBy("user").show()
 
-# %% Part of it: from a position on, two columns only; the storage node sends no others.
+# %% Read a part of it: from a position on, and only two columns; the storage node sends no others.
 late = (
     spark.read.format("cutwater")
     .option("subscribe", "payments")
@@ -39,7 +39,7 @@ late = (
 )
 late.orderBy("glsn").show()
 
-# %% The same as a stream, twenty records at a time, with a checkpoint.
+# %% Read the same as a stream, twenty records at a time, with a checkpoint.
 query = (
     spark.readStream.format("cutwater")
     .option("subscribe", "payments")
@@ -56,10 +56,10 @@ query.awaitTermination()
 for progress in query.recentProgress:
     print(progress["numInputRows"], "rows up to", progress["sources"][0]["endOffset"])
 
-# %% What was copied is the log, in its order.
+# %% Check that the copy is the log, in its order.
 copied = spark.read.parquet(str(folder / "copy")).orderBy("glsn").select("glsn").collect()
 assert [row.glsn for row in copied] == [record.glsn for record in log.subscribe("payments", follow=False)]
 
-# %% The end.
+# %% Clean up.
 spark.stop()
 log.close()

@@ -66,7 +66,9 @@ def test_rows_for_several_topics(fresh: cutwater.Client) -> None:
         {"n": 7, "text": None},
         {"n": 255, "text": None},
     ]
-    with pytest.raises(InvalidArgument, match=r"(?s)column 'n' is none of topic 'plain'.*query: topic, value, n"):
+    with pytest.raises(
+        InvalidArgument, match=r"(?s)column 'n' does not exist in topic 'plain'.*query: topic, value, n"
+    ):
         write(fresh, pa.table({"topic": ["plain"], "value": ["a"], "n": [1]}))
     with pytest.raises(InvalidArgument, match="'topic' is null"):
         write(fresh, pa.table({"topic": pa.array([None], pa.string()), "value": ["a"]}))
@@ -118,12 +120,16 @@ def test_headers_as_kafka_has_them() -> None:
 
 
 BAD: tuple[tuple[dict[str, Any], dict[str, str], str], ...] = (
-    ({"value": pa.binary()}, {}, "it is not said which topic to write to: give option 'topic', or a column 'topic'"),
+    ({"value": pa.binary()}, {}, "no topic to write to was given: give option 'topic', or a column 'topic'"),
     ({"topic": pa.int32()}, {}, "column 'topic' is int32: names of topics are strings"),
     ({"value": pa.binary()}, {"topic": "none"}, "there is no topic 'none'; topics: plain, typed"),
     ({"key": pa.binary()}, {"topic": "plain"}, "no column 'value', and topic 'plain' demands it"),
     ({"value": pa.int64()}, {"topic": "plain"}, "'value' of the query is int64, and topic 'plain' has binary there"),
-    ({"value": pa.binary(), "part": pa.int32()}, {"topic": "plain"}, "column 'part' is none of topic 'plain': drop it"),
+    (
+        {"value": pa.binary(), "part": pa.int32()},
+        {"topic": "plain"},
+        "column 'part' does not exist in topic 'plain': drop it",
+    ),
     ({"value": pa.binary(), "headers": pa.int32()}, {"topic": "plain"}, "has map<string, binary> or array<struct<key"),
     ({"text": pa.string()}, {"topic": "typed"}, "no column 'n', and topic 'typed' demands it"),
     ({"value": pa.binary()}, {"topic": "plain", "positionColumn": "p"}, "'positionColumn' is 'p', which is no column"),

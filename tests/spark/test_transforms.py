@@ -59,10 +59,10 @@ def test_code_that_is_not_stateless_is_refused_and_the_alternative_named(
     refused(lambda df: df.repartition(3), "Repartition .* leave it out")
     refused(lambda df: df.withWatermark("at", "1 second"), "EventTimeWatermark .* watermark= of the source")
     refused(lambda df: df.withColumn("n", F.lag("n").over(cutwater_window())), r"Window .* use window\(…\)")
-    refused(lambda df: df.withColumn("n", (F.rand() * 10).cast("bigint")), "another one each time")
-    refused(lambda df: df.withColumn("n", F.unix_timestamp(F.current_timestamp())), "another one each time")
+    refused(lambda df: df.withColumn("n", (F.rand() * 10).cast("bigint")), "another value each time")
+    refused(lambda df: df.withColumn("n", F.unix_timestamp(F.current_timestamp())), "another value each time")
     refused(lambda df: df.join(df.select("k"), "k"), r"static data only: use connect\(…\)")
-    refused(lambda df: df.join(static, "k", "full"), "a FullOuter join gives rows that come of no record")
+    refused(lambda df: df.join(static, "k", "full"), "a FullOuter join gives rows that belong to no record")
     refused(lambda df: df.mapInArrow(shown, df.schema), r"transform\(arrow=…\)")
     wrong = InvalidArgument
     refused(lambda df: df.select("k", "n"), "the reserved column _cw", wrong)

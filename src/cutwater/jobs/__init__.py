@@ -1,5 +1,5 @@
-"""Jobs: pipelines as processes that are watched, started again, stopped and found.
+"""Runs pipelines as jobs: processes that are supervised, restarted, stopped and found by name.
 
-``supervisor`` looks after one program, ``job_file`` keeps what is known of a job, ``control`` takes commands.
-Not here: the program itself (``spark.job``). Nothing in this folder imports Spark.
+``supervisor`` supervises one program, ``job_file`` stores what is known about a job, ``control`` takes commands. Not
+here: the program itself (``spark.job``). Nothing in this folder imports Spark.
 """

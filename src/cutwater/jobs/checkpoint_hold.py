@@ -1,4 +1,4 @@
-"""A checkpoint in the hands of this process: nobody else may go on with it meanwhile."""
+"""Holds a checkpoint for this process, so that no other process goes on with it meanwhile."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from cutwater.jobs.locks import lock_checkpoint
 
 
 class Hold:
-    """Held until ``let_go``. Without a checkpoint that is named, it is that of the job of this pipeline under ``root``,
-    and ``job.json`` there tells of this process.
-    """
+    """A checkpoint that this process holds until ``let_go``. If no checkpoint is named, it is the one of the pipeline's
+    job under ``root``, and ``job.json`` there names this process."""
 
     def __init__(
         self,
@@ -29,7 +28,7 @@ class Hold:
             self.place = os.fspath(checkpoint)
             self._lock = lock_checkpoint(self.place)
             return
-        # Who runs it is told by name, if that is known. Whether it is run is certain with the lock only.
+        # First try to name the process that runs the job. Only the lock is certain.
         self._not_run()
         with self._directory.lock():
             self._before = self._not_run()
@@ -40,7 +39,7 @@ class Hold:
         self._job = job
 
     def _not_run(self) -> Job | None:
-        """The job as it is, which no other process runs."""
+        """Return the stored job. Raises if another process runs it."""
         job = self._directory.load()
         if job is not None and job.is_alive and job.pid != os.getpid():
             raise Refused(
@@ -50,7 +49,7 @@ class Hold:
         return job
 
     def let_go(self, error: BaseException | None = None, *, is_stopped: bool = False, has_begun: bool = True) -> None:
-        """The query has ended, or has not begun. Whatever comes after the first call changes nothing."""
+        """Release the checkpoint, because the query has ended or has not begun. Further calls do nothing."""
         if self._lock is not None:
             self._lock.release()
         if self._job is None:

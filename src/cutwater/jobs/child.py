@@ -1,7 +1,9 @@
-"""The program of a job as a process, with everything that it starts: the driver, its JVM, and Spark's Python workers.
+"""Runs the program of a job as a process, with everything that it starts: the driver, its JVM, and Spark's Python
+workers.
 
-They are one session, so they are found also when the driver, which started them, is dead. Each end of a pipe tells the
-other of its death: the program ends when its standard input does, and the supervisor reads the end of what it says.
+These processes form one session, so they can be found even when the driver that started them is dead. Each end of a
+pipe notices the death of the other: the program ends when its standard input ends, and the supervisor reads the end of
+its messages.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ PROGRAM = "cutwater.spark.job"
 READ_BYTES = 1 << 16
 LOOK_SECONDS = 0.02
 KILL_SECONDS = 30.0
-"""Whoever was killed may have something to write first, and a disk may be slow."""
+"""A killed process may have to write data first, and a disk may be slow."""
 
 
 class Child:
@@ -51,28 +53,27 @@ class Child:
         return self._process.pid
 
     def send(self, message: ToProgram) -> None:
-        """If it is dead, that shows where it is heard."""
+        """Send a message. If the program is dead, ``read`` reports it."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(line(message))
             self._process.stdin.flush()
 
     def read(self) -> list[FromProgram] | None:
-        """What it says, as soon as there is something; None at the end."""
+        """Wait for messages and return them, or None at the end."""
         data = os.read(self.events, READ_BYTES)
         return [read_from_program(one) for one in self._lines.add(data)] if data else None
 
     def end(self, seconds: float) -> int:
-        """See the whole session to its end: what does not go by itself in time is killed. Returns how the driver ended:
-        its exit code, or a signal as a negative number.
-        """
+        """Wait for the whole session to end, and kill the processes that do not end in time. Returns the driver's exit
+        code, or its signal as a negative number."""
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
         self._wait(seconds)
         self.kill()
         self._wait(KILL_SECONDS)
-        # Only now may its number, which is that of the session, be given to others.
+        # Only now may the system reuse its process id, which is also the id of the session.
         code = self._process.wait()
         os.close(self.events)
         return code
@@ -88,7 +89,7 @@ class Child:
                 os.kill(pid, signal.SIGKILL)
 
     def _left(self) -> list[int]:
-        """Which processes of the session live. A dead driver that nobody has waited for is none of them."""
+        """Return the living processes of the session. A dead driver that has not been waited for is not one of them."""
         found = session_members(self.pid)
         if found is not None:
             return found
@@ -97,7 +98,7 @@ class Child:
 
 
 def session_members(session: int) -> list[int] | None:
-    """The living processes of a session; None where the system does not say."""
+    """Return the living processes of a session, or None if the system does not tell."""
     if not Path("/proc/self/stat").exists():
         return None
     found = []
@@ -111,7 +112,7 @@ def session_members(session: int) -> list[int] | None:
 
 
 def how_it_ended(code: int) -> str:
-    """For people."""
+    """Describe an exit code in words."""
     if code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
@@ -119,9 +120,8 @@ def how_it_ended(code: int) -> str:
 
 
 def environment(scratch: Path, file: Path, more: dict[str, Any]) -> dict[str, str]:
-    """What the processes of a program find: room for temporary files that goes with the job, however they end, and what
-    lies next to the file.
-    """
+    """Return the environment of a program's processes: a directory for temporary files that is removed with the job,
+    however the processes end, and the modules next to the file."""
     made = {**os.environ, "TMPDIR": str(scratch), **more}
     made.setdefault("SPARK_LOCAL_DIRS", str(scratch))
     made["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(file.parent.absolute()))))

@@ -1,4 +1,4 @@
-"""How others reach the supervisor of a job: a question and its answer, each a line, on a socket of this machine."""
+"""Lets other processes reach the supervisor of a job: one request and one answer, each a line, on a local socket."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ANSWER_SECONDS = 5.0
 
 
 class Conversation:
-    """Someone who asks one thing."""
+    """A client that sends one request."""
 
     def __init__(self, connection: socket.socket, forget: Callable[[Conversation], None]) -> None:
         self.connection, self._forget, self.lines = connection, forget, Lines()
 
     def answer(self, answer: Answer) -> None:
-        # Whoever asked may be gone.
+        # The client may be gone.
         with suppress(OSError):
             self.connection.settimeout(ANSWER_SECONDS)
             self.connection.sendall(line(answer))
@@ -37,7 +37,7 @@ class Conversation:
 
 
 class Control:
-    """The supervisor's side. ``handle`` is called with each question, and answers sooner or later."""
+    """The supervisor's side. ``handle`` is called with each request, and may answer later."""
 
     def __init__(self, path: Path, selector: BaseSelector, handle: Callable[[Conversation, Request], None]) -> None:
         self.path, self._selector, self._handle = path, selector, handle
@@ -77,7 +77,7 @@ class Control:
             try:
                 request = read_request(one)
             except msgspec.MsgspecError as error:
-                conversation.refuse(InvalidArgument(f"this is no question: {error}; are both of one version?"))
+                conversation.refuse(InvalidArgument(f"not a valid request: {error}; do both have one version?"))
                 return
             self._handle(conversation, request)
 
@@ -95,7 +95,7 @@ class Control:
 
 
 def ask(job: Job, request: Request, seconds: float) -> Answer:
-    """Ask the supervisor of a job, and raise the error that it answers with."""
+    """Send a request to the supervisor of a job. Raises the error that it answers with."""
     if not job.is_alive:
         raise Refused(
             f"pipeline {job.pipeline!r} does not run, it is {job.state_now}: `cutwater pipeline run "

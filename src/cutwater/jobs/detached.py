@@ -1,6 +1,7 @@
-"""A supervisor in the background: ``python -m cutwater.jobs.detached READY``, with what is asked for on standard input.
+"""Runs a supervisor in the background: ``python -m cutwater.jobs.detached READY``, with the request on standard input.
 
-It says once, on the file descriptor READY, that the pipeline runs, or why it does not; later, ``job.json`` tells.
+It reports once, on the file descriptor READY, that the pipeline runs or why it does not. After that, ``job.json`` has
+its state.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from cutwater.jobs.supervisor import Asked, Supervisor
 
 READ_BYTES = 1 << 16
 END_SECONDS_MAX = 30.0
-"""How long a supervisor that has said what is wrong may take to end."""
+"""How long a supervisor may take to end after it has reported an error."""
 PROGRAM = ("-m", "cutwater.jobs.detached")
 
 
 def start(asked: Asked, seconds: float) -> Job:
-    """Start it in a session of its own, and return when the pipeline runs or has ended already."""
+    """Start the supervisor in its own session. Returns when the pipeline runs or has already ended."""
     reads, writes = os.pipe()
     try:
         process = subprocess.Popen(
@@ -51,10 +52,10 @@ def start(asked: Asked, seconds: float) -> Job:
         process.terminate()
     found = msgspec.json.decode(told, type=_Said) if told else None
     if found is not None and found.error is not None:
-        # It lets go of the log before it ends. Whoever starts the next one would connect to a log that is being closed.
+        # The supervisor closes the log before it ends. A start before that would connect to a log that is being closed.
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS_MAX)
-    # It outlives this process, which need not wait for it.
+    # The supervisor outlives this process, which need not wait for it.
     process.returncode = 0
     if told is None:
         raise DeadlineExceeded(
@@ -75,7 +76,7 @@ class _Said(Struct, frozen=True):
 
 
 def _first_line(fd: int, deadline: float) -> bytes | None:
-    """What is said first; nothing if it hangs up, None if it takes too long."""
+    """Return the first line, ``b""`` if the other end closes, or None if it takes too long."""
     lines = Lines()
     while True:
         ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
@@ -101,7 +102,7 @@ class _Ready:
             self._fd = -1
 
     def watch(self, job: Job, progress: Progress | None) -> None:
-        # A failure that ends the job is told with its error, and one that does not may pass.
+        # A failure that ends the job is reported with its error; another failure may pass.
         if job.state not in (State.STARTING, State.WAITING, State.FAILED):
             self.tell(_Said(job=job))
 

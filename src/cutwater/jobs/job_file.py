@@ -1,15 +1,15 @@
-"""The directory of a job: what is known of it while it runs and afterwards, and where its checkpoints are.
+"""Manages the directory of a job: what is known about it while it runs and afterwards, and where its checkpoints are.
 
 ::
 
-    jobs/                     one place per user and log, see ``places``; --jobs-dir says otherwise
+    jobs/                     one place per user and log, see ``places``; --jobs-dir names another
       fraud/                  the job, by the name of its pipeline
-        job.json              what ``Job`` says; replaced as a whole
-        job.lock              held by the supervisor; by a program while it starts, or while a job at rest is saved
+        job.json              the fields of ``Job``; replaced as a whole
+        job.lock              held by the supervisor; by a program while it starts, or while a stopped job is saved
         job.log               what the program and Spark print
         run-1/  run-2/ …      a checkpoint of Spark's for each start from a savepoint
 
-A plain start, in whatever way, goes on with the newest checkpoint; a start from a savepoint makes another one. So a
+A start without a savepoint always goes on with the newest checkpoint; a start from a savepoint makes another one. So a
 program that ran by itself (``python fraud.py``) can go on under ``cutwater pipeline run``, and the other way round.
 """
 
@@ -48,14 +48,14 @@ class State(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     LOST = "lost"
-    """Its process is gone and had no time to say how it ended. Never stored."""
+    """Its process is gone and could not record how it ended. Never stored."""
 
 
 OVER = frozenset({State.STOPPED, State.CANCELLED, State.FINISHED, State.FAILED})
 
 
 class Trouble(Struct, frozen=True):
-    """An error that ended a program, and when, in seconds since 1970."""
+    """An error that ended a program, and its time in seconds since 1970."""
 
     code: str
     message: str
@@ -75,7 +75,7 @@ class Restored(Struct, frozen=True, omit_defaults=True):
 
 
 class Job(Struct):
-    """What ``job.json`` says."""
+    """The contents of ``job.json``."""
 
     pipeline: str
     checkpoint: str
@@ -84,22 +84,22 @@ class Job(Struct):
     directory: str = ""
     """Where it was started: paths in the program are relative to this."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """What was asked for, but for secrets."""
+    """The requested options, without secrets."""
     parallelism: int | None = None
-    """That of the present checkpoint, as far as it is known."""
+    """The parallelism of the current checkpoint, if known."""
     from_savepoint: str | None = None
-    """What the present checkpoint began with."""
+    """The savepoint that the current checkpoint began with."""
     restored: Restored | None = None
-    """What the last start went on from; nothing if it began anew."""
+    """What the last start went on from; None if it began anew."""
     savepoint: str | None = None
-    """The last one that was taken of it."""
+    """The last savepoint that was taken of it."""
     pid: int = 0
     started: int = 0
-    """When the process was started, as in ``processes.started_at``: pids are used again."""
+    """When the process was started, as in ``processes.started_at``, because the system reuses process ids."""
     driver: int = 0
     jvm: int = 0
     control: str = ""
-    """The socket on which the process can be asked to do something; none if it is a program that runs by itself."""
+    """The socket on which the process takes commands; empty for a program that runs by itself."""
     metrics: str = ""
     """The address where Prometheus can read metrics while the process runs; empty if they are not served."""
     restarts: int = 0
@@ -108,13 +108,14 @@ class Job(Struct):
     """When the state changed, in seconds since 1970."""
 
     def go_back_to(self, before: Job) -> None:
-        """A start with another checkpoint has come to nothing, so the next one goes on with the one of before."""
+        """Return to the earlier checkpoint, because a start with another one has failed. The next start goes on with
+        it."""
         self.checkpoint, self.from_savepoint = before.checkpoint, before.from_savepoint
         self.parallelism = before.parallelism
 
     @property
     def is_alive(self) -> bool:
-        """Whether a process has it in hand."""
+        """Whether a process runs the job."""
         return self.state not in OVER and processes.is_running(self.pid, self.started)
 
     @property
@@ -123,7 +124,7 @@ class Job(Struct):
 
 
 class JobDirectory:
-    """Where everything of one job lies. ``others``: the jobs among which it was looked for, if not those under
+    """The directory of one job. ``others`` returns the jobs among which it was looked for, if not those under
     ``root``."""
 
     def __init__(
@@ -152,11 +153,11 @@ class JobDirectory:
     def lock(
         self, way_out: str = "a savepoint of it is being taken, or it is just starting or ending; try again soon"
     ) -> FileLock:
-        """Nobody else starts the job or takes a savepoint of it at rest meanwhile."""
+        """Lock the job, so that no other process starts it, or takes a savepoint of it while it is stopped."""
         return FileLock(self.path / LOCK_FILE, f"the job of pipeline {self.pipeline!r} in {self.path}", way_out)
 
     def save(self, job: Job) -> None:
-        """As a whole or not at all, also if the machine fails in between."""
+        """Write the job atomically, even if the machine fails meanwhile."""
         make_directory(self.path)
         temporary = self.path / f"{JOB_FILE}.new"
         with open(temporary, "wb", opener=open_file) as file:
@@ -175,27 +176,27 @@ class JobDirectory:
         self.save(job)
 
     def current(self) -> str | None:
-        """The checkpoint that a plain start goes on with."""
+        """Return the checkpoint with which a start without a savepoint goes on."""
         job = self.load()
         if job is not None:
             return job.checkpoint
-        # Before there were jobs, the checkpoint was this directory itself.
+        # Before jobs existed, the checkpoint was this directory itself.
         return str(self.path) if (self.path / "offsets").is_dir() else None
 
     def next_checkpoint(self) -> str:
-        """A new one."""
+        """Return a new checkpoint directory."""
         taken = [path.name.removeprefix(_RUN) for path in self.path.glob(f"{_RUN}*")]
         job = self.load()
         if job is not None:
-            # It may have been named already without having been begun.
+            # It may have been named already without having begun.
             taken.append(Path(job.checkpoint).name.removeprefix(_RUN))
         number = 1 + max((int(name) for name in taken if name.isdecimal()), default=0)
         return str(self.path / f"{_RUN}{number}")
 
     def of_program(self, from_savepoint: str | None) -> Job:
-        """The job of a program that runs by itself, in this process. It goes on with the newest checkpoint, unless that
-        one began with another savepoint than the program names: whoever starts it again starts the same program.
-        """
+        """Return the job of a program that runs by itself, in this process. It goes on with the newest checkpoint,
+        unless that one began with another savepoint than the program names: starting a program again starts the same
+        program."""
         job = self.load()
         current = self.current()
         is_other = from_savepoint is not None and (job is None or job.from_savepoint != from_savepoint)
@@ -205,19 +206,18 @@ class JobDirectory:
 
 
 def here() -> dict[str, Any]:
-    """Which process this is, as ``Job`` tells it."""
+    """Return the fields of ``Job`` that identify this process."""
     return {"pid": os.getpid(), "started": processes.started_at(os.getpid()), "directory": str(Path.cwd())}
 
 
 def has_begun(checkpoint: str) -> bool:
-    """Whether a micro-batch was planned in a checkpoint on this machine. Then it may be published, and its output goes
-    on from there and from nowhere else.
-    """
+    """Report whether a micro-batch was planned in a local checkpoint. If so, the micro-batch may be published, and its
+    output can only go on from there."""
     return any((Path(checkpoint) / "offsets").glob("[0-9]*"))
 
 
 def require_parallelism(checkpoint: str, made_with: int | None, wanted: int | None) -> None:
-    """That of a checkpoint stays what it was, as far as it is known."""
+    """Refuse another parallelism than the checkpoint has, if that is known."""
     if None not in (made_with, wanted) and wanted != made_with:
         raise Refused(
             f"the checkpoint {checkpoint} was made with parallelism {made_with}, not {wanted}: leave --parallelism "
@@ -227,7 +227,7 @@ def require_parallelism(checkpoint: str, made_with: int | None, wanted: int | No
 
 
 def list_jobs(root: str | os.PathLike[str]) -> Iterator[Job]:
-    """All jobs under a directory, by name."""
+    """Yield all jobs under a directory, by name."""
     for path in sorted(Path(root).glob(f"*/{JOB_FILE}")):
         job = _load(path)
         if job is not None:
@@ -247,6 +247,6 @@ def _load(path: Path) -> Job | None:
 
 
 def _file_name(pipeline: str) -> str:
-    """Names of pipelines may be any text that can be printed, but a name of a directory may not."""
+    """Escape the name of a pipeline. It may be any printable text, but the name of a directory may not."""
     made = pipeline.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return f"%2E{made[1:]}" if made.startswith(".") else made

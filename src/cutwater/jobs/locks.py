@@ -1,4 +1,4 @@
-"""Locks on files, by which a process says that a directory is its own. They end with the process, however it ends."""
+"""Locks files, so that a process can own a directory. A lock ends with its process, however that ends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ LOCK_FILE = "cutwater.lock"
 
 
 class FileLock:
-    """Held from the moment it is made until ``release``."""
+    """A lock that is held from construction until ``release``."""
 
     def __init__(self, path: Path, what: str, way_out: str) -> None:
-        """``what`` is in use if another process has it, and ``way_out`` says what can be done then."""
+        """The error says that ``what`` is in use if another process holds the lock, and ``way_out`` what can be done
+        then."""
         self._fd = -1
         try:
             make_directory(path.parent)
@@ -49,7 +50,8 @@ class FileLock:
 
 
 def lock_checkpoint(checkpoint: str) -> FileLock | None:
-    """Two processes that continue one checkpoint would tear it apart. None if it is not on a local file system."""
+    """Lock a checkpoint, because two processes that go on with one checkpoint would corrupt it. Returns None if it is
+    not on a local file system."""
     parts = urlsplit(checkpoint)
     if parts.scheme not in ("", "file"):
         return None

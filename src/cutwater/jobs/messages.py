@@ -1,4 +1,5 @@
-"""What the supervisor of a job and its program tell each other, and what others ask the supervisor: lines of JSON."""
+"""Defines the messages between the supervisor of a job and its program, and the requests to the supervisor: lines of
+JSON."""
 
 from __future__ import annotations
 
@@ -13,35 +14,34 @@ from cutwater.protocol.errors import WireError, from_wire
 
 LINE_BYTES_MAX = 1 << 20
 ERROR_CHARS_MAX = 20_000
-"""Users' functions may raise anything, and a line has to hold it."""
+"""Users' functions may raise anything, and one line must hold it."""
 
 
 class HeldBy(Struct, frozen=True, omit_defaults=True):
-    """The log stream that holds the watermark back: of the sources that are not idle, the one furthest behind, and of
-    its log streams that are not idle, the one furthest behind. Times are cut times, seconds since 1970.
-    """
+    """The log stream that holds the watermark back: the furthest behind of the active log streams, in the furthest
+    behind of the active sources. Times are cut times, in seconds since 1970."""
 
     topic: str
     stream: int
     watermark_ms: int | None
     """How far its event time has come; None if it has said nothing yet."""
     since: float
-    """The watermark has stood still since then; 0 if it never moved."""
+    """When the watermark last moved; 0 if it never moved."""
     spoke_at: float
-    """The last entry of the log stream, or its creation."""
+    """The time of the last entry of the log stream, or of its creation."""
 
 
 class Progress(Struct, frozen=True, omit_defaults=True):
-    """How far a pipeline has come. Times are seconds since 1970, durations seconds."""
+    """How far a pipeline has come. Times are in seconds since 1970, durations in seconds."""
 
     batch: int
     glsn: int
     tail: int
     records_per_second: float
     lag_records: int | None
-    """Records of its topics that it has not read; None if that is not known, because what is counted was trimmed."""
+    """Unread records of its topics; None if unknown, because the records to count were trimmed."""
     lag_seconds: float
-    """So old is the oldest of them at most."""
+    """Upper bound of the age of the oldest unread record."""
     watermark_ms: int | None
     state_rows: int
     state_bytes: int
@@ -53,11 +53,11 @@ class Progress(Struct, frozen=True, omit_defaults=True):
     """Rows that were too late for their windows and went to ``.late``, by uid."""
     held_by: HeldBy | None = None
     left_timers: dict[str, int] = {}
-    """Timers that did not fire when the input ended, by uid, because their keys had fired often enough."""
+    """Timers that did not fire when the input ended, by uid, because their keys had reached the limit."""
 
 
 class Told(Struct, frozen=True):
-    """An error on its way between processes."""
+    """An error that is sent between processes."""
 
     code: str
     message: str
@@ -80,11 +80,12 @@ class Told(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True, tag=True, omit_defaults=True):
-    """How to run it; the names are those of ``run_pipeline``. ``until`` may be a position, "now", or a time as text."""
+    """How to run the program. The names are those of ``run_pipeline``. ``until`` may be a position, "now", or a time as
+    text."""
 
     checkpoint: str
     output: str = ""
-    """The file for what it prints from now on."""
+    """The file for all further output."""
     master: str = ""
     parallelism: int | None = None
     until: int | str | None = None
@@ -95,21 +96,23 @@ class Start(Struct, frozen=True, tag=True, omit_defaults=True):
     max_records_per_trigger: int | None = None
     from_savepoint: str | None = None
     goes_on: bool = False
-    """An earlier start asked for the savepoint: if the checkpoint has begun, with it or otherwise, that holds."""
+    """An earlier start asked for the savepoint. If the checkpoint has begun, with the savepoint or otherwise, it stays
+    as it is."""
     replay_output: bool = False
     allow_non_restored_state: bool = False
     retain: int | None = None
 
 
 class Savepoint(Struct, frozen=True, tag=True):
-    """To the program, and to the supervisor: take one, and run on. ``seconds``: what that may take."""
+    """Take a savepoint and keep running. Sent to the program and to the supervisor. ``seconds`` is the time limit."""
 
     target: str
     seconds: float
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """To the program, and to the supervisor. ``savepoint``: take one at the end. Out of time, it runs on."""
+    """Stop. Sent to the program and to the supervisor. With ``savepoint``, take one at the end. If ``seconds`` pass
+    first, the pipeline keeps running."""
 
     savepoint: str | None
     seconds: float
@@ -121,21 +124,20 @@ ToProgram: TypeAlias = Start | Savepoint | Stop
 
 
 TELLS_LOG = "CUTWATER_TELLS_LOG"
-"""In the environment of a program: it says which log it is of, before it is told where its checkpoint lies."""
+"""Environment variable of a program: it must report the key of its log before it is told where its checkpoint is."""
 
 
 class Loaded(Struct, frozen=True, tag=True):
-    """``log``: the key of its cluster, if it is asked for."""
+    """The file is loaded. ``log`` is the key of its cluster, if requested."""
 
     pipeline: str
     log: str = ""
 
 
 class Running(Struct, frozen=True, tag=True):
-    """What is so, which may be other than what was asked for. ``until``: where it will end, as a position, so that a
-    restart ends there, too. ``from_savepoint``: what the checkpoint began with. ``restored``: what this start
-    went on from.
-    """
+    """The pipeline runs. The values are the actual ones, which may differ from the requested ones. ``until``: the end
+    as a position, so that a restart ends there too. ``from_savepoint``: what the checkpoint began with. ``restored``:
+    what this start went on from."""
 
     jvm: int
     parallelism: int
@@ -149,14 +151,14 @@ class Moved(Struct, frozen=True, tag=True):
 
 
 class Taken(Struct, frozen=True, tag=True):
-    """The savepoint that was asked for is there; or why it is not."""
+    """The requested savepoint has been taken, or has failed with ``error``."""
 
     target: str
     error: Told | None = None
 
 
 class Ended(Struct, frozen=True, tag=True):
-    """``is_finished``: it came to its end by itself, and was not stopped."""
+    """The program has ended. ``is_finished``: it reached its end and was not stopped."""
 
     is_finished: bool
     savepoint: str | None = None
@@ -180,7 +182,7 @@ class Cancel(Struct, frozen=True, tag=True):
 
 
 class Rescale(Struct, frozen=True, tag=True):
-    """Stop with a savepoint, and go on from it with so many tasks."""
+    """Stop with a savepoint, and go on from it with ``parallelism`` tasks."""
 
     parallelism: int
     savepoint: str
@@ -207,7 +209,7 @@ read_answer = msgspec.json.Decoder(Answer).decode
 
 
 class Lines:
-    """Cuts what comes into lines."""
+    """Cuts incoming data into lines."""
 
     def __init__(self) -> None:
         self._rest = b""

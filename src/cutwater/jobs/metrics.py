@@ -1,4 +1,4 @@
-"""Shows how far a job has come, in the form that Prometheus reads."""
+"""Exports the progress of a job as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -24,27 +24,26 @@ class _Snapshot(Struct, frozen=True):
 
 
 class JobCollector(Collector):
-    """The supervisor calls ``take``, the thread of the HTTP listener ``collect``. A snapshot is replaced as a whole, so
-    the numbers of one answer belong together.
-    """
+    """Collects the metrics of a job. The supervisor calls ``take``, and the thread of the HTTP listener calls
+    ``collect``. A snapshot is replaced as a whole, so the numbers of one answer are consistent."""
 
     def __init__(self) -> None:
         self._latest: _Snapshot | None = None
 
     def take(self, job: Job, progress: Progress | None) -> None:
         before = self._latest
-        # A program that was started again has no progress before its first micro-batch. The pipeline is still where it
-        # was: alarms that watch the watermark must not end because the program fails again and again.
+        # A restarted program has no progress before its first micro-batch. The pipeline is still where it was: alarms
+        # on the watermark must not end because the program fails repeatedly.
         if progress is None and before is not None:
             progress = before.progress
-        # Spark observes late rows only in micro-batches with rows; counters do not go away meanwhile.
+        # Spark observes late rows only in micro-batches with rows; counters must not disappear meanwhile.
         dropped, sent = (before.dropped, before.sent) if before is not None else ({}, {})
         if progress is not None:
             dropped, sent = {**dropped, **progress.dropped_late}, {**sent, **progress.late_sent}
         self._latest = _Snapshot(job.pipeline, job.state, job.restarts, progress, dropped, sent)
 
     def collect(self) -> Iterator[Metric]:
-        """Nothing until the program has said which pipeline it is."""
+        """Yield the metrics. There are none until the program has reported the name of its pipeline."""
         latest = self._latest
         if latest is None:
             return
@@ -92,7 +91,7 @@ def _progress(name: str, progress: Progress) -> Iterator[Metric]:
 
 
 def _holder(name: str, held: HeldBy) -> Iterator[Metric]:
-    """Times of the log's clock, in seconds since 1970."""
+    """Yield metrics with times of the log's clock, in seconds since 1970."""
     for metric, text, value in (
         (
             "watermark_held_since_seconds",

@@ -1,13 +1,13 @@
-"""The default place of jobs and their checkpoints: one for each user and log.
+"""Chooses the default place of jobs and their checkpoints: one for each user and log.
 
 ::
 
-    ~/.local/state/cutwater/jobs/       $XDG_STATE_HOME in the place of ~/.local/state, if it is set
+    ~/.local/state/cutwater/jobs/       $XDG_STATE_HOME in place of ~/.local/state, if it is set
       7d1f…/                            the key of the cluster, which its copies share
         fraud/                          the job, as ``job_file`` describes it
 
-So a pipeline that is started in another working directory goes on from its checkpoint. Before, the place was
-``./checkpoints``: a job that lies there, and nowhere else, goes on there.
+So a pipeline that is started in another working directory goes on from its checkpoint. In earlier versions, the place
+was ``./checkpoints``: a job that exists only there goes on there.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ NOTE = "cutwater.json"
 
 
 class _Note(Struct):
-    """What a checkpoint says of its log."""
+    """The field of a checkpoint's note that names its log."""
 
     log: str = ""
 
 
 def state_directory() -> Path:
-    """That of all logs."""
+    """Return the directory that holds the jobs of all logs."""
     given = Path(os.environ.get(STATE_HOME, ""))
     home = given if given.is_absolute() else Path.home() / ".local" / "state"
     return home / "cutwater" / "jobs"
 
 
 def root_of(log: str, pipeline: str) -> Path:
-    """Where a job of a log lies. ``log`` is the key of its cluster."""
+    """Return the directory that holds a job of a log. ``log`` is the key of its cluster."""
     own = state_directory() / log
     before = JobDirectory(ROOT, pipeline)
     if JobDirectory(own, pipeline).current() is None and _is_of(before, log):
@@ -51,7 +51,7 @@ def root_of(log: str, pipeline: str) -> Path:
 
 
 def _is_of(directory: JobDirectory, log: str) -> bool:
-    """Whether a job is there that does not belong to another log."""
+    """Report whether the directory has a job that does not belong to another log."""
     checkpoint = directory.current()
     if checkpoint is None:
         return False
@@ -66,7 +66,7 @@ def _is_of(directory: JobDirectory, log: str) -> bool:
 
 
 def find(pipeline: str) -> JobDirectory:
-    """The job of this name, of whatever log; one that is not there, if there is none."""
+    """Return the job of this name, of any log. If there is none, return a directory that does not exist."""
     found = [directory for root in _roots() if (directory := JobDirectory(root, pipeline)).current() is not None]
     if len(found) > 1:
         found = [directory for directory in found if _is_alive(directory)] or found
@@ -82,7 +82,7 @@ def _is_alive(directory: JobDirectory) -> bool:
 
 
 def all_jobs() -> Iterator[Job]:
-    """Of all logs, and of the working directory."""
+    """Yield the jobs of all logs and of the working directory."""
     for root in _roots():
         yield from list_jobs(root)
 

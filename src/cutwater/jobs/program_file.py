@@ -1,4 +1,4 @@
-"""From a file to the pipeline that it describes."""
+"""Loads the pipeline that a Python file defines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cutwater.pipeline.stream import Pipeline
 
 
 def load_pipeline(file: str, name: str = "") -> Pipeline:
-    """Run a file as a module, and find its pipeline. Errors name the file's own line."""
+    """Run a file as a module, and find its pipeline. Errors name the line in the file."""
     path = Path(file)
     if not path.is_file():
         raise NotFound(f"there is no file {file}: name a Python file that makes a Pipeline")
@@ -39,14 +39,14 @@ def load_pipeline(file: str, name: str = "") -> Pipeline:
 
 
 def _run(path: Path) -> ModuleType:
-    # What lies next to it can be imported, as when Python runs it.
+    # Modules next to the file can be imported, as when Python runs it.
     sys.path.insert(0, str(path.parent.absolute()))
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"pipeline_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InvalidArgument(f"{path} is no Python file: its name ends with .py")
     module = importlib.util.module_from_spec(spec)
-    # Whoever looks for the module of one of its functions finds it.
+    # The module of each of its functions can be looked up by name.
     sys.modules[name] = module
     _calling(path, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
     return module
@@ -88,7 +88,7 @@ def _calling(path: Path, call: Callable[[], Any]) -> Any:
 
 
 def _line(path: Path, error: BaseException) -> str:
-    """The innermost line of the file itself that the error went through."""
+    """Return the innermost line of the file itself in the error's traceback."""
     own = str(path.absolute())
     lines = [
         frame.lineno

@@ -1,14 +1,15 @@
-"""Restart strategies: whether a job that failed is started again, and after how long.
+"""Defines restart strategies: whether a failed job is started again, and after how long.
 
-A strategy is a value, and ``parse`` reads it from what a user writes. ``Restarts`` is the machine that follows one: a
-failure at a time goes in, how long to wait comes out, or None to give up. Time and chance are arguments.
+A strategy is a value, and ``parse`` reads it from what a user writes. ``Restarts`` is the state machine that follows
+one: its input is the time of a failure, and its output is how long to wait, or None to give up. Time and randomness are
+arguments.
 
 ==========================================================  ===========================================================
 ``none``                                                    the first failure ends the job
-``fixed:delay=5s,attempts=3``                               so many restarts in all, each after the same time
-``exponential:initial=1s,max=60s,multiplier=2,…``           the wait grows; after ``reset`` without a failure it begins
-                                                            anew; ``jitter=0.1`` makes it up to a tenth more or less
-``rate:failures=3,per=5m,delay=5s``                         a failure that follows so many others within ``per`` ends
+``fixed:delay=5s,attempts=3``                               up to ``attempts`` restarts, each after the same delay
+``exponential:initial=1s,max=60s,multiplier=2,…``           the delay grows; after ``reset`` without a failure it
+                                                            starts again; ``jitter=0.1`` varies it by up to 10 %
+``rate:failures=3,per=5m,delay=5s``                         a failure after ``failures`` others within ``per`` ends
                                                             the job
 ==========================================================  ===========================================================
 """
@@ -75,7 +76,7 @@ _DURATION: Final = "_ms"
 
 
 def parse(text: str) -> Strategy:
-    """A strategy as users write it. What is left out has its default."""
+    """Parse a strategy as users write it. Missing settings have their defaults."""
     name, _, rest = text.strip().partition(":")
     kind = _KINDS.get(name)
     if kind is None:
@@ -118,7 +119,7 @@ def _defaults() -> list[Strategy]:
 
 
 def written(strategy: Strategy) -> str:
-    """As ``parse`` reads it."""
+    """Return the strategy as ``parse`` reads it."""
     name = next(name for name, kind in _KINDS.items() if isinstance(strategy, kind))
     parts = [
         f"{field.removesuffix(_DURATION)}={shown(value) if field.endswith(_DURATION) else f'{value:g}'}"
@@ -128,18 +129,19 @@ def written(strategy: Strategy) -> str:
 
 
 class Restarts:
-    """Follows a strategy through the life of a job. Times are milliseconds of any clock that does not go back."""
+    """Follows a strategy through the life of a job. Times are milliseconds of any monotonic clock."""
 
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
         self.count = 0
-        """How many restarts there were."""
+        """The number of restarts so far."""
         self._delay_ms = 0.0
         self._restarted_at = 0
         self._failures: deque[int] = deque()
 
     def failed(self, now_ms: int, chance: float) -> int | None:
-        """How long to wait before the next start; None if there is none. ``chance`` is a number from -1 to 1."""
+        """Return how long to wait before the next start, or None to give up. ``chance`` is a random number from -1 to
+        1."""
         wait = self._wait(now_ms, chance)
         if wait is not None:
             self.count += 1
@@ -180,9 +182,8 @@ _CURABLE: Final = (StagedExpired,)
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Whether the same program with the same arguments would only fail again: what is wrong is what was asked for, or
-    someone else has taken over. Everything that is not known to be so is worth another start.
-    """
+    """Report whether the same program with the same arguments would fail again: the arguments are wrong, or another run
+    has taken over. Any other failure is worth another start."""
     if isinstance(error, CutwaterError):
         return isinstance(error, _HOPELESS) and not error.retriable and not isinstance(error, _CURABLE)
     return isinstance(error, ImportError | SyntaxError)

@@ -1,9 +1,9 @@
-"""Looks after one job: starts its program, watches it, starts it again as the strategy says, and does what it is asked.
+"""Supervises one job: starts its program, watches it, restarts it as the strategy says, and handles requests.
 
-One thread waits for whatever comes first: a word from the program, its death, a question from a command, a signal, or
-the time to restart. The program loads the user's file and says what its pipeline is called; only then is it known which
-job this is, and where its checkpoint lies. A second thread serves metrics, if they are wanted. Nothing of it outlives
-the supervisor, however that ends.
+One thread waits for the next event: a message from the program, its death, a request from a command, a signal, or the
+time to restart. The program loads the user's file and reports the name of its pipeline. Only then the supervisor knows
+which job this is and where its checkpoint is. A second thread serves metrics, if requested. No process of the job
+outlives the supervisor, however that ends.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ if TYPE_CHECKING:
     from cutwater.wire.listen.metrics_http import MetricsExporter
 
 START_SECONDS: Final = 600.0
-"""What a start may take, the JVM's and the loading of a savepoint."""
+"""How long a start may take, including the JVM and the loading of a savepoint."""
 STOP_SECONDS: Final = 60.0
 END_SECONDS: Final = 10.0
-"""What processes get to end by themselves when their driver is gone: the JVM removes its files then."""
+"""How long processes may take to end by themselves when their driver is gone: the JVM removes its files then."""
 LOG_BYTES_MAX: Final = 16 << 20
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Asked(Struct, frozen=True):
-    """What whoever started the job wants."""
+    """The options with which a user started the job."""
 
     file: str
     variable: str
     log: str
-    """Which log, if it is not the one that the program names."""
+    """The log, if it is not the one that the program names."""
     root: str
-    """Where jobs lie; empty for the place of the user and the log."""
+    """The directory of jobs; empty for the default place of the user and the log."""
     strategy: Strategy
     start: Start
     """``checkpoint`` is empty unless one is named."""
@@ -95,13 +95,13 @@ class Asked(Struct, frozen=True):
 
 
 class _Pending(Struct):
-    """A question whose answer takes a while."""
+    """A request whose answer takes a while."""
 
     conversation: Conversation
     request: Savepoint | Stop | Rescale
     deadline: float
     is_switched: bool = False
-    """Of a rescale: the savepoint is there, and the job goes on from it."""
+    """For a rescale: the savepoint has been taken, and the job goes on from it."""
 
 
 Watch = Callable[[Job, Progress | None], None]
@@ -109,7 +109,7 @@ Watch = Callable[[Job, Progress | None], None]
 
 class Supervisor:
     def __init__(self, asked: Asked, watch: Watch) -> None:
-        """``watch`` is told of every change of the job's state, and of its progress."""
+        """``watch`` is called with every change of the job's state and of its progress."""
         self._asked, self._watch, self._start = asked, watch, asked.start
         self._restarts = Restarts(asked.strategy)
         self._selector = DefaultSelector()
@@ -118,24 +118,24 @@ class Supervisor:
         self._lock: FileLock | None = None
         self._job: Job | None = None
         self._before: Job | None = None
-        """The job as it was, until the program has run."""
+        """The previous job, until the program has run."""
         self._start_before: Start | None = None
-        """How it was started before a rescale, until the program has run."""
+        """The start before a rescale, until the program has run."""
         self._child: Child | None = None
         self._progress: Progress | None = None
         self._pending: _Pending | None = None
         self._last_word: Ended | Failed | None = None
         self._deadline: float | None = None
-        """By when the program has to have started, to have stopped, or to be gone after its last word."""
+        """When the program must have started, must have stopped, or must be gone after its last message."""
         self._restart_at: float | None = None
         self._signal = 0
         self._is_cancelled = False
         self._failure: CutwaterError | None = None
         self._metrics = ""
-        """Where the metrics are, if they are served."""
+        """The address of the metrics, if they are served."""
 
     def run(self) -> Job:
-        """Until the job is over. Raises what ended it if that is an error."""
+        """Run until the job is over. Raises the error that ended it, if any."""
         with ExitStack() as at_end:
             at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             at_end.callback(self._release)
@@ -180,11 +180,11 @@ class Supervisor:
 
     @property
     def signal(self) -> int:
-        """The signal that it was stopped with; 0 if it was none."""
+        """The signal that stopped the job; 0 if none did."""
         return self._signal
 
     def _turn(self) -> None:
-        # Whoever has said its last word has done what was asked, or never will: only its end is waited for.
+        # A program that has sent its last message has done what was requested or never will: wait only for its end.
         pending = self._pending if self._last_word is None else None
         times = [at for at in (self._deadline, self._restart_at, pending and pending.deadline) if at]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
@@ -212,7 +212,7 @@ class Supervisor:
         if not asked.root:
             more[TELLS_LOG] = "yes"
         arguments = [asked.file, asked.variable, asked.log]
-        # It has a log of its own until it knows which job it is.
+        # The program writes to a separate log until it is known which job it is.
         loading = self._scratch / LOG_FILE
         self._child = child = Child(arguments, loading, environment(self._scratch, Path(asked.file), more))
         self._selector.register(child.events, EVENT_READ, self._heard)
@@ -243,16 +243,16 @@ class Supervisor:
             case Taken(target, error):
                 if error is None:
                     self._note_savepoint(target)
-                # An earlier one may have been given up because it took too long.
+                # An earlier request may have been given up because it took too long.
                 asked = self._pending and self._pending.request
                 if isinstance(asked, Savepoint) and asked.target == target:
                     self._answer(Answer(savepoint=target, error=error))
             case Ended() | Failed():
-                # A thread of the user's own may keep the process alive for ever.
+                # A thread of the user's program may keep the process alive forever.
                 self._last_word, self._deadline = message, time.monotonic() + END_SECONDS
 
     def _runs(self, message: Running) -> None:
-        """What it found out is the same for its later lives."""
+        """Record that the program runs. A restart uses the same values."""
         assert self._job is not None
         self._before = self._start_before = self._deadline = None
         self._job.jvm = message.jvm
@@ -275,7 +275,7 @@ class Supervisor:
                     "it its name back, or stop this job and run the file anew"
                 )
         except CutwaterError as error:
-            # The program has nothing to do yet, so it can be left to its fate.
+            # The program has nothing to do yet, so it can be killed.
             self._last_word = Failed(Told.of(error, is_hopeless=True))
             self._child.kill()
             return
@@ -286,7 +286,7 @@ class Supervisor:
         self._child.send(msgspec.structs.replace(self._start, output=str(log)))
 
     def _adopt(self, pipeline: str, log_key: str) -> None:
-        """Now that its name and its log are known: the job, its directory and its checkpoint."""
+        """Find the job, its directory and its checkpoint, now that the name and the log are known."""
         assert self._child is not None
         asked, start = self._asked, self._start
         directory = JobDirectory(asked.root or root_of(log_key, pipeline), pipeline)
@@ -314,7 +314,7 @@ class Supervisor:
             if job.checkpoint == before.checkpoint:
                 job.parallelism = before.parallelism
                 job.from_savepoint = job.from_savepoint or before.from_savepoint
-        # What is asked for becomes the job's when the program runs with it: the checkpoint may have another one.
+        # Requested values become the job's when the program runs with them: the checkpoint may have others.
         parallelism = start.parallelism or job.parallelism
         self._start = msgspec.structs.replace(
             start,
@@ -367,7 +367,7 @@ class Supervisor:
         self._before, self._start_before = copy(job), self._start
         job.checkpoint, job.from_savepoint = self._directory.next_checkpoint(), savepoint
         job.parallelism = request.parallelism
-        # What was allowed for the savepoint of before does not hold for this one.
+        # Permissions for the earlier savepoint do not apply to this one.
         self._start = msgspec.structs.replace(
             self._start,
             checkpoint=job.checkpoint,
@@ -379,7 +379,7 @@ class Supervisor:
         self._spawn()
 
     def _go_back(self, error: Told, start: Start) -> None:
-        """A rescale came to nothing: on with the checkpoint of before."""
+        """Go on with the earlier checkpoint, because a rescale failed."""
         assert self._job is not None
         assert self._before is not None
         taken = self._start.from_savepoint
@@ -397,12 +397,12 @@ class Supervisor:
         if self._signal or (
             pending is not None and isinstance(pending.request, Stop) and not pending.request.savepoint
         ):
-            # The checkpoint is good, whatever befell the program on its way out.
+            # The checkpoint is good, even if the program failed while it stopped.
             self._over(State.STOPPED)
             return
         job.last_error = Trouble(error.code, error.message, time.time())
         if pending is not None and not isinstance(pending.request, Savepoint) and not pending.is_switched:
-            # It was running well before it was asked to stop, and goes on from its checkpoint.
+            # The program ran well before it was asked to stop, so it goes on from its checkpoint.
             self._answer(Answer(error=error))
             self._spawn()
             return
@@ -422,7 +422,7 @@ class Supervisor:
         self._change(State.WAITING)
 
     def _failed_early(self, error: Told) -> None:
-        """Before it is known which job this is: its log may not be there yet."""
+        """Handle a failure before it is known which job this is: the log may not be available yet."""
         wait_ms = None
         if not error.is_hopeless and not self._asked.root:
             wait_ms = self._restarts.failed(round(time.monotonic() * 1_000), random.uniform(-1, 1))
@@ -473,7 +473,7 @@ class Supervisor:
             self._child.kill()
         else:
             self._over(State.CANCELLED)
-        # The answer is given when nothing of it is left.
+        # The answer is sent when all processes of the job are gone.
 
     def _out_of_time(self, pending: _Pending) -> None:
         request = pending.request
@@ -486,7 +486,7 @@ class Supervisor:
         else:
             what = f"the stop was {what}, and the pipeline runs on from its checkpoint: allow for more with --timeout"
             if self._child is not None:
-                # Its end is heard, and followed by a start.
+                # Its end is noticed, and a start follows.
                 self._last_word = Failed(Told("deadline_exceeded", what, retriable=True))
                 self._child.kill()
                 return
@@ -506,7 +506,7 @@ class Supervisor:
         self._watch(self._job, self._progress)
 
     def _over(self, state: State, savepoint: str | None = None) -> None:
-        """The job ends like this, with this savepoint. Whoever waits hears whether that is what was asked for."""
+        """End the job in this state, with this savepoint. Tell a waiting client whether its request was fulfilled."""
         assert self._job is not None
         self._job.control = self._job.metrics = ""
         if self._before is not None and not has_begun(self._job.checkpoint):
@@ -532,7 +532,8 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """A signal wakes the one thread, which then does what it means: the first is a stop, a second one the end."""
+        """Let a signal wake the one thread, which then handles it: the first signal stops the job, a second one kills
+        it."""
         hears, tells = socket.socketpair()
         tells.setblocking(False)
         before_fd = signal.set_wakeup_fd(tells.fileno())
@@ -568,7 +569,7 @@ class Supervisor:
 
 
 def _remove_scratch(before: Job) -> None:
-    """What a supervisor that was killed could not remove."""
+    """Remove the files that a killed supervisor left behind."""
     place = Path(before.control).parent
     if before.control and place.name.startswith("cutwater-job-"):
         with suppress(OSError):

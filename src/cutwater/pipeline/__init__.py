@@ -1,4 +1,4 @@
-"""Event-time pipelines over the log: what they mean, apart from where they run. See ``docs/pipelines.md``."""
+"""Event-time pipelines over the log: what they mean, independent of where they run. See ``docs/pipelines.md``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used: those who need one of them need not load the others."""
+    """Import a public name when it is first used, so that using one name does not load the others."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(__import__(_WHERE[name], fromlist=[name]), name)

@@ -1,8 +1,8 @@
-"""Aggregates of windows: the built-in ones, as in ``"sum(amount)"``, and those that users write.
+"""Implements aggregates of windows: the built-in ones, as in ``"sum(amount)"``, and those that users write.
 
-An aggregate folds rows into an *accumulator*, in the order of their positions, and never changes an accumulator that it
-has given out, so that a failed call can be undone by keeping the old one. Adding rows one by one and many at a time
-gives the same accumulator, bit for bit: sums of floating-point numbers are taken one by one, from the left.
+An aggregate folds rows into an *accumulator*, in the order of their positions. It never changes an accumulator that it
+has returned, so a failed call can be undone by keeping the old one. Adding rows one by one or many at a time gives the
+same accumulator, bit for bit: floating-point numbers are added one by one, from the left.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ _CALL: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
 
 
 class Aggregator(ABC):
-    """An aggregate of one's own. ``state`` and ``result_type`` are types, such as ``double`` or ``array<string>``."""
+    """Base class of users' aggregates. ``state`` and ``result_type`` are types, such as ``double`` or
+    ``array<string>``."""
 
     state = ""
     result_type = ""
 
     @abstractmethod
     def create(self) -> Any:
-        """The accumulator of an empty window."""
+        """Return the accumulator of an empty window."""
 
     @abstractmethod
     def add(self, accumulator: Any, row: Row) -> Any:
-        """The accumulator with one more row."""
+        """Return the accumulator with one more row."""
 
     @abstractmethod
     def merge(self, accumulator: Any, other: Any) -> Any:
-        """One accumulator of two, where session windows grow together."""
+        """Merge two accumulators into one, when session windows merge."""
 
     def result(self, accumulator: Any) -> Any:
         return accumulator
 
 
 class Aggregate(Protocol):
-    """An aggregate that knows the rows it is for. ``stored_type`` and ``result_type`` are None if rows are untyped."""
+    """An aggregate for rows of one type. ``stored_type`` and ``result_type`` are None if rows are untyped."""
 
     stored_type: pa.DataType | None
     result_type: pa.DataType | None
@@ -86,11 +87,11 @@ class _Builtin(ABC):
 
     @abstractmethod
     def add(self, accumulator: Any, rows: Sequence[Row]) -> Any:
-        """The accumulator with more rows."""
+        """Return the accumulator with more rows."""
 
     @abstractmethod
     def merge(self, accumulator: Any, other: Any) -> Any:
-        """One accumulator of two, the second one of later rows."""
+        """Merge two accumulators into one; the second one is of later rows."""
 
     def result(self, accumulator: Any) -> Any:
         return accumulator
@@ -103,7 +104,7 @@ class _Builtin(ABC):
 
 
 class _Fold(_Builtin):
-    """An aggregate of the values that are not null, which has no accumulator before the first of them."""
+    """An aggregate of the values that are not null. It has no accumulator before the first of them."""
 
     def add(self, accumulator: Any, rows: Sequence[Row]) -> Any:
         values = [value for value in map(self._read, rows) if value is not None]
@@ -111,7 +112,7 @@ class _Fold(_Builtin):
 
     @abstractmethod
     def fold(self, accumulator: Any, values: list[Any]) -> Any:
-        """The accumulator, or None, with more values, of which there is at least one."""
+        """Return the accumulator, which may be None, with more values, of which there is at least one."""
 
     def merge(self, accumulator: Any, other: Any) -> Any:
         if other is None:
@@ -148,9 +149,8 @@ def _summed(kind: pa.DataType) -> pa.DataType:
 
 
 def _total(summed: pa.DataType | None, values: list[Any]) -> Any:
-    """The sum, from the left. It must fit its type after every value, and not only after the last of those that happen
-    to be added together.
-    """
+    """Return the sum, added from the left. It must fit its type after every value, and not only after the last of the
+    values that happen to be added together."""
     if isinstance(values[0], Decimal):
         total = reduce(_EXACT.add, values)
         limit: Any = None if summed is None else Decimal(10) ** (summed.precision - summed.scale)
@@ -178,7 +178,7 @@ class _Sum(_Fold):
 
 
 class _Avg(_Fold):
-    """The accumulator is (sum, count); the mean is a double, as Spark's."""
+    """The mean. The accumulator is (sum, count); the result is a double, as in Spark."""
 
     def stored(self, kind: pa.DataType) -> pa.DataType:
         return pa.struct([pa.field("sum", _summed(kind)), pa.field("count", pa.int64())])
@@ -210,7 +210,7 @@ class _Avg(_Fold):
 
 
 def _place(value: Any) -> tuple[bool, Any]:
-    """What is not a number comes after all that are, as in Spark."""
+    """Return a sort key that puts NaN after all numbers, as in Spark."""
     return (True, 0.0) if isinstance(value, float) and isnan(value) else (False, value)
 
 
@@ -234,7 +234,7 @@ class _Max(_Min):
 
 
 class _First(_Builtin):
-    """The accumulator is a tuple of one value, because the first value may be null."""
+    """The first value. The accumulator is a tuple of one value, because the first value may be null."""
 
     def stored(self, kind: pa.DataType) -> pa.DataType:
         return pa.struct([pa.field("value", kind)])
@@ -264,9 +264,9 @@ class _Last(_First):
 
 
 class _CollectList(_Fold):
-    """The accumulator is (list, length). The list is shared and grows in place as long as nobody else has grown it, so
-    that an older accumulator stays valid and adding an element does not copy the others.
-    """
+    """A list of all values. The accumulator is (list, length). The list is shared and grows in place unless it has
+    already grown past this accumulator. So an older accumulator stays valid, and adding an element does not copy the
+    others."""
 
     def stored(self, kind: pa.DataType) -> pa.DataType:
         return pa.list_(kind)
@@ -298,7 +298,7 @@ class _CollectList(_Fold):
 
 
 class _Own:
-    """A user's aggregator, its accumulator kept in the form of its declared type."""
+    """A user's aggregator. Its accumulator is kept in the form of its declared type."""
 
     def __init__(self, aggregator: Aggregator, name: str) -> None:
         for attribute in ("state", "result_type"):
@@ -352,7 +352,7 @@ def check(name: str, given: str | Aggregator) -> None:
 
 
 def bind(name: str, given: str | Aggregator, rows: RowType | None) -> Aggregate:
-    """An aggregate for rows of a type."""
+    """Return an aggregate for rows of a type."""
     if isinstance(given, Aggregator):
         return _Own(given, name)
     function, column = _parsed(name, given)

@@ -1,8 +1,8 @@
-"""What a user's function is given besides the record: the current key, the clocks, timers and outputs.
+"""Defines what a user's function gets besides the record: the current key, the clocks, timers and outputs.
 
-One ``Context`` serves one operator in one slice for its whole life. The operator sets it up before each call. All that
-the call changes is noted in ``_undo``, so that a call that fails leaves nothing behind, or gathered in ``_emitted``,
-which is handed on only when the call has succeeded.
+One ``Context`` serves one operator in one slice for its whole life. The operator sets it up before each call. Every
+change of the call is recorded in ``_undo``, so that a failed call leaves nothing behind. Its output is collected in
+``_emitted``, and passed on only when the call has succeeded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _remove: Final = list.remove
 
 
 class KeyEntry(Struct, eq=False, gc=False):
-    """All that an operator keeps for one key: the raw values of its states, and its timers.
+    """Everything that an operator keeps for one key: the raw values of its states, and its timers.
 
     A micro-batch makes many of these, so it is a struct, which is made without running Python code. Timers are sorted
     lists without duplicates, as they are stored: most keys have few, and the first to fire is the first in the list.
@@ -47,26 +47,26 @@ class KeyEntry(Struct, eq=False, gc=False):
     processing_timers: list[int] | None = None
 
     def __lt__(self, other: KeyEntry) -> bool:
-        """A queue may hold a timer twice, one of them of an entry that was forgotten: their order is all one."""
+        """A queue may hold a timer twice, one of them of an entry that was removed: their order does not matter."""
         return False
 
     @property
     def empty(self) -> bool:
-        """Nothing is kept for the key, so that it may be forgotten. A state that was cleared holds None."""
+        """Whether nothing is kept for the key, so that it may be removed. A state that was cleared holds None."""
         return not (self.event_timers or self.processing_timers) and self.values.count(None) == len(self.values)
 
 
 class TimerQueue:
     """The timers of one operator in one slice on one clock, by time and then by key bytes.
 
-    Many timers often have one time, such as the end of a window, so keys are gathered by time, and put in order when
-    their time has come. A key's own list says which timers are real: the queue may hold some that were deleted, or some
-    twice. ``due`` is the next moment at which a timer of the queue fires. Of timers beyond ``horizon`` the queue need
-    not be told: they cannot fire as long as it is used.
+    Many timers often have the same time, such as the end of a window, so keys are grouped by time, and sorted when
+    their time has come. A key's own list decides which timers are real: the queue may hold deleted timers, or
+    duplicates. ``due`` is the next moment at which a timer of the queue fires. The queue need not hold timers beyond
+    ``horizon``: they cannot fire while it is used.
     """
 
     def __init__(self, undo: list[tuple[Any, ...]] | None = None) -> None:
-        """``undo``: what undoes the call that is under way; the queue adds its own part."""
+        """``undo`` has the actions that undo the current call; the queue adds its own."""
         self.steps = Steps()
         self.due = NEVER
         self._undo = [] if undo is None else undo
@@ -77,7 +77,7 @@ class TimerQueue:
         self.registered: list[tuple[int, bytes, KeyEntry]] = []
         self._fresh: set[tuple[int, bytes]] | None = None
         self.left = 0
-        """How many timers did not fire at the end of the input, because their keys had fired often enough."""
+        """How many timers did not fire at the end of the input, because their keys had reached the limit."""
 
     def add(self, time: int, entry: KeyEntry) -> None:
         entries = self._entries.get(time)
@@ -88,7 +88,7 @@ class TimerQueue:
             entries.append(entry)
 
     def add_all(self, time: int, entries: list[KeyEntry]) -> None:
-        """Timers of many keys that have one time."""
+        """Add timers of many keys with the same time."""
         known = self._entries.get(time)
         if known is None:
             self._entries[time] = entries
@@ -97,24 +97,24 @@ class TimerQueue:
             known += entries
 
     def register(self, time: int, entry: KeyEntry, when: int) -> None:
-        """A function registers a timer at a moment."""
+        """Register a timer for a function, at a moment."""
         if time <= self._limit:
             if self._fresh is not None and (time, entry.data) not in self._fresh:
                 self._fresh.add((time, entry.data))
                 self._undo.append((self._fresh.discard, (time, entry.data)))
             heappush(self.registered, (time, entry.data, entry))
             return
-        # A time that the queue has already comes due no earlier than before.
+        # If the queue already has this time, the timer comes due no earlier than the others.
         if time not in self._entries and time <= self.steps.last:
             self.due = min(self.due, self.steps.next_reaching(time, when))
         self.add(time, entry)
 
     def look_ahead(self, when: int) -> None:
-        """Find the next moment anew, from ``when`` on."""
+        """Find the next moment again, from ``when`` on."""
         self.due = self.steps.next_reaching(self._times[0], when) if self._times else NEVER
 
     def due_until(self, reached: int) -> list[tuple[int, list[KeyEntry]]]:
-        """Take the timers up to a time out of the queue: by time, and of each time by key bytes."""
+        """Remove the timers up to a time from the queue, and return them by time, and for each time by key bytes."""
         due = []
         while self._times and self._times[0] <= reached:
             time = heappop(self._times)
@@ -122,7 +122,7 @@ class TimerQueue:
         return due
 
     def take(self, due: Sequence[tuple[int, Sequence[KeyEntry]]], reached: int) -> Iterator[tuple[int, KeyEntry]]:
-        """These timers, which are due at a time, smallest first, with those that are registered meanwhile."""
+        """Yield these timers, which are due at a time, smallest first, with those that are registered meanwhile."""
         self._limit = reached
         registered = self.registered
         for time, entries in due:
@@ -135,9 +135,8 @@ class TimerQueue:
         self._limit = NO_TIME
 
     def take_last(self, due: Sequence[tuple[int, Sequence[KeyEntry]]], firings: int) -> Iterator[tuple[int, KeyEntry]]:
-        """The same where the input ends. Of the timers that are registered meanwhile, each key has so many; the others
-        stay in the queue, and ``left`` says how many they are.
-        """
+        """Yield timers like ``take``, where the input ends. Of the timers that are registered meanwhile, ``firings``
+        per key fire. The others stay in the queue, and ``left`` counts them."""
         self._limit, self._fresh = MAX_TIME, set()
         registered, fresh = self.registered, self._fresh
         spent: dict[bytes, int] = {}
@@ -145,7 +144,7 @@ class TimerQueue:
         for time, entries in due:
             for entry in entries:
                 yield from self._take_registered((time, entry.data), firings, fresh, spent, kept)
-                # One that was deleted and registered anew is taken with those that were registered.
+                # A timer that was deleted and registered again is taken with the registered ones.
                 if (time, entry.data) not in fresh:
                     yield time, entry
         yield from self._take_registered(None, firings, fresh, spent, kept)
@@ -167,7 +166,7 @@ class TimerQueue:
         registered = self.registered
         while registered and (before is None or registered[0][:2] < before):
             time, data, entry = heappop(registered)
-            # One that is not fresh was registered by a call that failed.
+            # A timer that is not fresh was registered by a call that failed.
             if (time, data) not in fresh or time not in (entry.event_timers or ()):
                 continue
             if spent.get(data, 0) >= firings:
@@ -178,7 +177,8 @@ class TimerQueue:
 
 
 def put_in(times: list[int], time: int) -> bool:
-    """Put a time into a sorted list; False if it is there already. Most come last, or came last before."""
+    """Insert a time into a sorted list. Returns False if it is already there. Most times come last, or are the last
+    already."""
     last = times[-1] if times else NO_TIME
     if time > last:
         times.append(time)
@@ -193,7 +193,7 @@ def put_in(times: list[int], time: int) -> bool:
 
 
 def taken_out(times: list[int], time: int) -> bool:
-    """Take a time out of a sorted list; False if it is not there. Most are the first."""
+    """Remove a time from a sorted list. Returns False if it is not there. Most are the first."""
     if times and times[0] == time:
         del times[0]
         return True
@@ -209,7 +209,7 @@ def valid_tag(tag: Any) -> bool:
 
 
 class _NoKey:
-    """Stands where the values of the current key would be while there is none."""
+    """Replaces the values of the current key while there is none."""
 
     def __getitem__(self, slot: int) -> Any:
         raise InvalidArgument(
@@ -230,7 +230,8 @@ class Timers:
         self._context = context
 
     def at(self, time: int) -> None:
-        """Call ``on_timer`` once the watermark has reached ``time`` (ms); twice the same time is one timer."""
+        """Call ``on_timer`` when the watermark has reached ``time`` (ms). Registering the same time twice makes one
+        timer."""
         context = self._context
         entry = context._entry
         if entry is None or type(time) is not int or not NO_TIME < time < MAX_TIME or context._no_event_timers:
@@ -244,11 +245,11 @@ class Timers:
                 context._event_queue.register(time, entry, context._moment)
 
     def delete(self, time: int) -> None:
-        """Take a timer back; it need not exist."""
+        """Delete a timer, which need not exist."""
         self._remove(self._entry(time).event_timers, time)
 
     def at_processing_time(self, time: int) -> None:
-        """Call ``on_processing_timer`` once processing time has reached ``time`` (ms)."""
+        """Call ``on_processing_timer`` when processing time has reached ``time`` (ms)."""
         context, entry = self._context, self._entry(time)
         own = entry.processing_timers
         if own is None:
@@ -299,7 +300,7 @@ class Context:
         self._outputs = outputs
         self._make = outputs[MAIN]
         self._undo: list[tuple[Any, ...]] = []
-        """What undoes the call: functions with their arguments."""
+        """The actions that undo the call: functions with their arguments."""
         self._event_queue = TimerQueue(self._undo)
         self._processing_queue = TimerQueue(self._undo)
         self._entry: KeyEntry | None = None
@@ -309,7 +310,7 @@ class Context:
         self._timerless = ""
         """Why the operator has no timers at all."""
         self._no_event_timers = ""
-        """Why it has none on event time."""
+        """Why the operator has no event-time timers."""
         self._emitted: list[tuple[str, int, Row]] = []
 
     @property
@@ -328,7 +329,7 @@ class Context:
         return self._processing_queue.steps.reached_at(glsn_of(self._moment))
 
     def output(self, tag: str, row: Any) -> None:
-        """Emit a row to a side output, which ``stream.side(tag)`` reads. Without a reader it goes nowhere."""
+        """Emit a row to a side output, which ``stream.side(tag)`` reads. Without a reader the row is dropped."""
         make = self._outputs.get(tag)
         if make is not None:
             self._emitted.append((tag, self.timestamp, make(row)))
@@ -336,7 +337,7 @@ class Context:
             raise InvalidArgument(f"the tag of a side output is {tag!r}: give a name that does not begin with a dot")
 
     def _emit(self, result: Any) -> None:
-        """What a call returned: one row, or several."""
+        """Emit what a call returned: one row, or several."""
         time, make, emitted = self.timestamp, self._make, self._emitted
         if type(result) is not GeneratorType and isinstance(result, _ONE_ROW):
             emitted.append((MAIN, time, make(result)))
@@ -345,7 +346,7 @@ class Context:
             emitted.append((MAIN, time, make(row)))
 
     def _roll_back(self) -> None:
-        """Undo what the call did, last first."""
+        """Undo the changes of the call, last first."""
         for action, *arguments in reversed(self._undo):
             action(*arguments)
         self._undo.clear()

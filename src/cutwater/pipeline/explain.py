@@ -1,4 +1,4 @@
-"""``Pipeline.explain``: the graph as text."""
+"""Implements ``Pipeline.explain``: the graph as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cutwater.pipeline.graph import Graph, Node, OperatorNode, Port, RowNode, Si
 
 
 def explained(name: str, graph: Graph) -> str:
-    """One line per node, by level; a chain of row functions is one line."""
+    """Return one line per node, by level. A chain of row functions is one line."""
     levels, sources = graph.levels(), graph.sources()
     lines = [f"pipeline {name}"]
     for level in range(max(levels, default=0) + 1):
@@ -23,7 +23,8 @@ def explained(name: str, graph: Graph) -> str:
 
 
 def _chains(graph: Graph) -> Iterator[list[Node]]:
-    """Nodes in the order of the program; row functions that follow one another without a branch are one chain."""
+    """Yield the nodes in the order of the program. Row functions that follow one another without a branch form one
+    chain."""
     consumers = graph.consumers()
     taken: set[int] = set()
     for node in graph.nodes:

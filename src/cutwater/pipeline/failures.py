@@ -1,4 +1,4 @@
-"""What is told of an exception in a user's function: what it is, and where in the user's own files it came about."""
+"""Describes an exception in a user's function: what it is, and where in the user's own files it was raised."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _NEVER_THEIRS: Final = ("/pyspark/", "/pyspark.zip/", "/pyarrow/")
 
 
 def located(error: BaseException) -> str:
-    """The exception as Python names it, and in brackets where it was raised, if that is in a function of the user's."""
+    """Return the exception as Python names it, followed in brackets by the place in the user's code where it was
+    raised, if any."""
     what, where = f"{type(error).__name__}: {error}", place(error)
     return f"{what} ({where})" if where else what
 
 
 def place(error: BaseException) -> str:
-    """The innermost line of the user's own code that the error came through, and the outermost one if that is in
-    another function: ``bug.py, line 4, in f``. Empty if it came through none.
-    """
+    """Return the innermost line of the user's own code in the traceback, and the outermost one if that is in another
+    function: ``bug.py, line 4, in f``. Empty if there is none."""
     found = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_theirs(_file(frame))]
-    # A library that they have installed is looked at only if nothing else is there: its author may be the user.
+    # Installed libraries count only if nothing else is left: the user may be the author of one.
     own = [(frame, line) for frame, line in found if not _is_installed(_file(frame))] or found
     if not own:
         return ""
@@ -48,7 +48,7 @@ def _is_theirs(file: str) -> bool:
 
 
 def _shown(frame: FrameType, line: int) -> str:
-    """A file by its name alone, unless many have that name."""
+    """Return a file by its name alone, unless many files have that name."""
     folder, _, name = _file(frame).rpartition("/")
     if name == "__init__.py":
         name = f"{folder.rpartition('/')[2]}/{name}"

@@ -1,4 +1,4 @@
-"""What users derive their functions from. An operator works on a copy of the function, one per slice."""
+"""Defines the base classes of users' functions. An operator works on a copy of the function, one per slice."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Emitted: TypeAlias = Iterable[Any] | None
 
 class _WithTimers:
     def on_timer(self, time: int, ctx: Context) -> Emitted:
-        """The watermark, which is ``ctx.watermark``, has reached the time of a timer of ``ctx.key``."""
+        """Handle a timer of ``ctx.key``: the watermark, which is ``ctx.watermark``, has reached its time."""
         return None
 
     def on_processing_timer(self, time: int, ctx: Context) -> Emitted:
-        """Processing time has reached the time of a timer of ``ctx.key``."""
+        """Handle a timer of ``ctx.key``: processing time has reached its time."""
         return None
 
 
@@ -30,7 +30,7 @@ class ProcessFunction(_WithTimers, ABC):
 
     @abstractmethod
     def process(self, record: Row, ctx: Context) -> Emitted:
-        """A record of the stream."""
+        """Process a record of the stream."""
 
 
 class CoProcessFunction(_WithTimers, ABC):
@@ -38,11 +38,11 @@ class CoProcessFunction(_WithTimers, ABC):
 
     @abstractmethod
     def process1(self, record: Row, ctx: Context) -> Emitted:
-        """A record of the stream that ``connect`` was called on."""
+        """Process a record of the stream that ``connect`` was called on."""
 
     @abstractmethod
     def process2(self, record: Row, ctx: Context) -> Emitted:
-        """A record of the stream that was connected to it."""
+        """Process a record of the stream that was connected to it."""
 
 
 class BroadcastFunction(_WithTimers, ABC):
@@ -50,13 +50,12 @@ class BroadcastFunction(_WithTimers, ABC):
 
     @abstractmethod
     def process(self, record: Row, ctx: Context) -> Emitted:
-        """A record of the keyed stream."""
+        """Process a record of the keyed stream."""
 
     @abstractmethod
     def process_broadcast(self, record: Row, ctx: Context) -> Emitted:
-        """A record that all keys see from the next position on. It runs once per slice, so it must have no effects
-        other than state and output; what it emits is taken once.
-        """
+        """Process a record that all keys see from the next position on. This runs once per slice, so it must have no
+        effects other than state and output; its output is taken once."""
 
 
 class PartitionFunction(ABC):
@@ -64,17 +63,17 @@ class PartitionFunction(ABC):
 
     @abstractmethod
     def process(self, record: Row, ctx: Context) -> Emitted:
-        """A record of the partition."""
+        """Process a record of the partition."""
 
 
 class BatchFunction(ABC):
     """A function of whole Arrow batches: all records of one key group in a micro-batch, in order.
 
-    The batch has the reserved column ``_cw``, which a returned batch must keep: its rows inherit the positions that it
-    holds. State is kept per key group; for state per key, use a ``MapState``. How the records of a key group are
-    divided into batches is not defined, so the function must give the same answer for every division.
+    The batch has the reserved column ``_cw``, which a returned batch must keep: its rows inherit the positions in it.
+    State is kept per key group; for state per key, use a ``MapState``. How the records of a key group are divided into
+    batches is not defined, so the function must return the same result for every division.
     """
 
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | pa.Table | None:
-        """What becomes of the batch; None if nothing does."""
+        """Process a batch and return its result, or None."""

@@ -1,6 +1,7 @@
-"""The graph that a pipeline describes: nodes as data, in the order in which the program names them.
+"""Defines the graph that a pipeline describes: nodes as data, in the order in which the program names them.
 
-A node's inputs exist before it does, so this order is topological, and it is the order in which operators fire timers.
+The inputs of a node exist before the node, so this order is topological. It is also the order in which operators fire
+timers.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class Port:
 
 @dataclass(slots=True)
 class Node:
-    """What all nodes have. ``order`` is the place in the program."""
+    """Common part of all nodes. ``order`` is the place in the program."""
 
     order: int
     inputs: tuple[Port, ...]
 
     @property
     def label(self) -> str:
-        """How errors and ``explain`` name the node."""
+        """The name of the node in errors and in ``explain``."""
         return f"{type(self).__name__.removesuffix('Node').lower()}-{self.order}"
 
 
@@ -46,9 +47,9 @@ class SourceNode(Node):
     rows: RowType | None
     event_time: str | Callable[[Row], Any] | None
     watermark: Watermark | None
-    """None: the source has no clock. It neither holds the watermark of others back nor advances it."""
+    """None if the source has no clock. Then it neither holds the watermark of others back nor advances it."""
     skips_malformed: bool = False
-    """Whether old batches that are intact and hold no records of their topic are left out; otherwise they fail."""
+    """Whether old batches that are intact and hold no records of their topic are skipped; otherwise they fail."""
 
     @property
     def label(self) -> str:
@@ -80,7 +81,7 @@ class TransformNode(Node):
 
     @property
     def is_on_spark(self) -> bool:
-        """Whether records leave the workers' Python for it."""
+        """Whether records leave the workers' Python processes for it."""
         return self.arrow is None
 
 
@@ -91,7 +92,8 @@ class UnionNode(Node):
 
 @dataclass(slots=True)
 class OperatorNode(Node):
-    """An operator with state. ``methods`` and ``keys`` have one element per input; a key of None is a broadcast."""
+    """An operator with state. ``methods`` and ``keys`` have one element per input; a key of None is a broadcast
+    input."""
 
     uid: str
     kind: str
@@ -136,7 +138,7 @@ AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 class Graph:
-    """All nodes of a pipeline, and who reads from whom."""
+    """All nodes of a pipeline and their connections."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -150,7 +152,7 @@ class Graph:
         return node
 
     def remove_last(self) -> None:
-        """Take back the node that was added last, because it turned out to be wrong."""
+        """Remove the node that was added last, because it turned out to be wrong."""
         node = self.nodes.pop()
         self._uids = {uid: owner for uid, owner in self._uids.items() if owner is not node}
 
@@ -179,7 +181,7 @@ class Graph:
         return (node for node in self.nodes if isinstance(node, kind))
 
     def consumers(self) -> dict[Port, list[tuple[Node, int]]]:
-        """Who reads each output, with the number of the input, in the order of the program."""
+        """Return the nodes that read each output, with the number of the input, in the order of the program."""
         found: dict[Port, list[tuple[Node, int]]] = {}
         for node in self.nodes:
             for index, port in enumerate(node.inputs):
@@ -187,7 +189,7 @@ class Graph:
         return found
 
     def sources(self) -> list[frozenset[str]]:
-        """The topics that each node is fed from; its watermark is made of theirs."""
+        """Return the topics that feed each node; its watermark is made of theirs."""
         found: list[frozenset[str]] = []
         for node in self.nodes:
             own = {node.topic} if isinstance(node, SourceNode) else ()
@@ -195,11 +197,11 @@ class Graph:
         return found
 
     def has_clock(self, topics: frozenset[str]) -> bool:
-        """Whether one of these sources has a watermark strategy."""
+        """Report whether one of these sources has a watermark strategy."""
         return any(node.topic in topics and node.watermark is not None for node in self.of_type(SourceNode))
 
     def levels(self) -> list[int]:
-        """How many operators with state lie on the longest way to a node, itself included."""
+        """Return, for each node, the number of operators with state on the longest path to it, including itself."""
         found: list[int] = []
         for node in self.nodes:
             above = max((found[port.node] for port in node.inputs), default=0)

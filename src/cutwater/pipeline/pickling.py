@@ -1,4 +1,4 @@
-"""Programs on their way to workers: functions travel whole, also those of the user's own modules."""
+"""Pickles programs for workers. Functions are pickled by value, including those of the user's own modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cutwater.pipeline.graph import Graph, Node, SourceNode, TransformNode
 
 
 def pickled_graph(pipeline: str, graph: Graph) -> bytes:
-    """The graph as workers get it. What belongs to one process, such as a lock, is refused by name."""
+    """Pickle the graph for workers. Objects that belong to one process, such as a lock, are refused by name."""
     graph = _for_workers(graph)
     with _pickled_by_value(graph):
         try:
@@ -30,7 +30,7 @@ def pickled_graph(pipeline: str, graph: Graph) -> bytes:
 
 
 def _for_workers(graph: Graph) -> Graph:
-    """Without code on data frames, which stays on the driver, with the session that it may hold."""
+    """Return the graph without code on data frames, which stays on the driver with the session that it may hold."""
     made = copy(graph)
     made.nodes = [replace(node, function=None) if isinstance(node, TransformNode) else node for node in graph.nodes]
     return made
@@ -43,7 +43,7 @@ def unpickled_graph(data: bytes) -> Graph:
 
 @contextmanager
 def _pickled_by_value(graph: Graph) -> Iterator[None]:
-    """Functions of the user's own modules travel whole: workers may run where these modules are not."""
+    """Pickle functions of the user's own modules by value, because workers may run where these modules do not exist."""
     modules = {inspect.getmodule(given if inspect.isroutine(given) else type(given)) for given in _user_code(graph)}
     own = [module for module in modules if module is not None and _is_users(module)]
     for module in own:
@@ -61,7 +61,7 @@ def _user_code(graph: Graph) -> Iterator[Any]:
 
 
 def _code_of(node: Node) -> Iterator[Any]:
-    """The user's own code in a node: functions, and objects with methods."""
+    """Yield the user's own code in a node: functions, and objects with methods."""
     for name in ("function", "arrow", "event_time"):
         given = getattr(node, name, None)
         if given is not None and not isinstance(given, str):
@@ -77,7 +77,8 @@ def _code_of(node: Node) -> Iterator[Any]:
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Neither of the main program, which always travels, nor installed, nor of the language."""
+    """Report whether a module is the user's: neither the main program, which is always pickled by value, nor installed,
+    nor part of the standard library."""
     path = getattr(module, "__file__", None)
     if path is None or module.__name__ == "__main__" or module.__name__.split(".")[0] in ("cutwater", "pyspark"):
         return False
@@ -86,7 +87,7 @@ def _is_users(module: ModuleType) -> bool:
 
 
 def _unpicklable(pipeline: str, graph: Graph, error: Exception) -> InvalidArgument:
-    """Which function cannot be sent to workers, and because of which of the values that it uses."""
+    """Return the error that names the function that cannot be sent to workers, and the values that prevent it."""
     for node in graph.nodes:
         for given in _code_of(node):
             if _is_picklable(given):
@@ -110,7 +111,7 @@ def _is_picklable(value: Any) -> bool:
 
 
 def _used(given: Any) -> dict[str, Any]:
-    """The values that a function or an object takes along and that cannot be sent."""
+    """Return the values that a function or an object uses and that cannot be pickled."""
     found: dict[str, Any] = dict(getattr(given, "__dict__", {}))
     if inspect.isroutine(given):
         try:

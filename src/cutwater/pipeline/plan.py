@@ -1,4 +1,4 @@
-"""A plan: the graph with its schemas filled in, ready to run. Every task of a run makes the same one."""
+"""Makes a plan: the graph with its schemas filled in, ready to run. Every task of a run makes the same plan."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from cutwater.pipeline.windows import Global
 from cutwater.schema_text import shown
 
 Destination: TypeAlias = tuple[int, int]
-"""Where records wait for the next level: an operator, a sink or code on Spark, by its order, and which input."""
+"""Where records wait for the next level: the order of an operator, a sink or code on Spark, and the number of its
+input."""
 
 
 def waits_at(node: Node) -> bool:
-    """Whether records wait for whoever runs the plan, who knows what comes of them there."""
+    """Report whether records wait at a node for the runner of the plan, which processes them there."""
     return isinstance(node, OperatorNode | SinkNode) or (isinstance(node, TransformNode) and node.is_on_spark)
 
 
@@ -48,7 +49,7 @@ class Plan:
     def __init__(
         self, name: str, graph: Graph, source_rows: Mapping[str, RowType | None], *, breaks_chains: bool = False
     ) -> None:
-        """``breaks_chains``: records wait in front of an unchained row function, for another worker."""
+        """``breaks_chains``: records wait before an unchained row function, for another worker."""
         self.name, self._breaks_chains = name, breaks_chains
         self.graph = graph
         self.consumers = graph.consumers()
@@ -74,7 +75,7 @@ class Plan:
         return {spec.sources for spec in self.specs.values()}
 
     def rows_at(self, port: Port) -> RowType | None:
-        """The row type of an output; None if its rows are untyped."""
+        """Return the row type of an output, or None if its rows are untyped."""
         return self._rows[port]
 
     def rows_for(self, destination: Destination) -> RowType | None:
@@ -82,18 +83,20 @@ class Plan:
         return self._rows[self.graph.nodes[node].inputs[index]]
 
     def require_schemas(self) -> None:
-        """Refuse streams whose rows are untyped: between workers rows travel as Arrow. Tests do without."""
+        """Refuse streams whose rows are untyped, because rows travel between workers as Arrow. Tests do not need
+        this."""
         for port, rows in self._rows.items():
             if rows is None and port in self.consumers:
                 raise InvalidArgument(
-                    f"pipeline {self.name!r}: what {self.graph.nodes[port.node].label} gives has no schema, which a "
+                    f"pipeline {self.name!r}: the output of {self.graph.nodes[port.node].label} has no schema, which a "
                     "run needs: declare schema='…' there, and give windows columns as keys, not a function"
                 )
 
     # --------------------------------------------------------------------------------------------------------- binding
 
     def _time_type(self, node: Any, source_rows: Mapping[str, RowType | None]) -> pa.DataType | None:
-        """The type of the event-time column that a node's times come from: that of the first source that has one."""
+        """Return the type of the event-time column that a node's times come from: that of the first source that has
+        one."""
         if not isinstance(node, SourceNode):
             return next((kind for port in node.inputs if (kind := self._time_types[port.node]) is not None), None)
         rows = source_rows[node.topic]
@@ -139,7 +142,7 @@ class Plan:
         for tag, side in node.sides.items():
             side_rows = {LATE: first, DEAD_LETTERS: DEAD_LETTER_ROWS}.get(tag, side)
             self._rows[Port(node.order, tag)] = side_rows
-            # Late rows and dead letters are rows already; the others are made when they are emitted.
+            # Late rows and dead letters are already rows; other rows are made when they are emitted.
             outputs[tag] = (lambda row: row) if tag.startswith(".") else _maker(side_rows)
         self.specs[node.order] = OperatorSpec(
             self.name, node.uid, node.order, function, node.methods, keys, states, outputs, self.sources[node.order],
@@ -147,7 +150,8 @@ class Plan:
         )  # fmt: skip
 
     def _require_no_event_time(self, node: OperatorNode) -> None:
-        """What an operator cannot have if none of its sources has a clock: without a watermark it would never end."""
+        """Refuse features that need a clock if none of the operator's sources has one: without a watermark they would
+        never end."""
         topics = ", ".join(sorted(self.sources[node.order]))
         given = f"none of its sources ({topics}) has a clock: give one of them {WAYS}"
         if isinstance(node, WindowNode) and not isinstance(node.window, Global):
@@ -182,11 +186,11 @@ class Plan:
     # ------------------------------------------------------------------------------------------------- row functions
 
     def waits(self, node: Node) -> bool:
-        """Whether records wait for the runner of the plan in front of a node."""
+        """Report whether records wait before a node for the runner of the plan."""
         return waits_at(node) or (self._breaks_chains and isinstance(node, RowNode) and not node.chained)
 
     def push(self, port: Port, records: Records, arrived: dict[Destination, list[Records]]) -> None:
-        """Send records from an output on, through row functions, to where they wait for the next level."""
+        """Send records from an output through row functions to where they wait for the next level."""
         readers = self.consumers.get(port, [])
         for index, (node, number_of_input) in enumerate(readers):
             part = records if len(readers) == 1 else records.branch(index)
@@ -206,7 +210,7 @@ class Plan:
             self.push(Port(node.order), records, arrived)
 
     def apply(self, node: RowNode, records: Records, arrived: dict[Destination, list[Records]]) -> None:
-        """Run a row function on records, and send on what it gives."""
+        """Run a row function on records, and send its results on."""
         call = (
             node.function if node.kind == "filter" else partial(_make_all, node.function, _maker(node.rows), node.kind)
         )
@@ -229,7 +233,8 @@ class Plan:
     def _results(
         self, node: RowNode, call: Callable[[Row], Any], records: Records, dead: Records
     ) -> list[tuple[int, Any]]:
-        """What a row function gives for each record; those that it fails on become dead letters, if asked for."""
+        """Return the results of a row function by record. Records that it fails on become dead letters, if
+        requested."""
         results: list[tuple[int, Any]] = []
         for i, row in enumerate(records.rows):
             try:
@@ -253,7 +258,7 @@ class Plan:
         rows = self._rows[node.inputs[0]]
         if node.rows is None or rows is None:
             raise InvalidArgument(
-                f"pipeline {self.name!r}, {node.label}: a transform is one from columns to columns: declare its "
+                f"pipeline {self.name!r}, {node.label}: a transform needs columns with types: declare its "
                 "schema='…', and that of the stream that it gets"
             )
         assert node.arrow is not None, "what runs on Spark waits for it"
@@ -282,7 +287,7 @@ class Plan:
 
 
 def _checked_time(rows: RowType, name: str, source: str) -> pa.DataType:
-    """The type of the column that event time comes from, if that is a time."""
+    """Return the type of the event-time column. Refuses a type that is not a time."""
     kind = rows.type_of(name, f"event_time of {source}")
     # A column without any value, in the rows of a test, has no type yet.
     if not pa.types.is_timestamp(kind) and not pa.types.is_integer(kind) and not pa.types.is_null(kind):

@@ -1,4 +1,4 @@
-"""Records on their way through a pipeline: rows with their positions and event times, in lists or as Arrow."""
+"""Holds records in a pipeline: rows with their positions and event times, in lists or as Arrow."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cutwater.pipeline.rows import RESERVED_COLUMN, Row, RowType
 from cutwater.pipeline.values import converter, decoded, encoded
 
 Entries: TypeAlias = Iterable[KeyEntry | None]
-"""What is kept for the key of each record; None where that is found when its turn comes."""
+"""The entry of each record's key; None if it is looked up when the record is processed."""
 
 Arrival: TypeAlias = tuple[int, int, bytes, int, Row, KeyEntry | None]
-"""Number of the input, moment, path, event time, row, what is kept for its key."""
+"""Number of the input, moment, path, event time, row, entry of its key."""
 
 POSITION: Final = pa.struct(
     [pa.field("moment", pa.int64()), pa.field("path", pa.binary()), pa.field("time", pa.int64())]
@@ -53,7 +53,7 @@ class Records:
         self.rows.append(row)
 
     def branch(self, index: int) -> Records:
-        """The same records on their way to the ``index``-th of several consumers."""
+        """Return the same records for the ``index``-th of several consumers."""
         part = number(index)
         return Records(self.moments, [path + part for path in self.paths], self.times, self.rows)
 
@@ -67,7 +67,7 @@ class Records:
 
     @classmethod
     def merged(cls, parts: Iterable[Records]) -> Records:
-        """All records of several streams or slices, in the order of their positions."""
+        """Merge the records of several streams or slices in the order of their positions."""
         filled = [part for part in parts if len(part)]
         if len(filled) <= 1:
             return filled[0] if filled else cls()
@@ -84,12 +84,13 @@ class Records:
         return self.pick(sorted(range(len(places)), key=places.__getitem__))
 
     def by_content(self) -> Records:
-        """Records of which several have one position, in an order that follows from their rows alone."""
+        """Sort records of which several have the same position, in an order that depends only on their rows."""
         places = list(zip(self.moments, self.paths, map(_content, self.rows), strict=True))
         return self.pick(sorted(range(len(places)), key=places.__getitem__))
 
     def numbered(self) -> Records:
-        """Records of which several may have one position, told apart by a number, in the order that they have here."""
+        """Number records of which several may have the same position, in their current order, so that they are
+        distinct."""
         counts: dict[tuple[int, bytes], int] = {}
         paths = []
         for place in zip(self.moments, self.paths, strict=True):
@@ -98,7 +99,7 @@ class Records:
         return Records(self.moments, paths, self.times, self.rows).in_order()
 
     def to_arrow(self, rows: RowType) -> pa.RecordBatch:
-        """Payload columns, and the reserved column with positions and times."""
+        """Return the payload columns, and the reserved column with positions and times."""
         position = pa.StructArray.from_arrays(
             [pa.array(self.moments, pa.int64()), pa.array(self.paths, pa.binary()), pa.array(self.times, pa.int64())],
             fields=list(POSITION),
@@ -108,7 +109,7 @@ class Records:
 
     @classmethod
     def returned(cls, made: pa.RecordBatch | pa.Table, rows: RowType) -> Records:
-        """What a function of whole columns has given, in the types that are declared."""
+        """Convert the result of a function of whole columns to records of the declared types."""
         arrays = [_in_type(made.column(field.name), field.type) for field in rows.schema]
         table = pa.Table.from_arrays([*arrays, made.column(RESERVED_COLUMN)], names=[*rows.names, RESERVED_COLUMN])
         return cls.from_arrow(table, rows).numbered()
@@ -124,7 +125,7 @@ class Records:
 
 
 def _content(row: Row) -> tuple[Any, ...]:
-    """What rows of one type are compared by: nulls first, then numbers that are none; what has parts, as a text."""
+    """Return a sort key for rows of one type: nulls first, then NaN, then values; nested values compare as text."""
     return tuple(_comparable(value) for value in row)
 
 
@@ -135,7 +136,7 @@ def _comparable(value: Any) -> tuple[Any, ...]:
 
 
 def arrivals(inputs: Sequence[Records], entries: Sequence[Entries]) -> Iterable[Arrival]:
-    """The records of an operator's inputs in the order in which it processes them: by position, then by input."""
+    """Return the records of an operator's inputs in processing order: by position, then by input."""
     streams: list[Iterable[Arrival]] = [
         zip(repeat(index), part.moments, part.paths, part.times, part.rows, own)
         for index, (part, own) in enumerate(zip(inputs, entries, strict=True))
@@ -147,16 +148,16 @@ def arrivals(inputs: Sequence[Records], entries: Sequence[Entries]) -> Iterable[
 
 
 def missing_columns(made: pa.RecordBatch | pa.Table, rows: RowType) -> list[str]:
-    """What a function of whole columns should have given, and has not."""
+    """Return the columns that are missing in the result of a function of whole columns."""
     return sorted({*rows.names, RESERVED_COLUMN} - set(made.schema.names))
 
 
 def _in_type(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    """The column in this type. Of times, what is finer is cut off."""
+    """Convert a column to this type. Times may lose digits that the type lacks."""
     try:
         return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
     except pa.ArrowException:
-        # Arrow asks what the column's type could hold, such as 19 digits where a decimal has 10. The values decide.
+        # Arrow checks what the column's type could hold, such as 19 digits for a decimal of 10. The values decide.
         values, check = decoded(column), converter(kind)
         for value in values:
             check(value)

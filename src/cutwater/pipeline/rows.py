@@ -1,8 +1,7 @@
-"""Rows: what a user's function is given for a record, and takes from it.
+"""Defines rows: what a user's function gets for a record, and returns.
 
-A ``Row`` is a tuple with the names of its columns: ``row.amount`` or ``row["amount"]``. A function may return a row
-or a dict. ``RowType`` is a schema at work: it makes rows of what functions return, and rows of Arrow columns and
-back.
+A ``Row`` is a tuple with the names of its columns: ``row.amount`` or ``row["amount"]``. A function may return a row or
+a dict. ``RowType`` makes rows of a schema from what functions return, and converts between rows and Arrow columns.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cutwater.schema_text import parse_schema, shown
 RESERVED_COLUMN: Final = "_cw"
 """The column that carries a record's position and times next to its payload."""
 LOG_TIME: Final = "timestamp"
-"""The column in which the log gives event time. Rows that are written need not have it."""
+"""The column in which the log provides event time. Rows that are written need not have it."""
 
 
 class Row(tuple[Any, ...]):
@@ -33,7 +32,7 @@ class Row(tuple[Any, ...]):
     _fields: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only where the columns have no attribute of that name: a wrong name, or one that Python cannot write.
+        # Called only if the columns have no attribute of that name: a wrong name, or one that Python cannot write.
         if name not in self._fields:
             raise AttributeError(self._no_column(name))
         return self[name]
@@ -53,7 +52,7 @@ class Row(tuple[Any, ...]):
         return dict(zip(self._fields, self, strict=True))
 
     def _replace(self, **changed: Any) -> Row:
-        """The same row with other values in some columns."""
+        """Return the same row with other values in some columns."""
         return row_class(self._fields)(tuple((self._asdict() | changed).values()))
 
     def __repr__(self) -> str:
@@ -69,9 +68,9 @@ def _restore(names: tuple[str, ...], values: tuple[Any, ...]) -> Row:
 
 @lru_cache(maxsize=1_024)
 def row_class(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Row]:
-    """The class of rows with these columns; calling it makes a row of their values.
+    """Return the class of rows with these columns; calling it makes a row of their values.
 
-    ``namedtuple`` lends its attributes, which the interpreter reads without running Python code.
+    It takes its attributes from ``namedtuple``, because the interpreter reads those without running Python code.
     """
     plain = namedtuple("Row", names, rename=True)  # type: ignore[misc]
     lent = {name: plain.__dict__[name] for name in names if name in plain._fields}
@@ -80,13 +79,13 @@ def row_class(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Row]:
 
 
 def reader(*names: str) -> Callable[[Row], Any]:
-    """A function that reads a column of a row, or several as a tuple, as fast as the interpreter can."""
+    """Return a function that reads a column of a row, or several as a tuple, as fast as the interpreter can."""
     plain = all(name.isidentifier() and not name.startswith("_") and not iskeyword(name) for name in names)
     return attrgetter(*names) if plain else itemgetter(*names)
 
 
 def untyped(value: Any) -> Row:
-    """A row of a stream that declares no schema: the columns are those of the value itself."""
+    """Make a row of a stream that declares no schema: the columns are those of the value itself."""
     if isinstance(value, Row):
         return value
     if isinstance(value, Mapping):
@@ -95,7 +94,7 @@ def untyped(value: Any) -> Row:
 
 
 class RowType:
-    """A schema, and what turns values into its rows and its rows into Arrow."""
+    """A schema, with the conversions from values to its rows and from its rows to Arrow."""
 
     def __init__(self, schema: pa.Schema) -> None:
         if RESERVED_COLUMN in schema.names:
@@ -109,12 +108,12 @@ class RowType:
         self._converters = [converter(field.type) for field in schema]
         self._values: Callable[[Any], Iterable[Any]] = itemgetter(*self.names) if self.names else tuple
         self._required = [field.name for field in schema if not field.nullable]
-        # Of one column a getter gives the value alone.
+        # A getter of one column returns the value alone, not a tuple.
         self._simple_size = len(self.names) if len(self.names) > 1 and not self._required else -1
 
     @classmethod
     def of(cls, given: str | pa.Schema | RowType) -> RowType:
-        """A row type from a schema as users write it."""
+        """Make a row type from a schema as users write it."""
         if isinstance(given, RowType):
             return given
         if isinstance(given, pa.Schema):
@@ -136,11 +135,11 @@ class RowType:
         return self.schema.field(name).type
 
     def make(self, value: Any) -> Row:
-        """A row of this type from what a function returned; a column that is left out is null."""
+        """Make a row of this type from what a function returned. A missing column is null."""
         if type(value) is not dict:
             value = _mapping(value)
         if len(value) == self._simple_size:
-            # If all columns are there, no others are. Anything else is told below.
+            # If all columns are there, there are no others. Other cases are handled below.
             try:
                 return self.row(map(call, self._converters, self._values(value)))
             except (KeyError, InvalidArgument):
@@ -151,7 +150,7 @@ class RowType:
         return row
 
     def of_values(self, values: Iterable[Any]) -> Row:
-        """A row of this type from a value for each column, in order."""
+        """Make a row of this type from a value for each column, in order."""
         try:
             return self.row(map(call, self._converters, values))
         except InvalidArgument as error:
@@ -166,11 +165,11 @@ class RowType:
                 raise InvalidArgument(f"the column {name!r} is null in a row, but the schema says not null: {self}")
 
     def from_columns(self, columns: Iterable[pa.Array | pa.ChunkedArray]) -> list[Row]:
-        """Rows of Arrow columns that have this type's schema."""
+        """Make rows from Arrow columns that have this type's schema."""
         return list(map(self.row, zip(*map(decoded, columns), strict=True)))
 
     def to_arrays(self, rows: list[Row]) -> list[pa.Array]:
-        """Arrow columns of rows of this type."""
+        """Make Arrow columns from rows of this type."""
         columns: Iterable[tuple[Any, ...]] = zip(*rows, strict=True) if rows else [()] * len(self.names)
         return [encoded(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
 
@@ -179,13 +178,13 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if isinstance(value, Row):
         return value._asdict()
     if isinstance(value, Mapping):
-        # A plain one has no values that it makes up when they are looked for, as that of a defaultdict.
+        # Unlike a defaultdict, a plain dict makes up no values on access.
         return dict(value)
     raise InvalidArgument(f"a function returned {value!r}: return a dict or a row, or yield several")
 
 
 def inferred(rows: list[Mapping[str, Any]]) -> pa.Schema:
-    """The schema that rows have by themselves; a column without any value takes any."""
+    """Infer the schema of rows. A column without any value accepts any type."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     fields = []
     for name in names:

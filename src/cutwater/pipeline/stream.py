@@ -1,4 +1,4 @@
-"""``Pipeline`` and ``Stream``: a program describes a pipeline with them. Nothing here contacts anything."""
+"""Defines ``Pipeline`` and ``Stream``, with which a program describes a pipeline. Nothing here contacts a server."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Window
 
 Schema: TypeAlias = str | pa.Schema | RowType
 NAME_BYTES_MAX = 200
-"""Directories have a pipeline's name, and more after it."""
+"""Limit of a pipeline's name: directory names contain it and more characters after it."""
 
 
 class Pipeline:
-    """A program over the log, by a name that its runs and savepoints keep."""
+    """A program over the log, with a name that its runs and savepoints keep."""
 
     def __init__(self, name: str, log: str = "", *, max_parallelism: int = MAX_PARALLELISM) -> None:
         if not is_name(name) or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
@@ -74,11 +74,10 @@ class Pipeline:
         watermark: Watermark | WatermarkFunction | None = None,
         on_malformed: Literal["error", "skip"] = "error",
     ) -> Stream:
-        """The records of a topic. Schema and event-time column are the topic's own unless they are declared here. With
-        ``watermark`` the source has a clock: windows, event-time timers and ``ttl`` need one. ``on_malformed`` concerns
-        batches whose checksum is right and whose content makes no sense, which only older versions let in: the run
-        fails there, or skips them and reports their positions.
-        """
+        """Read the records of a topic. Schema and event-time column are the topic's own unless they are declared here.
+        With ``watermark`` the source has a clock: windows, event-time timers and ``ttl`` need one. ``on_malformed``
+        concerns batches with a correct checksum and invalid content, which only older versions accepted: the run fails
+        there, or skips them and reports their positions."""
         if on_malformed not in ("error", "skip"):
             raise InvalidArgument(f"on_malformed of the source {topic!r} is 'error' or 'skip', not {on_malformed!r}")
         if any(node.topic == topic for node in self.graph.of_type(SourceNode)):
@@ -113,15 +112,15 @@ class Pipeline:
     ) -> TestResult:
         """Run on rows, in one thread and without Spark. See ``docs/pipelines.md`` for the reserved keys of a row.
 
-        With ``drain`` the rows are all there is: the watermark becomes the maximum. Of the timers that a function
-        registers then, ``drain_firings`` per key and operator fire. ``streams``: how many log streams a topic has, also
-        silent ones, or their numbers; if not said, those that its rows name, or one.
+        With ``drain`` the input ends with the rows: the watermark becomes the maximum. Of the timers that a function
+        registers then, ``drain_firings`` per key and operator fire. ``streams`` is the number of log streams of a
+        topic, including silent ones, or their numbers; the default is those that its rows name, or one.
 
         After the run the same rows run again, in up to ``batches`` micro-batches over up to ``slices`` slices, each
-        with functions that were pickled anew and state that was restored from a snapshot. If the rows differ, a
-        function keeps something outside its declared state, and the test fails.
+        with newly pickled functions and state restored from a snapshot. If the results differ, a function keeps
+        something outside its declared state, and the test fails.
 
-        ``from_savepoint``, a directory, begins with the state, the clocks and the position of a savepoint; the rows
+        ``from_savepoint``, a directory, begins with the state, the clocks and the position of a savepoint. The rows
         come after it, and ``_stream`` is the number that a log stream has there.
         """
         return run_test(
@@ -141,7 +140,7 @@ class Pipeline:
         return on_spark("pipeline.runner", self.name).run_pipeline(self, **options)
 
     def explain(self) -> str:
-        """The graph as text: operators by level, chains, state, keys and watermarks."""
+        """Return the graph as text: operators by level, chains, state, keys and watermarks."""
         return explained(self.name, self.graph)
 
     def _stream(self, node: Node) -> Stream:
@@ -150,7 +149,7 @@ class Pipeline:
         return Stream(self, Port(node.order))
 
     def _check(self) -> None:
-        """Bind what has a declared schema, so that a wrong column is found where it is written."""
+        """Bind the nodes with declared schemas, so that a wrong column is reported where it is written."""
         declared = {node.topic: node.rows for node in self.graph.of_type(SourceNode)}
         try:
             Plan(self.name, self.graph, declared)
@@ -160,7 +159,7 @@ class Pipeline:
 
 
 class Stream:
-    """Records on their way from one operator to the next. A stream may be used several times."""
+    """Records between two operators. A stream may be used several times."""
 
     def __init__(self, pipeline: Pipeline, port: Port, chained: bool = True) -> None:
         self._pipeline = pipeline
@@ -172,23 +171,22 @@ class Stream:
     def map(
         self, function: Callable[[Row], Any], schema: Schema | None = None, *, dead_letters: bool = False
     ) -> Stream:
-        """One row for each row."""
+        """Emit one row for each row."""
         return self._row_function("map", function, schema, dead_letters)
 
     def filter(self, function: Callable[[Row], Any], *, dead_letters: bool = False) -> Stream:
-        """The rows for which the function is true."""
+        """Keep the rows for which the function returns true."""
         return self._row_function("filter", function, None, dead_letters)
 
     def flat_map(
         self, function: Callable[[Row], Any], schema: Schema | None = None, *, dead_letters: bool = False
     ) -> Stream:
-        """Any number of rows for each row: the function returns or yields them."""
+        """Emit any number of rows for each row: the function returns or yields them."""
         return self._row_function("flat_map", function, schema, dead_letters)
 
     def unchained(self) -> Stream:
-        """The same stream; the next row function starts a chain of its own, which on Spark is another worker process,
-        next to the one that the records come from: both work at the same time.
-        """
+        """Return the same stream. The next row function starts a new chain, which on Spark is another worker process
+        next to the one that the records come from: both work at the same time."""
         return Stream(self._pipeline, self._port, chained=False)
 
     def transform(
@@ -198,15 +196,14 @@ class Stream:
         schema: Schema | None = None,
         arrow: Callable[[Any], Any] | None = None,
     ) -> Stream:
-        """Stateless PySpark code on a data frame; or ``arrow``, a function of a ``pyarrow.Table``, which runs in the
-        place of the other one and needs no Spark.
-        """
+        """Run stateless PySpark code on a data frame; or ``arrow``, a function of a ``pyarrow.Table``, which runs
+        instead of it and needs no Spark."""
         _require_callable("transform", function if arrow is None else arrow)
         rows = None if schema is None else RowType.of(schema)
         return self._add(TransformNode(self._order, (self._port,), function, arrow, rows))
 
     def union(self, *others: Stream) -> Stream:
-        """The rows of several streams, in the order of their positions, then of the inputs."""
+        """Merge the rows of several streams, in the order of their positions, then of the inputs."""
         if not others:
             raise InvalidArgument("union() takes at least one other stream")
         for other in others:
@@ -224,7 +221,7 @@ class Stream:
         schema: Schema | None = None,
         dead_letters: bool = False,
     ) -> Stream:
-        """A function with state and timers per key."""
+        """Apply a function with state and timers per key."""
         _require_function("process", function, ProcessFunction, BatchFunction)
         batches = isinstance(function, BatchFunction)
         if batches and dead_letters:
@@ -250,7 +247,8 @@ class Stream:
         schema: Schema | None = None,
         dead_letters: bool = False,
     ) -> Stream:
-        """A function of two streams with the same keys. ``key`` is for both, or a pair, one for each."""
+        """Apply a function of two streams with the same keys. ``key`` is for both streams, or is a pair with one for
+        each."""
         self._require_same_pipeline(other)
         _require_function("connect", function, CoProcessFunction)
         pair: Any = key if isinstance(key, tuple) and len(key) == 2 else (key, key)
@@ -268,7 +266,7 @@ class Stream:
         schema: Schema | None = None,
         dead_letters: bool = False,
     ) -> Stream:
-        """A function of this stream, by key, and of ``rules``, which all keys see."""
+        """Apply a function of this stream, by key, and of ``rules``, which all keys see."""
         self._require_same_pipeline(rules)
         _require_function("broadcast", function, BroadcastFunction)
         return self._operator(
@@ -291,7 +289,8 @@ class Stream:
         schema: Schema | None = None,
         dead_letters: bool = False,
     ) -> Stream:
-        """A function of each of ``parallelism`` partitions, without keys. Its result may depend on that number."""
+        """Apply a function to each of ``parallelism`` partitions, without keys. Its result may depend on that
+        number."""
         _require_function("process_partition", function, PartitionFunction)
         if type(parallelism) is not int or parallelism < 1:
             raise InvalidArgument(f"the parallelism of process_partition is {parallelism!r}: give a number from 1 on")
@@ -317,7 +316,8 @@ class Stream:
         uid: str = "",
         dead_letters: bool = False,
     ) -> Stream:
-        """Aggregates per key and window: the key's columns, window_start, window_end, and one column per aggregate."""
+        """Aggregate per key and window. The result has the key's columns, window_start, window_end, and one column per
+        aggregate."""
         if not isinstance(window, Sliding | Session | Global):
             raise InvalidArgument(f"the window of {uid!r} is {window!r}: give Tumbling, Sliding, Session or Global")
         if trigger is not None and not isinstance(trigger, Trigger):
@@ -359,7 +359,7 @@ class Stream:
     # --------------------------------------------------------------------------------------------------- side outputs
 
     def side(self, tag: str, schema: Schema | None = None) -> Stream:
-        """What the operator emits with ``ctx.output(tag, row)``."""
+        """Return what the operator emits with ``ctx.output(tag, row)``."""
         if not valid_tag(tag):
             raise InvalidArgument(f"the tag of a side output is {tag!r}: give a name that does not begin with a dot")
         return self._side(tag, None if schema is None else RowType.of(schema), "side outputs")
@@ -436,7 +436,7 @@ class Stream:
 
     def _require_same_pipeline(self, other: Stream) -> None:
         if getattr(other, "_pipeline", None) is not self._pipeline:
-            raise InvalidArgument(f"streams of one pipeline only can be joined: this one is of {self._pipeline.name!r}")
+            raise InvalidArgument(f"only streams of one pipeline can be joined: this one is of {self._pipeline.name!r}")
 
 
 def _name_of(event_time: str | Callable[..., Any]) -> str:

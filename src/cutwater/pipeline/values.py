@@ -1,9 +1,10 @@
-"""Values of a declared type: what a user's function may hand over, and the one Python form that each value then has.
+"""Converts values of a declared type: what a user's function may write, and the one Python form that each value then
+has.
 
-Payload and state travel as Arrow between workers and stay in memory within one. Both must look the same to a
-function, so a value is brought into the form that Arrow would give back as soon as it is handed over: an integer in a
-``double`` becomes a float, milliseconds in a ``timestamp`` become a ``datetime``, a ``float`` loses the digits it
-cannot hold. What does not fit is refused at once, while the call that produced it can still be undone.
+Payload and state travel as Arrow between workers and stay in memory within one. Both must look the same to a function.
+So a value is converted, as soon as a function writes it, to the form that Arrow would return: an integer in a
+``double`` becomes a float, milliseconds in a ``timestamp`` become a ``datetime``, a ``float`` loses the digits that it
+cannot hold. A value that does not fit is refused at once, while the call that produced it can still be undone.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ _FLOAT32: Final = struct.Struct("<f")
 
 
 TIME_MS_MAX: Final = 4 * 10**15
-"""Event times lie within so many milliseconds, some 126,000 years, of 1970: with room to add and to subtract, they are
-64-bit integers in microseconds.
-"""
+"""Event times are at most this many milliseconds, some 126,000 years, away from 1970. So they fit into 64-bit integers
+in microseconds, with room for additions and subtractions."""
 
 
 def to_milliseconds(value: Any) -> int:
-    """An event time as integer milliseconds, rounded down; integers are milliseconds already."""
+    """Convert an event time to integer milliseconds, rounded down. Integers are already milliseconds."""
     if type(value) is int:
         if not -TIME_MS_MAX <= value <= TIME_MS_MAX:
             raise InvalidArgument(far_off(value))
@@ -46,7 +46,7 @@ def to_milliseconds(value: Any) -> int:
 
 
 def far_off(time_ms: int) -> str:
-    """What is wrong with an event time that is too large."""
+    """Describe what is wrong with an event time that is too large."""
     return (
         f"the event time {time_ms} is too far off: an integer is milliseconds since 1970, from {-TIME_MS_MAX} to "
         f"{TIME_MS_MAX}; are these microseconds or nanoseconds?"
@@ -54,12 +54,13 @@ def far_off(time_ms: int) -> str:
 
 
 def from_milliseconds(kind: pa.DataType | None) -> Converter:
-    """How a time in milliseconds is written in a column of this type."""
+    """Return the function that converts a time in milliseconds to a value of this type."""
     return _as_is if kind is None or pa.types.is_integer(kind) else converter(kind)
 
 
 def converter(kind: pa.DataType) -> Converter:
-    """A function that brings a value of this type into its one form, or raises ``InvalidArgument``. Null stays null."""
+    """Return a function that converts a value of this type to its one form, or raises ``InvalidArgument``. Null stays
+    null."""
     if pa.types.is_null(kind):
         return _as_is
     nested = _nested(kind)
@@ -72,7 +73,7 @@ def converter(kind: pa.DataType) -> Converter:
 
 
 def copier(kind: pa.DataType) -> Converter | None:
-    """A function that copies a value so deeply that its holder may change it; None if values cannot be changed."""
+    """Return a function that copies a value so deeply that the copy may be changed, or None if values are immutable."""
     if pa.types.is_map(kind):
         of_item = copier(kind.item_type) or _as_is
         return lambda value: None if value is None else {key: of_item(item) for key, item in value.items()}
@@ -86,9 +87,9 @@ def copier(kind: pa.DataType) -> Converter | None:
 
 
 def decoder(kind: pa.DataType) -> Converter | None:
-    """What brings a value as Arrow returns it into its one form; None if Arrow already returns it so.
+    """Return a function that converts a value from Arrow to its one form, or None if Arrow already returns that form.
 
-    Arrow returns a map as pairs and an instant in a zone of its own; everything else is as ``converter`` makes it.
+    Arrow returns a map as pairs and an instant in its own zone; everything else is as ``converter`` makes it.
     """
     if pa.types.is_map(kind) or pa.types.is_timestamp(kind):
         return converter(kind)
@@ -100,7 +101,8 @@ def decoder(kind: pa.DataType) -> Converter | None:
 
 
 def encoder(kind: pa.DataType) -> Converter | None:
-    """What brings a value into the form that Arrow takes; None if Arrow takes it as it is. Maps become pairs."""
+    """Return a function that converts a value to the form that Arrow takes, or None if Arrow takes it as it is. Maps
+    become pairs."""
     if pa.types.is_map(kind):
         of_item = encoder(kind.item_type) or _as_is
         return lambda value: None if value is None else [(key, of_item(item)) for key, item in value.items()]
@@ -117,13 +119,13 @@ def encoder(kind: pa.DataType) -> Converter | None:
 
 
 def encoded(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
-    """An Arrow array of values in their one form."""
+    """Convert values in their one form to an Arrow array."""
     encode = encoder(kind)
     return pa.array(list(values) if encode is None else list(map(encode, values)), kind)
 
 
 def decoded(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values of an Arrow array in their one form."""
+    """Return the values of an Arrow array in their one form."""
     decode = decoder(column.type)
     return column.to_pylist() if decode is None else list(map(decode, column.to_pylist()))
 

@@ -1,4 +1,4 @@
-"""Windows and triggers as a pipeline describes them, and which windows a time belongs to.
+"""Defines windows and triggers as a pipeline describes them, and finds the windows that a time belongs to.
 
 A window is a pair (start, end) of milliseconds; the end does not belong to it. Its last millisecond, end − 1, is the
 event time of its result and the watermark that completes it.
@@ -33,7 +33,7 @@ class Sliding:
             )
 
     def spans(self, time: int) -> list[Span]:
-        """The windows that a time belongs to, earliest first."""
+        """Return the windows that a time belongs to, earliest first."""
         last = time - (time - self.offset_ms) % self.slide_ms
         first = last - (self.size_ms - 1) // self.slide_ms * self.slide_ms
         return [
@@ -62,7 +62,7 @@ class Tumbling(Sliding):
 
 
 class Session:
-    """Windows that reach from a key's first record to ``gap`` after its last, and grow together where they touch."""
+    """Windows that reach from a key's first record to ``gap`` after its last, and merge if they touch."""
 
     merges = True
 
@@ -77,7 +77,7 @@ class Session:
 
 
 class Global:
-    """One window per key, for ever. It needs a trigger, because no watermark completes it."""
+    """One window per key, forever. It needs a trigger, because no watermark completes it."""
 
     merges = False
 
@@ -93,7 +93,7 @@ Window: TypeAlias = Sliding | Session | Global
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When a window gives its result."""
+    """Decides when a window emits its result."""
 
     kind: str
     every: int = 0
@@ -101,19 +101,20 @@ class Trigger:
 
     @classmethod
     def watermark(cls) -> Trigger:
-        """When the watermark passes the window's end, and again at each late row within the allowed lateness."""
+        """Emit when the watermark passes the window's end, and again at each late row within the allowed lateness."""
         return cls("watermark")
 
     @classmethod
     def count(cls, rows: int, purge: bool = False) -> Trigger:
-        """After each ``rows`` rows of a window; with ``purge`` the window then starts anew."""
+        """Emit after each ``rows`` rows of a window. With ``purge`` the window then starts again."""
         if type(rows) is not int or rows < 1:
             raise InvalidArgument(f"a count trigger has {rows!r} rows: give a number of at least 1")
         return cls("count", rows, purge)
 
     @classmethod
     def processing_time(cls, every: Duration, purge: bool = False) -> Trigger:
-        """At the next multiple of ``every`` of processing time after a row; with ``purge`` it then starts anew."""
+        """Emit at the next multiple of ``every`` of processing time after a row. With ``purge`` the window then starts
+        again."""
         return cls("processing time", milliseconds(every, "the interval of a trigger", least=1), purge)
 
     def __str__(self) -> str:

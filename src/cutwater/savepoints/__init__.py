@@ -1,8 +1,9 @@
-"""Savepoints: the state of a pipeline at a position of the log, in files that stay readable. Nothing here needs Spark.
+"""Reads and writes savepoints: the state of a pipeline at a position of the log, in files that stay readable. Nothing
+here needs Spark.
 
-A savepoint is a directory: ``manifest.json``, which says what it is and has the checksum of every file, and the state
-of each operator as Parquet. ``cutwater.spark.savepoints`` takes them from pipelines, ``run(from_savepoint=…)`` starts
-pipelines from them.
+A savepoint is a directory with ``manifest.json``, which describes it and has the checksum of every file, and the state
+of each operator as Parquet. ``cutwater.spark.savepoints`` takes savepoints of pipelines, and ``run(from_savepoint=…)``
+starts pipelines from them.
 """
 
 from cutwater.savepoints.diffs import Difference, diff

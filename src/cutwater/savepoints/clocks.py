@@ -1,9 +1,9 @@
-"""The clocks of a savepoint for a program whose sources, or the operators behind them, are others.
+"""Converts the clocks of a savepoint for a program with other sources, or with other operators behind them.
 
-All topics are read on from the one position of the savepoint. What is known of the streams of a topic that stays goes
-along, under the strategy that the program has now. The streams of a topic that is new, or has a clock only now, count
-from the first position after the savepoint. An operator's watermark never goes back: one of other topics than before
-begins where the operator was.
+All topics are read on from the one position of the savepoint. If a topic stays, the state of its streams is kept, under
+the strategy that the program has now. If a topic is new, or has a clock only now, its streams count from the first
+position after the savepoint. An operator's watermark never goes back: if its topics have changed, its watermark begins
+where it was.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ def migrated(
     operators: Iterable[OperatorInfo],
     before: Iterable[OperatorInfo],
 ) -> ClockSnapshot | None:
-    """``operators`` are those of the program, ``before`` those of the savepoint. Clocks of an older rule go on under
-    the present one.
-    """
+    """Convert the clocks. ``operators`` are those of the program, ``before`` those of the savepoint. Clocks of an older
+    rule go on under the current one."""
     now = current(snapshot)
     if now is None:
         return None

@@ -1,4 +1,4 @@
-"""What is different between two savepoints."""
+"""Compares two savepoints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ KEYS_SHOWN_MAX = 20
 
 
 class OperatorDifference(Struct, frozen=True):
-    """Keys that only the second has, only the first has, and that both have with other state or timers. ``examples``
-    are a few of all of these. ``states``: what has become of the operator's states, in words.
-    """
+    """Counts of keys that only the second savepoint has, that only the first has, and that both have with different
+    state or timers. ``examples`` are a few of these keys. ``states`` describes how the operator's states have
+    changed."""
 
     uid: str
     added: int
@@ -25,7 +25,7 @@ class OperatorDifference(Struct, frozen=True):
 
 
 class Difference(Struct, frozen=True):
-    """From a first savepoint to a second one. Operators that are the same are left out."""
+    """The differences from a first savepoint to a second one. Operators without differences are left out."""
 
     glsn: int
     watermark_ms: int
@@ -35,7 +35,7 @@ class Difference(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether both have the same state, wherever they were taken."""
+        """Whether both have the same state, even if they were taken at different positions."""
         return not (self.only_first or self.only_second or self.operators)
 
 

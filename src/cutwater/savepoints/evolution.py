@@ -1,14 +1,14 @@
-"""How the state of a savepoint fits a program: by the uids of operators and the names of states.
+"""Matches the state of a savepoint to a program, by the uids of operators and the names of states.
 
-1.  A state that the program has and the savepoint has not is empty. One that only the savepoint has is left behind; so
-    is an operator, if that is allowed. What is left behind is listed.
+1.  A state that only the program has begins empty. A state that only the savepoint has is left behind, and so is an
+    operator, if that is allowed. What is left behind is listed.
 2.  A state keeps its kind. Its type may become wider: integers with more bits, ``float`` to ``double``, decimals with
     more digits before the point, and structs with more fields, which are null; also inside lists, maps and structs.
-3.  The key of an operator keeps its types; only names of columns may change, and the bits of an integer.
+3.  The key of an operator keeps its types. Only the names of columns may change, and the bits of an integer.
 4.  A window keeps its kind and its aggregates, found by name: they may be reordered and left out.
-5.  Over another number of partitions, list state is divided anew and union state goes whole to each.
+5.  If the number of partitions changes, list state is divided again, and each partition gets all of the union state.
 
-Whatever else is different is refused, with both sides shown, before anything is started.
+Any other difference is refused before anything starts. The error shows both sides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ WINDOW_FIELDS = ("start", "end", "pending", "fires_at")
 
 
 class Restoration(Struct, frozen=True):
-    """Operators that go on with state, as they were; and what is left behind and what begins empty, by uid and name."""
+    """Operators that go on with state, as they were before, and what is left behind and what begins empty, by uid and
+    name."""
 
     operators: tuple[OperatorInfo, ...]
     left_behind: tuple[str, ...]
@@ -41,7 +42,7 @@ class Restoration(Struct, frozen=True):
 
 
 def restoration(manifest: Manifest, program: ProgramInfo, *, allow_non_restored_state: bool = False) -> Restoration:
-    """What becomes of each state of a savepoint in a program; raises if something does not fit."""
+    """Decide what happens to each state of a savepoint in a program. Raises if something does not fit."""
     known = program.by_uid
     kept = [state.operator for state in manifest.operators if state.operator.uid in known]
     homeless = [
@@ -90,7 +91,9 @@ def _require_fit(before: OperatorInfo, after: OperatorInfo) -> None:
 
 def _require_window(before: OperatorInfo, after: OperatorInfo) -> None:
     if window_kind(before) != window_kind(after):
-        raise _misfit(before, "its window", before.window, after.window, "windows of one kind only can be taken over")
+        raise _misfit(
+            before, "its window", before.window, after.window, "only windows of the same kind can be restored"
+        )
     for name, given in after.aggregates.items():
         if before.aggregates.get(name) != given:
             was = before.aggregates.get(name, "not there")
@@ -128,18 +131,18 @@ def _misfit(operator: OperatorInfo, what: str, before: object, after: object, hi
 
 
 def key_kinds(operator: OperatorInfo) -> list[str]:
-    """What decides the bytes of a key: integers of all sizes have the same."""
+    """Return what decides the bytes of a key: integers of all sizes have the same."""
     kinds = [field.type for field in parse_schema(operator.key)] if operator.key else []
     return ["integer" if pa.types.is_integer(kind) else shown(kind) for kind in kinds]
 
 
 def window_kind(operator: OperatorInfo) -> str:
-    """The first word of what a window is written as; empty where there is none."""
+    """Return the first word of a window's text; empty if there is no window."""
     return "".join(operator.window.split()[:1])
 
 
 def widens(before: pa.DataType, after: pa.DataType) -> bool:
-    """Whether every value of one type has its place in another."""
+    """Report whether every value of one type fits another type."""
     if before.equals(after):
         return True
     is_a = pa.types
@@ -160,7 +163,7 @@ def widens(before: pa.DataType, after: pa.DataType) -> bool:
 
 
 def widened(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column in a type that its own ``widens`` to."""
+    """Convert a column to a type that its own type ``widens`` to."""
     if column.type.equals(kind):
         return column
     if pa.types.is_struct(kind):
@@ -178,7 +181,7 @@ def widened(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _list(column: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The lists of a column with other elements, as many of them."""
+    """Return the lists of a column with other elements, and the same lengths."""
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
     return pa.ListArray.from_arrays(ends, values, type=kind, mask=column.is_null())
@@ -190,7 +193,7 @@ def _list(column: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
 def evolved_chunk(
     rows: pa.RecordBatch, before: OperatorInfo, after: OperatorInfo, schema: pa.Schema, hashed_groups: int | None
 ) -> pa.RecordBatch:
-    """Rows of a savepoint as the operator that there is now works on them; ``schema`` is that of its chunks."""
+    """Convert rows of a savepoint to a chunk for the current operator. ``schema`` is the schema of its chunks."""
     table = evolved(rows, before, after)
     exact = [
         as_type(column, schema.field(name).type) if name in schema.names and name.startswith(PREFIX) else column
@@ -200,7 +203,7 @@ def evolved_chunk(
 
 
 def evolved(table: pa.RecordBatch, before: OperatorInfo, after: OperatorInfo) -> pa.RecordBatch:
-    """The rows of an operator with the states that it has now. Keys for which nothing is left have no row."""
+    """Return the rows of an operator with the states that it has now. Keys for which nothing is left have no row."""
     names, columns = [], []
     for name in ("key_group", "key_bytes", "event_timers", "processing_timers"):
         names.append(name)
@@ -224,7 +227,7 @@ def evolved(table: pa.RecordBatch, before: OperatorInfo, after: OperatorInfo) ->
 
 
 def _accumulators(before: OperatorInfo, after: OperatorInfo) -> list[int]:
-    """Where each aggregate that a window has now was among the fields of a stored window."""
+    """Return the index, among the fields of a stored window, of each aggregate that the window has now."""
     places = {name: len(WINDOW_FIELDS) + index for index, name in enumerate(before.aggregates)}
     return [places[name] for name in after.aggregates]
 
@@ -240,7 +243,8 @@ def _windows(column: pa.Array, before: OperatorInfo, after: OperatorInfo) -> pa.
 
 
 def redistributed(table: pa.RecordBatch, after: OperatorInfo) -> pa.RecordBatch:
-    """The state of all partitions over the number that there are now: lists divided evenly, unions whole for each."""
+    """Distribute the state of all partitions over their current number: lists are divided evenly, and each partition
+    gets all of a union."""
     count = after.partitions
     data = [key_bytes(number) for number in range(count)]
     order = pc.sort_indices(table.column("key_group"))

@@ -1,6 +1,7 @@
-"""Where savepoints lie: a small face of a file system, and the one of this machine.
+"""Defines the file operations that savepoints need, and implements them for this machine.
 
-A savepoint on another file system is reached through Spark: ``spark.savepoint.files`` has the same face over Hadoop's.
+A savepoint on another file system is accessed through Spark: ``spark.savepoint.files`` implements the same operations
+with Hadoop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _READ_BYTES = 1 << 20
 
 
 class Seen(Struct, frozen=True):
-    """What is found out about a file by reading all of it. ``rows``: −1 if it is no whole Parquet file."""
+    """What reading a whole file tells about it. ``rows`` is −1 if it is not a complete Parquet file."""
 
     bytes: int
     sha256: str
@@ -30,33 +31,35 @@ class Seen(Struct, frozen=True):
 
 
 class Files(Protocol):
-    """Paths are texts, below or beside one another with ``/``. What is missing is a ``FileNotFoundError``."""
+    """Operations on files. Paths are texts with ``/`` between their parts. A missing file raises
+    ``FileNotFoundError``."""
 
     def list(self, path: str) -> list[str]:
-        """The names in a directory, sorted; none if there is no such directory."""
+        """Return the sorted names in a directory; none if the directory does not exist."""
 
     def exists(self, path: str) -> bool: ...
 
     def read(self, path: str) -> bytes: ...
 
     def write(self, path: str, data: bytes) -> None:
-        """A whole file, in its place at once and durable when this returns. Directories above it are made."""
+        """Write a whole file atomically. It is durable when this returns. Missing parent directories are made."""
 
     def delete(self, path: str) -> None:
-        """A file, or a directory with all that is in it; it need not be there."""
+        """Delete a file, or a directory with its contents. It need not exist."""
 
     def settle(self, paths: Iterable[str]) -> Mapping[str, Seen]:
-        """Make files durable that others have written, and read them. The answer has the paths as they are given."""
+        """Make files durable that other processes have written, and read them. The result has the paths as they are
+        given."""
 
     def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:
-        """Read files; those that are missing are left out."""
+        """Read files. Missing files are left out."""
 
     def qualified(self, path: str) -> str:
-        """A path as Spark writes it into files of its own."""
+        """Return a path as Spark writes it into its own files."""
 
 
 class LocalFiles:
-    """The file system of this machine."""
+    """Files on this machine."""
 
     def list(self, path: str) -> list[str]:
         try:
@@ -107,7 +110,7 @@ class LocalFiles:
 
 
 def local(path: str) -> str:
-    """A path of this machine, also where it is written as Hadoop does."""
+    """Return a local path, also if it is written in Hadoop's form."""
     return path.removeprefix("file://").removeprefix("file:") if path.startswith("file:") else path
 
 
@@ -133,7 +136,7 @@ def _seen(path: str) -> Seen:
 
 
 def rows_of(source: str | bytes) -> int:
-    """How many rows a Parquet file has, by path or content; −1 if it is none."""
+    """Return how many rows a Parquet file has, by path or content; −1 if it is not a Parquet file."""
     try:
         return int(pq.read_metadata(source if isinstance(source, str) else BytesIO(source)).num_rows)
     except Exception:

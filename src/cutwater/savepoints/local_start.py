@@ -1,4 +1,4 @@
-"""From a savepoint to the beginning of a test: where it is in the log, its clocks, and its state in one piece."""
+"""Prepares a test that starts from a savepoint: its position in the log, its clocks, and its whole state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from cutwater.savepoints.savepoint import Path, Savepoint, open_savepoint
 
 
 class LocalStart(Struct, frozen=True):
-    """``state``: chunks by uid, as ``Machine.restore`` takes them. ``streams``: by topic, those that clocks know."""
+    """How a test begins. ``state`` has chunks by uid, as ``Machine.restore`` takes them. ``streams`` has, by topic, the
+    log streams that the clocks know."""
 
     glsn: int
     clock: ClockSnapshot | None
@@ -27,7 +28,8 @@ class LocalStart(Struct, frozen=True):
 
 
 def local_start(given: Path | Savepoint, plan: Plan, *, allow_non_restored_state: bool = False) -> LocalStart:
-    """What a run would begin with. Refuses what a run would refuse, as far as that can be known without its log."""
+    """Return what a run would begin with. Refuses what a run would refuse, as far as that can be known without its
+    log."""
     savepoint = given if isinstance(given, Savepoint) else open_savepoint(given)
     made, info = savepoint.manifest, described(plan)
     if made.ended:

@@ -1,6 +1,7 @@
-"""The manifest of a savepoint: what it holds, of which pipeline, at which position; and the checksums of all of it.
+"""Defines the manifest of a savepoint: its contents, pipeline and position, and the checksums of all files.
 
-It is JSON, so that people and other tools can read it, and it is written last: a directory without one is no savepoint.
+It is JSON, so that people and other tools can read it. It is written last: a directory without a manifest is not a
+savepoint.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from cutwater.savepoints.program import OperatorInfo, SinkInfo, SourceInfo
 
 FORMAT: Final = "cutwater-savepoint"
 VERSION: Final = 2
-"""Version 1 did not say under which rule of the watermark its clocks were."""
+"""Version 1 did not store the watermark rule of its clocks."""
 VERSIONS: Final = (1, VERSION)
 NAME: Final = "manifest.json"
 UNFINISHED: Final = "unfinished.json"
-"""Is there from the first moment, and goes when the manifest is there: it tells what a half-written directory is."""
+"""This file exists from the start until the manifest is written: it identifies a half-written directory."""
 STATE: Final = "state"
 
 
@@ -36,9 +37,8 @@ class FileInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OperatorState(Struct, frozen=True, forbid_unknown_fields=True):
-    """The state of one operator: all rows of its files. ``dropped_late``: rows it dropped because they were late;
-    ``late_sent``: late rows that it sent to ``.late``. Both count from the pipeline's first beginning.
-    """
+    """The state of one operator: all rows of its files. ``dropped_late`` counts the late rows that it dropped, and
+    ``late_sent`` the late rows that it sent to ``.late``. Both count from the pipeline's first beginning."""
 
     operator: OperatorInfo
     rows: int
@@ -56,10 +56,9 @@ class RunPoint(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything at or below ``glsn`` of the log has been processed, and nothing above. ``clock``: the clocks there;
-    ``watermark_ms``: that of all sources together. ``ended``: the input ended there, for good. ``rule``: the rule of
-    the watermark that its clocks follow.
-    """
+    """The manifest. Everything at or below ``glsn`` of the log has been processed, and nothing above. ``clock``: the
+    clocks there. ``watermark_ms``: the watermark of all sources together. ``ended``: the input ended there permanently.
+    ``rule``: the watermark rule of its clocks."""
 
     format: str
     version: int
@@ -74,7 +73,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     parallelism: int
     run: RunPoint
     log: str
-    """The key of the cluster whose positions these are."""
+    """The key of the cluster that the positions belong to."""
     sources: tuple[SourceInfo, ...]
     sinks: tuple[SinkInfo, ...]
     operators: tuple[OperatorState, ...]
@@ -83,9 +82,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """SHA-256 of the manifest with this field empty."""
     rule: int = RULE
     topics: dict[str, int] = {}
-    """The numbers of the topics that were read: one that is created again under its name has another."""
+    """The numbers of the topics that were read. A topic that is created again under its name has another number."""
     trimmed: dict[str, int] = {}
-    """Where topics began that were trimmed above ``glsn`` when the run began: what lies before is not missed."""
+    """The first positions of topics that were trimmed above ``glsn`` when the run began. Records before them do not
+    count as lost."""
 
     @property
     def by_uid(self) -> dict[str, OperatorState]:
@@ -101,13 +101,13 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """As it is written, with its checksum."""
+    """Encode a manifest with its checksum."""
     whole = msgspec.structs.replace(manifest, checksum=_checksum(manifest))
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 
 def decoded(data: bytes, where: str) -> Manifest:
-    """What was written, or an error that says what is wrong with it."""
+    """Decode a manifest. Raises an error that says what is wrong with it."""
     try:
         plain: Any = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -129,8 +129,8 @@ def decoded(data: bytes, where: str) -> Manifest:
     except msgspec.ValidationError as error:
         if "unknown field" in str(error):
             raise Refused(
-                f"the savepoint {where} says what this Cutwater does not know ({error}): use the Cutwater that made "
-                f"it, {made_by}"
+                f"the savepoint {where} has a field that this Cutwater does not know ({error}): use the Cutwater that "
+                f"made it, {made_by}"
             ) from None
         raise damaged(f"{where}/{NAME}", str(error)) from None
 
@@ -143,7 +143,7 @@ def damaged(path: str, what: str) -> SavepointDamaged:
 
 
 def _plain_checksum(plain: dict[str, Any]) -> str:
-    """Of a manifest as it was written: older ones have fewer fields."""
+    """Return the checksum of a manifest as it was written: older ones have fewer fields."""
     return hashlib.sha256(msgspec.json.encode({**plain, "checksum": ""})).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""What a program keeps, as data: its operators with their states and keys, its sources and sinks.
+"""Describes the state of a program as data: its operators with their states and keys, its sources and sinks.
 
-A checkpoint holds this next to what Spark keeps there, and a savepoint holds it next to the state, so both can be
+A checkpoint has this description next to Spark's files, and a savepoint has it next to the state. So both can be
 understood without the program.
 """
 
@@ -25,7 +25,8 @@ BATCHES: Final = "batches"
 
 
 class StateInfo(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One state of an operator. ``type`` is what the user declares, ``stored`` what is kept for a key; both as text."""
+    """One state of an operator. ``type`` is the type that the user declares, ``stored`` the type that is kept for a
+    key; both as text."""
 
     name: str
     kind: str
@@ -39,9 +40,9 @@ class StateInfo(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=T
 
 
 class OperatorInfo(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """``layout``: what state belongs to: ``keyed``, ``window``, ``partitions`` or ``batches`` (a key group). ``key``
-    has the columns of the key as a schema, and is empty where a function makes the key. ``aggregates`` are a window's.
-    """
+    """An operator. ``layout`` is what state belongs to: ``keyed``, ``window``, ``partitions`` or ``batches`` (a key
+    group). ``key`` has the columns of the key as a schema; it is empty if a function makes the key. ``aggregates`` are
+    those of a window."""
 
     uid: str
     kind: str
@@ -57,7 +58,8 @@ class OperatorInfo(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     @property
     def hashed_groups(self) -> int | None:
-        """How many key groups keys are divided into by their hash; None where a key is the number of its group."""
+        """The number of key groups that keys are divided into by their hash; None if a key is the number of its
+        group."""
         return self.max_parallelism if self.layout in (KEYED, WINDOW) else None
 
     @property
@@ -79,7 +81,7 @@ class SinkInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProgramInfo(Struct, frozen=True):
-    """All that a savepoint says about the program that it was taken from."""
+    """Everything that a savepoint says about the program that it was taken from."""
 
     operators: tuple[OperatorInfo, ...]
     sources: tuple[SourceInfo, ...]
@@ -148,7 +150,7 @@ def _key(plan: Plan, node: OperatorNode, spec: OperatorSpec) -> str:
 
 
 def _text(uid: str, name: str, kind: pa.DataType, stored: pa.DataType) -> str:
-    """A type as text; what has none, because only Arrow knows it, cannot be in a savepoint."""
+    """Return a type as text. A type without a text, which only Arrow knows, cannot be in a savepoint."""
     if pa.types.is_null(kind) and not pa.types.is_null(stored):
         return shown(stored)
     text = shown(kind)

@@ -1,4 +1,4 @@
-"""A savepoint that is there: what it says of itself, whether it is intact, and its state as tables."""
+"""Opens savepoints: reads their description, verifies them, and returns their state as tables."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9-]+")
 
 
 class Savepoint:
-    """One savepoint. It never changes, so what is read of it once stays true."""
+    """One savepoint. It never changes, so what was read once stays true."""
 
     def __init__(self, path: str, manifest: Manifest, files: Files) -> None:
         self.path, self.manifest, self._files = path, manifest, files
 
     def verify(self) -> None:
-        """Read every file and hold it against the manifest; raises ``SavepointDamaged`` with the first that differs."""
+        """Compare every file with the manifest. Raises ``SavepointDamaged`` for the first file that differs."""
         found = self._files.look(f"{self.path}/{file.path}" for file in self.manifest.files)
         for file in self.manifest.files:
             path = f"{self.path}/{file.path}"
@@ -45,9 +45,9 @@ class Savepoint:
                 raise damaged(path, "its checksum is not the one in the manifest")
 
     def table(self, uid: str, key: Any = None) -> pa.Table:
-        """What an operator has kept, one row per key; with ``key`` (a tuple for several columns), that row only.
+        """Return the state of an operator, one row per key; with ``key`` (a tuple for several columns) only that row.
 
-        Each file is held against its checksum as it is read.
+        Each file is checked against its checksum as it is read.
         """
         state = self.operator(uid)
         schema = table_schema(state.operator)
@@ -65,7 +65,7 @@ class Savepoint:
         return found
 
     def content(self, file: FileInfo) -> bytes:
-        """A file, held against its checksum."""
+        """Read a file and check it against its checksum."""
         path = f"{self.path}/{file.path}"
         try:
             data = self._files.read(path)
@@ -76,7 +76,7 @@ class Savepoint:
         return data
 
     def _read(self, file: FileInfo, schema: pa.Schema) -> pa.Table:
-        # In this thread alone: a process that ends while threads of Arrow's still come up is aborted at times.
+        # Read in this thread only: a process that ends while Arrow's threads are starting is sometimes aborted.
         table = pq.ParquetFile(BytesIO(self.content(file)), pre_buffer=False).read(use_threads=False)
         return pa.Table.from_arrays([as_type(table[field.name], field.type) for field in schema], schema=schema)
 
@@ -86,14 +86,14 @@ class Savepoint:
 
 
 def open_savepoint(path: Path, *, files: Files | None = None) -> Savepoint:
-    """A savepoint as its manifest describes it; the state is read only when it is asked for."""
+    """Open a savepoint. The manifest is read now, and the state only when it is requested."""
     place, files = place_of(path, files)
     try:
         data = files.read(f"{place}/{NAME}")
     except (FileNotFoundError, NotADirectoryError):
         if files.exists(f"{place}/{UNFINISHED}"):
             raise Refused(
-                f"{place} is a half-written savepoint: whoever took it did not finish, or is not done yet. Take "
+                f"{place} is a half-written savepoint: the process that took it has failed, or still runs. Take "
                 "another one; `cutwater savepoint delete` removes this one"
             ) from None
         if not files.exists(place):
@@ -105,12 +105,13 @@ def open_savepoint(path: Path, *, files: Files | None = None) -> Savepoint:
 
 
 def list_savepoints(directory: Path, *, files: Files | None = None) -> dict[str, Savepoint | str]:
-    """The savepoints in a directory by name, oldest first; of those that are not whole, why in words."""
+    """Return the savepoints in a directory by name, oldest first. For an incomplete one, the value is the reason as
+    text."""
     place, files = place_of(directory, files)
     names = files.list(place)
     if NAME in names or UNFINISHED in names:
         raise InvalidArgument(f"{place} is itself a savepoint: give the directory that it is in")
-    # A file has nothing below it, not even itself.
+    # No path exists below a file, not even ``FILE/.``.
     if not names and not files.exists(f"{place}/."):
         raise NotFound(f"there is no directory {place}: give one that savepoints were taken into")
     found: dict[str, Savepoint | str] = {}
@@ -125,7 +126,7 @@ def list_savepoints(directory: Path, *, files: Files | None = None) -> dict[str,
 
 
 def delete_savepoint(path: Path, *, files: Files | None = None) -> None:
-    """Remove a savepoint, whole, damaged or half-written, and nothing else: other directories are refused."""
+    """Remove a savepoint, whether complete, damaged or half-written. Refuses other directories."""
     place, files = place_of(path, files)
     has_manifest, is_half = files.exists(f"{place}/{NAME}"), files.exists(f"{place}/{UNFINISHED}")
     if not has_manifest and not is_half:
@@ -135,7 +136,7 @@ def delete_savepoint(path: Path, *, files: Files | None = None) -> None:
         raise Refused(
             f"{place} also has {', '.join(sorted(strange))}, which no savepoint has: move that elsewhere, then delete"
         )
-    # Without its manifest it is no savepoint any more, however far this gets.
+    # Without its manifest it is no longer a savepoint, even if the deletion stops halfway.
     if has_manifest and not is_half:
         files.write(f"{place}/{UNFINISHED}", b"{}\n")
     for name in (NAME, STATE):
@@ -156,7 +157,7 @@ def begin(place: str, files: Files, what: Mapping[str, Any]) -> None:
 
 
 def directory_of(uid: str) -> str:
-    """Where the state of an operator lies in a savepoint: its uid, if that is safe as a name, or like it."""
+    """Return where the state of an operator is in a savepoint: its uid if that is a safe name, else a name like it."""
     if _PLAIN.fullmatch(uid) and len(uid) <= 100:
         return f"{STATE}/{uid}"
     plain = re.sub(r"[^A-Za-z0-9-]+", "-", uid)[:80]

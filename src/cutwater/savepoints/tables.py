@@ -1,8 +1,8 @@
-"""The state of an operator as a table that people read, and as the chunks that operators work on.
+"""Converts the state of an operator between a table that people read and the chunks that operators work on.
 
 A table has one row per key: ``key_group``, ``key_bytes`` (see ``pipeline/keyed_state/keys.py``), ``key`` as a struct of
 the key's own columns, ``event_timers`` and ``processing_timers`` in milliseconds, and ``state_NAME`` for each state.
-Broadcast state is one row without a key. All of this is done column by column.
+Broadcast state is one row without a key. All conversions work column by column.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cutwater.schema_text import parse_schema, parse_type
 
 PREFIX: Final = "state_"
 FUNCTION_KEY: Final = "key string"
-"""What a function makes of a row may be of any type, so it is shown as a text; ``key_bytes`` is exact."""
+"""The result of a key function may have any type, so it is shown as text; ``key_bytes`` is exact."""
 
 
 def key_fields(operator: OperatorInfo) -> list[pa.Field]:
@@ -46,7 +46,7 @@ def table_schema(operator: OperatorInfo) -> pa.Schema:
 
 
 def compacted(chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch in place of chunks, oldest first: of each key the newest row, unless it is gone."""
+    """Merge chunks, oldest first, into one batch with the newest row of each key. Keys that are gone are left out."""
     whole = Chunk(chunks[0])
     for newer in chunks[1:]:
         whole = merged(whole, Chunk(newer))
@@ -54,7 +54,7 @@ def compacted(chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def to_table(chunk: pa.RecordBatch, operator: OperatorInfo, *, with_broadcast: bool = True) -> pa.RecordBatch:
-    """The live rows of a chunk as a savepoint has them, by key group and key."""
+    """Return the live rows of a chunk as a savepoint has them, by key group and key."""
     if not with_broadcast:
         chunk = chunk.filter(pc.not_equal(chunk.column("key_group"), BROADCAST_GROUP))
     schema = table_schema(operator)
@@ -84,7 +84,7 @@ def _all_timers(first: pa.Array, every: pa.Array) -> pa.Array:
 
 
 def shown_keys(data: pa.Array, operator: OperatorInfo) -> pa.StructArray:
-    """The keys as a struct of their columns; broadcast state, which has none, as null."""
+    """Return the keys as a struct of their columns. Broadcast state, which has no key, is null."""
     fields = key_fields(operator)
     has_key = pc.greater(pc.binary_length(data), 0)
     columns = None
@@ -96,7 +96,7 @@ def shown_keys(data: pa.Array, operator: OperatorInfo) -> pa.StructArray:
 
 
 def _simple_keys(data: pa.Array, kind: pa.DataType) -> list[pa.Array] | None:
-    """Texts and bytes without looking at each; None where there are others, or nulls."""
+    """Convert texts or bytes without decoding each key. Returns None if there are other keys, or nulls."""
     tag = b"\x03" if pa.types.is_string(kind) else b"\x04" if pa.types.is_binary(kind) else None
     if tag is None:
         return None
@@ -104,7 +104,7 @@ def _simple_keys(data: pa.Array, kind: pa.DataType) -> list[pa.Array] | None:
     is_simple = pc.or_(pc.equal(pc.binary_slice(data, 0, 1), tag), pc.equal(lengths, 0))
     if not pc.all(is_simple).as_py():
         return None
-    # An open end is more than this function of Arrow's can count to.
+    # An open end overflows in this Arrow function.
     return [pc.binary_slice(data, 1, max(1, pc.max(lengths).as_py() or 0)).cast(kind)]
 
 
@@ -126,9 +126,8 @@ def _shown(key: Any) -> str:
 
 
 def to_chunk(table: pa.RecordBatch, schema: pa.Schema, hashed_groups: int | None) -> pa.RecordBatch:
-    """Rows as an operator works on them. ``table`` has the states of ``schema`` already, in their types; key groups are
-    those of ``hashed_groups``, or the table's own where keys are not hashed.
-    """
+    """Convert rows to a chunk. ``table`` already has the states of ``schema``, in their types. Key groups are computed
+    from ``hashed_groups``, or are the table's own if keys are not hashed."""
     data = as_type(table.column("key_bytes"), pa.binary())
     hashes = hashes_of(map(crc32, data.to_pylist()), len(data))
     groups = as_type(table.column("key_group"), pa.int32())
@@ -154,7 +153,8 @@ def to_chunk(table: pa.RecordBatch, schema: pa.Schema, hashed_groups: int | None
 
 
 def as_type(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    """A column as one array of exactly this type, whatever the tool that wrote it calls its inner fields."""
+    """Return a column as one array of exactly this type. Tools that write Parquet may name its inner fields
+    differently."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     return column if column.type.equals(kind) else column.cast(kind)

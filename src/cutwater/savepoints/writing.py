@@ -1,4 +1,4 @@
-"""Makes savepoints from tables, without Spark: state to start a pipeline with that it has not made itself."""
+"""Makes savepoints from tables, without Spark. A pipeline can start with state that it has not made itself."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def new_savepoint(
     schemas: Mapping[str, pa.Schema] | None = None,
     files: Files | None = None,
 ) -> Savepoint:
-    """A savepoint for a pipeline that has not run: ``states`` are tables by uid, and the log is read from behind
-    ``glsn`` on.
+    """Make a savepoint for a pipeline that has not run. ``states`` are tables by uid. The pipeline reads the log after
+    ``glsn``.
 
-    A table has the columns of the operator's key (``key`` where a function makes it), a column for each state by its
-    name, and ``event_timers`` and ``processing_timers`` (lists of milliseconds) if there are any. ``schemas`` are those
-    of topics for which the program declares none.
+    A table has the columns of the operator's key (``key`` if a function makes it), a column for each state by its name,
+    and ``event_timers`` and ``processing_timers`` (lists of milliseconds) if there are any. ``schemas`` are those of
+    topics for which the program declares none.
     """
     program = _described(pipeline, schemas or {})
     unknown = [uid for uid in states if uid not in program.by_uid]
@@ -89,9 +89,8 @@ def new_savepoint(
 def edited_savepoint(
     source: Savepoint, target: Path, tables: Mapping[str, pa.Table], *, files: Files | None = None
 ) -> Savepoint:
-    """A copy of a savepoint in which some operators have other rows: ``tables`` by uid, with the columns that
-    ``Savepoint.table`` gives. A row is a key; its ``key_bytes`` are what counts, and ``key`` must agree with them.
-    """
+    """Copy a savepoint, and replace the rows of some operators: ``tables`` by uid, with the columns that
+    ``Savepoint.table`` returns. Each row is a key. Its ``key_bytes`` decide, and ``key`` must agree with them."""
     for uid in tables:
         source.operator(uid)
     whole = {uid: tables[uid] if uid in tables else source.table(uid) for uid in source.manifest.by_uid}
@@ -99,7 +98,7 @@ def edited_savepoint(
 
 
 def copied_savepoint(source: Savepoint, target: Path, *, files: Files | None = None) -> Savepoint:
-    """The same files and the same position: a savepoint of its own, with a new id."""
+    """Copy a savepoint with the same files and the same position. The copy is a separate savepoint with a new id."""
     made = source.manifest
     place, files = place_of(target, files)
     begin(place, files, {"pipeline": made.pipeline, "created": now()})
@@ -111,9 +110,8 @@ def copied_savepoint(source: Savepoint, target: Path, *, files: Files | None = N
 def write_savepoint(
     target: Path, manifest: Manifest, tables: Mapping[str, pa.Table], *, files: Files | None = None
 ) -> Savepoint:
-    """Write tables, as ``Savepoint.table`` gives them, under a manifest whose operators get these rows and files. It is
-    a savepoint of its own, with a new id.
-    """
+    """Write tables, as ``Savepoint.table`` returns them, under a manifest whose operators get these rows and files. The
+    result is a separate savepoint with a new id."""
     checked = {
         state.operator.uid: _checked(state.operator, tables[state.operator.uid])
         for state in manifest.operators
@@ -126,7 +124,7 @@ def write_savepoint(
 
 
 def _checked(operator: OperatorInfo, table: pa.Table) -> pa.Table:
-    """A table whose rows can be loaded: each key once, and shown as what it is."""
+    """Return a table whose rows can be loaded: each key appears once, and ``key`` agrees with ``key_bytes``."""
     schema = table_schema(operator)
     missing = [name for name in schema.names if name not in table.column_names]
     if missing:
@@ -149,7 +147,7 @@ def _checked(operator: OperatorInfo, table: pa.Table) -> pa.Table:
 
 
 def _ascending(times: pa.Array) -> pa.Array:
-    """Timers of a key as operators keep them: each once, the next one first."""
+    """Return the timers of each key as operators keep them: each once, in ascending order."""
     if times.null_count == len(times):
         return times
     rows = times.to_pylist()
@@ -157,7 +155,7 @@ def _ascending(times: pa.Array) -> pa.Array:
 
 
 def finish(place: str, files: Files, manifest: Manifest, operators: Sequence[OperatorState]) -> Savepoint:
-    """The last step of every savepoint: with the manifest in its place it is one."""
+    """Do the last step of every savepoint: writing the manifest makes it one."""
     files.write(f"{place}/{NAME}", encoded(replace(manifest, operators=tuple(operators))))
     files.delete(f"{place}/{UNFINISHED}")
     return open_savepoint(place, files=files)
@@ -226,7 +224,7 @@ def _bootstrapped(operator: OperatorInfo, table: pa.Table) -> pa.Table:
 
 
 def _with_key_types(operator: OperatorInfo, table: pa.Table) -> pa.Table:
-    """With columns of the key in the types that the program declares: the bytes of a key depend on them."""
+    """Convert the key's columns to the types that the program declares, because the bytes of a key depend on them."""
     for field in key_fields(operator) if operator.key else ():
         column = table[field.name]
         try:

@@ -1,8 +1,8 @@
-"""The program of a job: ``python -m cutwater.spark.job EVENTS FILE VARIABLE LOG``, started by its supervisor.
+"""Runs the program of a job: ``python -m cutwater.spark.job EVENTS FILE VARIABLE LOG``, started by its supervisor.
 
-It loads the file, says what its pipeline is called, and waits to be told how to run it. Commands come on standard
-input, and what it has to say goes to the file descriptor EVENTS. Standard input ends with the supervisor, and then this
-process ends, too, with all that it has started. When the JVM dies, this process says so and ends.
+It loads the file, reports the name of its pipeline, and waits for the command to start it. Commands arrive on standard
+input, and messages go to the file descriptor EVENTS. When the supervisor ends, standard input ends, and this process
+ends with everything that it has started. When the JVM dies, this process reports it and ends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from cutwater.spark.savepoint.checkpoints import Checkpoint, Note, Origin, Point
 TOKEN = "CUTWATER_TOKEN"
 OPEN_SECONDS = 60.0
 WAIT_SECONDS = 1.0
-"""How often it looks for commands, and tells how far it is."""
+"""How often it looks for commands and reports progress."""
 LEAST_SECONDS = 0.001
 JVM_LOOK_SECONDS = 0.1
 JVM_END_SECONDS = 8.0
@@ -58,7 +58,7 @@ READ_BYTES = 1 << 16
 
 
 class Supervisor:
-    """The one who started this process, as seen from here."""
+    """The connection to the process that started this one."""
 
     def __init__(self, events: int) -> None:
         os.set_inheritable(events, False)
@@ -75,7 +75,7 @@ class Supervisor:
 
     def _listen(self) -> None:
         lines = Lines()
-        # Past Python's own buffer, whose lock a thread that waits for ever would hold when the interpreter ends.
+        # This bypasses Python's own buffer: a thread that waits forever would hold its lock when the interpreter ends.
         while data := os.read(sys.stdin.fileno(), READ_BYTES):
             for one in lines.add(data):
                 self.commands.put(read_to_program(one))
@@ -89,7 +89,7 @@ def _ours(error: BaseException) -> CutwaterError:
 
 
 def end_all() -> NoReturn:
-    """Nobody looks after this program any more: it ends, with its JVM and the workers of that."""
+    """End this process with its JVM and Spark's workers, because its supervisor is gone."""
     for pid in session_members(os.getsid(0)) or []:
         if pid != os.getpid():
             with suppress(ProcessLookupError):
@@ -116,7 +116,7 @@ def main(events: str, file: str, variable: str, log: str) -> None:
 
 
 def _log_key(pipeline: Pipeline) -> str:
-    """By which its checkpoints are found."""
+    """Return the key of the log, by which its checkpoints are found."""
     from cutwater.spark.pipeline.runner import log_key  # noqa: PLC0415
 
     return log_key(_where(pipeline))
@@ -131,7 +131,7 @@ def _where(pipeline: Pipeline) -> Any:
             f"pipeline {pipeline.name!r} does not say which log it reads: name one with --log, or in the file"
         )
     if "://" not in pipeline.log:
-        # It stays open as long as the supervisor lives, so a restart finds it open.
+        # The log stays open as long as the supervisor lives, so a restart finds it open.
         pipeline.log = servers_of(pipeline.log, os.getppid(), OPEN_SECONDS)
     return Where(servers=pipeline.log, token=os.environ.get(TOKEN, ""))
 
@@ -144,7 +144,7 @@ def _print_to(path: str) -> None:
 
 
 def sizes(start: Start, note: Note | None) -> tuple[int, int]:
-    """Parallelism and slices: those that a checkpoint was made with, whoever made it, or else those that are wanted."""
+    """Return parallelism and slices: those that a checkpoint was made with, or else the requested ones."""
     if note is None:
         slices = max(SLICES_DEFAULT, start.parallelism or 1)
         return start.parallelism or min(os.cpu_count() or 1, slices), slices
@@ -153,21 +153,22 @@ def sizes(start: Start, note: Note | None) -> tuple[int, int]:
 
 
 def restored(checkpoint: Checkpoint, done: Point | None, origin: Origin | None) -> Restored | None:
-    """What a start goes on from. ``done``: the last micro-batch before; ``origin``: what the checkpoint began with."""
+    """Return what a start goes on from. ``done`` is the last micro-batch before it; ``origin`` is the savepoint that
+    the checkpoint began with."""
     if done is not None:
         return Restored(checkpoint.path, done.offset.glsn, done.batch)
     return None if origin is None else Restored(origin.savepoint, origin.glsn)
 
 
 class SavepointWish:
-    """A savepoint that is wanted while the pipeline runs on. It can be taken as soon as a micro-batch is done."""
+    """A requested savepoint of a running pipeline. It can be taken as soon as a micro-batch is done."""
 
     def __init__(self, wanted: Savepoint, checkpoint: Checkpoint) -> None:
         self._target, self._deadline = wanted.target, time.monotonic() + wanted.seconds
         self._checkpoint = checkpoint
 
     def taken(self, run: Any) -> Taken | None:
-        """Take it; None if it is too early for that. No failure of it is a reason to end the pipeline."""
+        """Take the savepoint. Returns None if it is too early. A failure never ends the pipeline."""
         left = self._deadline - time.monotonic()
         has_begun = bool(self._checkpoint.committed())
         try:
@@ -184,7 +185,7 @@ class _Program:
         self._supervisor, self._pipeline, self._start = supervisor, pipeline, start
 
     def run(self) -> None:
-        # Spark is loaded when it is known that there is something to run.
+        # Spark is loaded only when there is something to run.
         from cutwater.spark.job_progress import Watcher  # noqa: PLC0415
         from cutwater.spark.pipeline.runner import run_pipeline  # noqa: PLC0415
         from cutwater.spark.savepoint.files import files_at  # noqa: PLC0415
@@ -192,9 +193,9 @@ class _Program:
 
         start, pipeline = self._start, self._pipeline
         where = _where(pipeline)
-        # Processes of Spark get it with the query, and nobody else needs it.
+        # Spark's processes get the token with the query, and no other process needs it.
         os.environ.pop(TOKEN, "")
-        # A checkpoint elsewhere is read through Spark, which then has as many threads as were asked for.
+        # A remote checkpoint is read through Spark, which then has the requested number of threads.
         note = Checkpoint(start.checkpoint, LocalFiles()).note() if is_local(start.checkpoint) else None
         threads, slices = sizes(start, note)
         until = self._checked(where, threads, slices)
@@ -231,9 +232,9 @@ class _Program:
         self._supervisor.tell(last)
 
     def _beginning(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """A checkpoint that began with this savepoint notes what was allowed for it, to which more may be added until a
-        micro-batch is done; then it needs the savepoint no more. One that began otherwise is refused.
-        """
+        """Return how the run begins. A checkpoint that began with this savepoint stores what was allowed for it. More
+        may be allowed until a micro-batch is done; after that the checkpoint no longer needs the savepoint. A
+        checkpoint that began otherwise is refused."""
         start = self._start
         replays = {"replay_output": True} if start.replay_output else {}
         if start.from_savepoint is None:
@@ -251,9 +252,8 @@ class _Program:
         return {name: getattr(start, name) for name in names}
 
     def _checked(self, where: Any, parallelism: int, slices: int) -> int | None:
-        """Refuse before Spark is started what is known to be wrong. Returns where the run ends, as a position, which a
-        restart is given again: "now" is when the job was started, not its last life.
-        """
+        """Refuse known errors before Spark starts. Returns the end of the run as a position, which every restart uses
+        again: "now" means when the job was started, not when its program was last started."""
         from cutwater.spark.pipeline.runner import check_writes, checked, connected, until_position  # noqa: PLC0415
 
         check_writes(self._pipeline)
@@ -278,7 +278,7 @@ class _Program:
                 self._supervisor.tell(taken)
                 wish = None
             self._tell_progress(run, watcher)
-        # The last micro-batch, which may be the only one, was done after the last look.
+        # The last micro-batch, which may be the only one, may have finished after the last report.
         self._tell_progress(run, watcher)
         return Ended(is_finished=True)
 
@@ -295,7 +295,8 @@ class _Program:
         return Ended(is_finished=False, savepoint=stop.savepoint)
 
     def _watch_jvm(self, jvm: Any) -> None:
-        """Calls into a dead JVM fail in many ways, or hang; this is the one that says what happened."""
+        """Report the death of the JVM. Calls into a dead JVM fail in many ways or hang, and do not say what
+        happened."""
         while jvm.poll() is None:
             time.sleep(JVM_LOOK_SECONDS)
         if not self._is_ending:
@@ -305,7 +306,7 @@ class _Program:
     _is_ending = False
 
     def _end_jvm(self, spark: Any, jvm: Any) -> None:
-        """Wait for it: it removes its files when it ends by itself."""
+        """End the JVM and wait for it, because it removes its files when it ends by itself."""
         self._is_ending = True
         with suppress(Exception):
             spark.stop()

@@ -1,4 +1,5 @@
-"""How far a pipeline has come, from what Spark tells of its last micro-batch and from the end of the log."""
+"""Computes the progress of a pipeline from what Spark reports about its last micro-batch and from the end of the
+log."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from cutwater.spark.session.worker_connections import link_to
 from cutwater.types import GLSN, MILLISECOND
 
 RATE_SECONDS = 10.0
-"""The rate is that of the last so many seconds."""
+"""The rate is measured over this many seconds."""
 LOOK_SECONDS_MAX = 5.0
 
 
@@ -33,12 +34,13 @@ class Watcher:
         self._topics = [node.topic for node in pipeline.graph.of_type(SourceNode)]
         self._link = link_to(where)
         self._counted: list[tuple[float, int]] = []
-        """Moments, and how many records were read at each, the oldest first."""
+        """Times, and how many records had been read at each, oldest first."""
         self._late: dict[str, int] = {}
         self._sent: dict[str, int] = {}
 
     def look(self, told: Mapping[str, Any] | None) -> Progress | None:
-        """``told`` is Spark's. None if nothing is known yet; the log may be silent for a while, too."""
+        """Return the progress. ``told`` is Spark's report. Returns None if nothing is known yet, or if the log does not
+        answer."""
         offset = _offset(told)
         if told is None or offset is None:
             return None
@@ -47,7 +49,7 @@ class Watcher:
             read, lag = self._counts(view, GLSN(offset.glsn))
         except CutwaterError:
             return None
-        # While nothing happens, Spark tells of nothing observed.
+        # While nothing happens, Spark reports no observed metrics.
         self._late, self._sent = dropped_late(told) or self._late, late_sent(told) or self._sent
         now = time.time()
         clock_ms = offset.clock.time_ms if offset.clock is not None else 0
@@ -70,7 +72,7 @@ class Watcher:
         )
 
     def _counts(self, view: View, glsn: GLSN) -> tuple[int, int | None]:
-        """How many records of the topics lie up to a position, and how many beyond."""
+        """Return how many records of the topics are at or below a position, and how many are above it."""
         read, lag, is_known = 0, 0, True
         for topic in self._topics:
             for info in view.streams_of(view.topics[topic].topic):
@@ -101,13 +103,13 @@ def _offset(told: Mapping[str, Any] | None) -> Offset | None:
 
 
 def _watermark(offset: Offset) -> int | None:
-    """The least of the pipeline's clocks: so far has all of it come. Operators without one do not count."""
+    """Return the lowest watermark of the pipeline's operators. Operators without a clock do not count."""
     least = min((own.watermark for own in _operators(offset)), default=NO_WATERMARK)
     return None if least in (NO_WATERMARK, MAX_WATERMARK) else least // MILLISECOND
 
 
 def _operators(offset: Offset) -> list[OperatorSnapshot]:
-    """Those that have a clock."""
+    """Return the operators that have a clock."""
     if offset.clock is None:
         return []
     with_clock = set(offset.clock.strategies)
@@ -115,7 +117,7 @@ def _operators(offset: Offset) -> list[OperatorSnapshot]:
 
 
 def _holder(offset: Offset) -> HeldBy | None:
-    """What holds the lowest of the pipeline's clocks back."""
+    """Return the log stream that holds the lowest watermark of the pipeline back."""
     if not isinstance(offset.clock, ClockSnapshot) or offset.ended:
         return None
     lowest = min(_operators(offset), key=lambda own: (own.watermark, -len(own.topics)), default=None)

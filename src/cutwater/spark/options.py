@@ -1,5 +1,5 @@
-"""The options of the format ``cutwater``, checked as a whole: whatever is wrong is named, with what was given and what
-is allowed."""
+"""Defines and checks the options of the format ``cutwater``. An error names the option, its value and what is
+allowed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ End = Literal["earliest", "latest"]
 
 TLS = ("tls.certificate", "tls.key", "tls.ca")
 WHERE = ("servers", "path", "token", *TLS, "insecure", "timeout")
-"""Options that say which log it is and how it is reached: for reading and for writing."""
+"""Options that name the log and the way to reach it, for reading and for writing."""
 WHAT = ("subscribe", "subscribePattern", "columns", "includeHeaders")
 FROM_TO = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss")
 HOW = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxPartitionBytes", "minPartitions", "onMalformed")
@@ -57,11 +57,11 @@ EVENT_TIME = ("watermark.bound", "watermark.idleAfter", "watermark.punctuated")
 READING = (*WHERE, *WHAT, *FROM_TO, *HOW, *EVENT_TIME)
 WRITING = (*WHERE, "topic", "name", "positionColumn", "compression", "replayOutput")
 SPARKS_OWN = ("checkpointLocation", "queryName")
-"""What Spark itself reads of the options for writing, and hands on."""
+"""Options for writing that Spark itself reads and also passes on."""
 
 
 class Where(Struct, frozen=True):
-    """Which log, and how it is reached. Either ``servers`` or ``path`` is not empty."""
+    """Which log, and how to reach it. Either ``servers`` or ``path`` is not empty."""
 
     servers: str = ""
     path: str = ""
@@ -72,16 +72,17 @@ class Where(Struct, frozen=True):
 
     @property
     def timeout(self) -> float:
-        """Seconds."""
+        """The timeout in seconds."""
         return self.timeout_us / SECOND
 
     def __repr__(self) -> str:
-        """Without the token: this gets into messages and logs."""
+        """Leave out the token, because this text gets into messages and logs."""
         shown = (f"{name}={value!r}" for name, value in asdict(self).items() if name != "token")
         return f"Where({', '.join(shown)})"
 
     def options(self) -> dict[str, str]:
-        """As options of Spark, for ``where_of``. The token has an option of its own, which Spark hides by its name."""
+        """Return Spark options for ``where_of``. The token has its own option, which Spark hides because of its
+        name."""
         found = {"servers": self.servers, "path": self.path, "token": self.token, "timeout": f"{self.timeout_us}us"}
         found["insecure"] = "true" if self.insecure else ""
         if self.tls is not None:
@@ -95,7 +96,7 @@ class Where(Struct, frozen=True):
 
 
 class Point(Struct, frozen=True):
-    """Where to begin or to end: an end of the log, after an offset, or at a time, one of them."""
+    """Where to begin or to end: exactly one of an end of the log, an offset, or a time."""
 
     end: End | None = None
     offset: GLSN | None = None
@@ -123,12 +124,13 @@ class ReadOptions(Struct, frozen=True):
         return Selection(re.compile(self.pattern) if self.pattern else self.topics)
 
     def selects(self, topic: str) -> bool:
-        """Whether a topic of this name is read."""
+        """Report whether a topic of this name is read."""
         return re.fullmatch(self.pattern, topic) is not None if self.pattern else topic in self.topics
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
-    """Names may be in any case. ``streaming``: None if it is not known yet, so that options for either may be there."""
+    """Parse options for reading. Names may be in any case. ``streaming`` is None if it is not known yet; then options
+    for batch and for streaming are both allowed."""
     options = _known(given, READING)
     if streaming:
         options.refuse(("endingOffsets", "endingTimestamp"), "a streaming query has no end: leave it out")
@@ -159,8 +161,9 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
 
 
 class WriteOptions(Struct, frozen=True):
-    """``topic`` is empty if a column says it. ``name`` is that of the run. ``position`` names the column that rows are
-    sorted by, if they are. ``replay``: what was published under the name may be published again."""
+    """Options for writing. ``topic`` is empty if a column names the topic. ``name`` is the name of the run.
+    ``position`` names the column by which rows are sorted, if any. ``replay`` allows publishing again what was
+    published under the name."""
 
     where: Where
     topic: str
@@ -190,17 +193,17 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def _known(given: Mapping[str, str], names: tuple[str, ...]) -> _Given:
-    """What was given under the right names, if all of it is known."""
+    """Return the options under their proper names. Refuses unknown options."""
     known = {name.lower(): name for name in names}
     for name in given:
         if name.lower() not in known:
-            # Its value stays out of logs: the name may be a token's, written wrong.
+            # The value stays out of logs: the name may be a mistyped 'token'.
             raise InvalidArgument(f"there is no option {name!r}; options are {', '.join(names)}")
     return _Given({known[name.lower()]: value for name, value in given.items()})
 
 
 def where_of(given: Mapping[str, str]) -> Where:
-    """Which log these options name, whatever else they say."""
+    """Return the log that these options name. Other options are ignored."""
     own = {name.lower() for name in WHERE}
     return where(_known({name: value for name, value in given.items() if name.lower() in own}, WHERE))
 
@@ -230,7 +233,7 @@ def _strategy(options: _Given) -> Strategy:
 
 
 class _Given:
-    """What was given, by the right names."""
+    """The given options by their proper names."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
@@ -281,7 +284,7 @@ class _Given:
         return value.lower() == "true"
 
     def choice(self, name: str, allowed: tuple[str, ...]) -> str:
-        """One of these words; the first one if nothing is said."""
+        """Return one of the allowed words; the first one is the default."""
         value = (self.get(name) or allowed[0]).lower()
         if value not in allowed:
             self.wrong(name, f"{' or '.join(allowed)} is wanted")
@@ -335,13 +338,13 @@ class _Given:
                 return Point(end="earliest" if word == "earliest" else "latest", option=offsets)
         wanted = f'{" or ".join(words)}, a GLSN from 1 on, or an offset as Spark shows it, {{"glsn": n}}, is wanted'
         if value.isdecimal() and int(value) >= 1:
-            # A number is a position as clients name it: the first record, or the one after the last.
+            # A number is a position as clients name it: that of the first record to read, or the one after the last.
             return Point(offset=GLSN(int(value) - 1), option=offsets)
         try:
             found = json.loads(value)
         except ValueError:
             self.wrong(offsets, wanted)
-        # What else an offset may say is about the query that it belongs to.
+        # Other fields of an offset concern the query that it belongs to.
         glsn = found.get("glsn") if isinstance(found, dict) else None
         if not isinstance(glsn, int) or isinstance(glsn, bool) or glsn < 0:
             self.wrong(offsets, wanted)

@@ -1,8 +1,8 @@
-"""Errors as someone who writes PySpark code gets to see them: what is wrong, without the way from there to here.
+"""Shows Cutwater errors to PySpark users without the stack trace that leads to them.
 
-Spark makes a text of what is raised in a Python process, with the stack of that process before the message, and shows
-it below its own. The messages of ``cutwater.errors`` say what to do about it, so nothing but the last frame is kept of
-the stack. Errors of other kinds are bugs, and keep theirs.
+Spark converts an exception of a Python process to text, with the stack of that process before the message, and shows it
+below its own stack. The messages of ``cutwater.errors`` say what to do, so only the last frame of the stack is kept.
+Other exceptions are bugs, and keep their stack.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def plainly(called_by_spark: Callable[P, R]) -> Callable[P, R]:
 
 
 def each_plainly(items: Iterable[T]) -> Iterator[T]:
-    """The same for what Spark takes one after the other."""
+    """Do the same for an iterator that Spark consumes."""
     try:
         yield from items
     except CutwaterError as error:

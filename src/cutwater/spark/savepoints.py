@@ -1,4 +1,4 @@
-"""The public name of what ``cutwater.spark.savepoint.savepoints`` offers to users: docs/savepoints.md tells of it."""
+"""Public names of ``cutwater.spark.savepoint.savepoints``, described in docs/savepoints.md."""
 
 from __future__ import annotations
 

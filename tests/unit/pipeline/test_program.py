@@ -177,7 +177,7 @@ def ok(stream: Any, **options: Any) -> Any:
         (lambda p, s: p.source("b", watermark="5s"), r"give Watermark.bounded\('5s'\)"),
         (lambda p, s: s.map("x"), "map takes a function"),
         (lambda p, s: s.union(), "at least one other stream"),
-        (lambda p, s: s.union(Pipeline("o").source("o")), "streams of one pipeline only"),
+        (lambda p, s: s.union(Pipeline("o").source("o")), "only streams of one pipeline can be joined"),
         (lambda p, s: s.union(s.map(lambda r: {"a": 1}, "a int")), "different schemas: k string, t bigint and a int"),
         (lambda p, s: s.side("x"), "source in has no side outputs"),
         (lambda p, s: ok(s).side(".x"), "does not begin with a dot"),
@@ -217,7 +217,7 @@ def test_streams_without_a_schema_are_refused_as_a_run_does() -> None:
     stream = p.source("in", event_time="t", watermark=Watermark.ascending()).map(lambda r: {"user": r.k, "n": r.t})
     made = stream.window(key="user", window=Tumbling(10), aggregate={"all": "collect_list(n)"}, uid="w")
     made.map(lambda r: {"user": r.user, "until": r.window_end, "all": r["all"]}).sink("out", uid="out")
-    with pytest.raises(InvalidArgument, match="what map-1 gives has no schema, which a run needs"):
+    with pytest.raises(InvalidArgument, match="the output of map-1 has no schema, which a run needs"):
         run(p, "a1 a2")
     q, typed = source()
     ok(typed).sink("out", uid="out")

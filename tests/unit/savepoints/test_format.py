@@ -278,7 +278,7 @@ def test_rules_and_fields_that_are_not_known_are_refused(tmp_path: Path) -> None
         [
             ({"rule": 3}, "made under rule 3 of the watermark, and this version of Cutwater knows 1 and 2"),
             ({"version": 3}, "has version 3 of the format"),
-            ({"what": 1}, "says what this Cutwater does not know .*what"),
+            ({"what": 1}, "has a field that this Cutwater does not know .*what"),
             ({"clock": {"rule": 2, "time_us": 0, "sources": [], "operators": [], "what": 1}}, "does not know .*what"),
         ]
     ):

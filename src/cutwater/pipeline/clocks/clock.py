@@ -1,8 +1,9 @@
-"""The clocks of a pipeline: walks the log in the order of its positions and tells where watermarks and time step.
+"""Implements the clocks of a pipeline: walks the log in the order of its positions and finds where watermarks and time
+step.
 
-Each source with a watermark strategy has a clock of its own; each operator has the watermark that follows from the
-clocks of the sources that feed it. The rule is that of ``cutwater.core.read.watermark``, in microseconds. Pipelines
-count in milliseconds, rounded down, so a watermark never promises more than the log does.
+Each source with a watermark strategy has its own clock. The watermark of an operator follows from the clocks of the
+sources that feed it. The rule is that of ``cutwater.core.read.watermark``, in microseconds. Pipelines count in
+milliseconds, rounded down, so a watermark never promises more than the log does.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from cutwater.pipeline.rows import Row
 from cutwater.types import GLSN, MILLISECOND, CutTime, EventTime, LogStreamId
 
 Seen: TypeAlias = tuple[int, int, int]
-"""Of a batch: the watermark before it, the least of other streams and sources during it, its own stream's before it;
-µs. After a record whose stream has come to ``own``, the watermark is max(before, min(own, least))."""
+"""Three watermarks for a batch, in µs: the operator's before the batch, the least of other streams and sources during
+the batch, and the batch's own stream's before it. After a record that brings its stream to ``own``, the watermark is
+max(before, min(own, least))."""
 
 
 class SourceSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +41,8 @@ class SourceSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OperatorSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
-    """The watermark of the operators that are fed from these topics. ``risen``: the cut time at which it last rose."""
+    """The watermark of the operators that are fed from these topics. ``risen`` is the cut time at which it last
+    rose."""
 
     topics: tuple[str, ...]
     watermark: int
@@ -47,7 +50,7 @@ class OperatorSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClockSnapshot(Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag=2):
-    """All clocks after a position. ``time_us``: its cut time."""
+    """All clocks after a position. ``time_us`` is its cut time."""
 
     time_us: int
     sources: tuple[SourceSnapshot, ...]
@@ -59,20 +62,19 @@ class ClockSnapshot(Struct, frozen=True, forbid_unknown_fields=True, tag_field="
 
     @property
     def strategies(self) -> dict[str, Strategy]:
-        """By topic, of those that have a stream."""
+        """The strategies by topic, of topics that have a stream."""
         return {source.topic: source.clock.streams[0].strategy for source in self.sources if source.clock.streams}
 
     @property
     def watermark_ms(self) -> int:
-        """That of all sources together."""
+        """The watermark of all sources together."""
         whole = max(self.operators, key=lambda operator: len(operator.topics), default=None)
         return NO_TIME if whole is None else shown_ms(whole.watermark)
 
 
 class KnownStream(Struct, frozen=True):
-    """A stream as the log remembers it: the largest event time and the largest declaration that it has had, its last
-    entry, or its creation before the first, and whether that entry declares idleness.
-    """
+    """A stream as the log remembers it: its largest event time, its largest declaration, the time of its last entry (of
+    its creation if it has none), and whether that entry declares idleness."""
 
     topic: str
     stream: int
@@ -81,13 +83,12 @@ class KnownStream(Struct, frozen=True):
     declared_us: int | None
     idle: bool = False
     ended: bool = False
-    """It was sealed for good before: it counts no more, but it may have counted once."""
+    """The stream was sealed permanently before: it no longer counts, but it may have counted earlier."""
 
 
 class Holder(Struct, frozen=True):
-    """What holds a watermark back: the log stream of a source that is furthest behind. ``since_us``: the cut time since
-    which the watermark has stood still. ``spoke_us``: that of the stream's last entry.
-    """
+    """What holds a watermark back: the log stream of a source that is furthest behind. ``since_us`` is the cut time
+    since which the watermark has stood still, and ``spoke_us`` that of the stream's last entry."""
 
     topic: str
     stream: int
@@ -99,7 +100,7 @@ class Holder(Struct, frozen=True):
 class LogClock:
     """All clocks of one pipeline. Report every position once, in order, then take the ``ticks`` of the range.
 
-    A source without a strategy has no clock: its positions are reported as well, because cut time passes there.
+    A source without a strategy has no clock. Its positions must be reported as well, because cut time passes there.
     """
 
     def __init__(self, sources: Mapping[str, Watermark | None], sets: Iterable[frozenset[str]]) -> None:
@@ -120,7 +121,7 @@ class LogClock:
     def restore(
         cls, sources: Mapping[str, Watermark | None], sets: Iterable[frozenset[str]], snapshot: ClockSnapshot
     ) -> LogClock:
-        """Clocks that go on as those that made the snapshot."""
+        """Return clocks that go on like those that made the snapshot."""
         clock = cls(sources, sets)
         for source in snapshot.sources:
             if source.topic in clock._clocks:
@@ -143,10 +144,9 @@ class LogClock:
         streams: Sequence[KnownStream],
         time_us: int,
     ) -> LogClock:
-        """Clocks at a mark of the log's clock, or where the log begins after a trim, to which nobody has walked. Every
-        source is evaluated there. What its watermark owes to streams that were idle before, the log does not remember:
-        see ``is_settled``.
-        """
+        """Return clocks at a mark of the log's clock, or where the log begins after a trim, without a walk to that
+        position. Every source is evaluated there. The log does not remember how streams that were idle before have
+        affected the watermark: see ``is_settled``."""
         clock = cls(sources, sets)
         highest = dict.fromkeys(clock._clocks, NO_WATERMARK)
         for topic in clock._clocks:
@@ -170,9 +170,9 @@ class LogClock:
         return clock
 
     def is_settled(self, now: ClockSnapshot) -> bool:
-        """Whether clocks that began as this one was resumed show the true watermarks by now: none was ever above the
-        highest of its streams, so one that has come there owes nothing to what was before.
-        """
+        """Report whether clocks that began as this one was resumed show the true watermarks by now. No watermark was
+        ever above the highest of its streams, so a watermark that has reached that level does not depend on anything
+        earlier."""
         reached = [(frozenset(operator.topics), operator.watermark) for operator in now.operators]
         reached += [(frozenset({source.topic}), source.clock.watermark) for source in now.sources]
         return all(watermark >= self._ceilings.get(topics, NO_WATERMARK) for topics, watermark in reached)
@@ -192,17 +192,19 @@ class LogClock:
         return clock is None or clock.knows(LogStreamId(stream))
 
     def add_stream(self, topic: str, stream: int, created_us: int) -> None:
-        """A stream of a topic counts from the next position on."""
+        """Add a stream of a topic. It counts from the next position on."""
         if topic in self._clocks:
             self._clocks[topic].add_stream(LogStreamId(stream), self._strategy(topic), CutTime(created_us))
 
     def end_stream(self, topic: str, stream: int) -> None:
-        """A stream that is sealed for good does not count from the next position on; nothing if that is known."""
+        """Remove a stream that is sealed permanently. It does not count from the next position on. Does nothing if the
+        stream is not known."""
         if topic in self._clocks and self.knows(topic, stream):
             self._clocks[topic].remove_stream(LogStreamId(stream))
 
     def recall(self, said: KnownStream) -> None:
-        """What a stream had said by the next position, where its topic begins after a trim; see ``WatermarkClock``."""
+        """Set what a stream had said by the next position, where its topic begins after a trim; see
+        ``WatermarkClock``."""
         if said.topic in self._clocks and self.knows(said.topic, said.stream):
             own = own_watermark(self._strategy(said.topic), _event_time(said.most_us), _event_time(said.declared_us))
             spoke = CutTime(said.last_commit_us)
@@ -212,9 +214,8 @@ class LogClock:
         self, topic: str, stream: int, glsn: int, cut_us: int, row: Row, time_ms: int,
         declared_us: int | None = None, *, idle: bool = False, is_mark: bool = False,
     ) -> None:  # fmt: skip
-        """A record of one of the sources. ``idle``: its stream is idle from here on, until its next entry. ``is_mark``:
-        the position is a mark of the log's clock as well.
-        """
+        """Report a record of one of the sources. ``idle``: its stream is idle from here on, until its next entry.
+        ``is_mark``: the position is also a mark of the log's clock."""
         given = self._sources[topic]
         said = None if given is None else given.said_us(row, time_ms)
         self._entry(topic, stream, glsn, cut_us, said, declared_us, idle, is_mark)
@@ -222,26 +223,26 @@ class LogClock:
     def heartbeat(
         self, topic: str, stream: int, glsn: int, cut_us: int, declared_us: int | None = None, *, idle: bool = False
     ) -> None:
-        """A stream has an entry without a record; it may declare a watermark, or idleness."""
+        """Report an entry of a stream without a record. It may declare a watermark or idleness."""
         self._entry(topic, stream, glsn, cut_us, None, declared_us, idle, False)
 
     def batch(
         self, topic: str, stream: int, glsn: int, count: int, cut_us: int, most_us: int | None,
         declared_us: int | None, *, idle: bool = False, is_mark: bool = False, is_noted: bool = False,
     ) -> dict[frozenset[str], Seen]:  # fmt: skip
-        """Records of one batch, of which only the largest event time is known here. ``is_mark``: its last position is a
-        mark of the log's clock as well. ``is_noted``: the step after its last position is noted here in any case,
-        because readers may skip the batch.
+        """Report the records of one batch, of which only the largest event time is known here. ``is_mark``: its last
+        position is also a mark of the log's clock. ``is_noted``: record the step after its last position here in any
+        case, because readers may skip the batch.
 
-        Gives what the reader that knows the event time of each record needs to tell where inside the batch the
-        watermarks rise, for those that the batch counts for. All other steps are noted: those of cut time, those after
-        the last position if it declares idleness or is a mark, and all of a stream whose watermarks are declared,
-        because these rise at the first and the last record only.
+        Returns, for each watermark that the batch affects, the numbers from which a reader that knows the event time of
+        each record computes where the watermark rises inside the batch. This method records all other steps: those of
+        cut time, those after the last position if the batch declares idleness or is a mark, and all steps of a stream
+        with declared watermarks, because these rise only at the first and the last record.
         """
         clock = self._clocks.get(topic)
         if clock is None or most_us is None or isinstance(self._strategy(topic), Punctuated):
             if clock is not None and count > 1:
-                # A declaration takes effect at the last record, the passing of time at the first.
+                # A declaration takes effect at the last record, and the passing of time at the first.
                 self._entry(topic, stream, glsn, cut_us, None, None, False, False, count - 1)
                 glsn, count = glsn + count - 1, 1
             self._entry(topic, stream, glsn, cut_us, None, declared_us, idle, is_mark, count)
@@ -263,28 +264,28 @@ class LogClock:
         return found
 
     def idle(self, topic: str, stream: int, glsn: int, cut_us: int) -> None:
-        """A stream declares that it is idle from this position on, until its next entry."""
+        """Report that a stream declares itself idle from this position on, until its next entry."""
         self.heartbeat(topic, stream, glsn, cut_us, idle=True)
 
     def tick(self, glsn: int, cut_us: int) -> None:
-        """A mark of the log's clock: every source is evaluated."""
+        """Report a mark of the log's clock: every source is evaluated."""
         self._evaluate(glsn, CutTime(cut_us))
         self._rise(glsn, cut_us, None)
         self._pass_time(glsn, cut_us)
 
     def ticks(self) -> Ticks:
-        """The steps since the last call; the next range begins where this one ends."""
+        """Return the steps since the last call. The next range begins where this one ends."""
         taken, self._ticks = self._ticks, self._fresh()
         return taken
 
     @property
     def glsn(self) -> int:
-        """The last position that was reported."""
+        """The last reported position."""
         return self._glsn
 
     @property
     def watermark(self) -> int:
-        """That of all sources together, in milliseconds."""
+        """The watermark of all sources together, in milliseconds."""
         return shown_ms(self._reached[frozenset(self._sources)])
 
     def _strategy(self, topic: str) -> Strategy:
@@ -304,7 +305,8 @@ class LogClock:
         if is_mark:
             self._evaluate(last, time)
         if clock is not None or is_mark:
-            # Time passes for a source at the first position of its entry, and for all of them at the mark, the last.
+            # Time passes for a source at the first position of its entry, and for all sources at the mark, the last
+            # position.
             self._rise(last if is_mark else glsn, cut_us, None if is_mark else topic)
         self._glsn = last
 
@@ -313,7 +315,8 @@ class LogClock:
             clock.tick(GLSN(glsn), time)
 
     def _rise(self, glsn: int, cut_us: int, topic: str | None, *, is_noted: bool = True) -> None:
-        """The watermarks that a source counts for, or all, after a position. ``is_noted``: its step is known here."""
+        """Raise the watermarks that a source affects, or all of them, after a position. ``is_noted``: record the step
+        here."""
         self._glsn = max(self._glsn, glsn)
         for topics, members in self._members.items():
             if topic is not None and topic not in members:
@@ -338,9 +341,8 @@ class LogClock:
 
 
 def holder_of(snapshot: ClockSnapshot, topics: Iterable[str] | None = None) -> Holder | None:
-    """What holds the watermark of these topics back, or that of all; None if nothing does: all sources are idle, or
-    none has a clock.
-    """
+    """Return what holds the watermark of these topics back, or that of all topics. Returns None if nothing does: all
+    sources are idle, or none has a clock."""
     wanted = None if topics is None else tuple(sorted(topics))
     operators = [own for own in snapshot.operators if wanted is None or own.topics == wanted]
     if not operators:
@@ -359,7 +361,7 @@ def holder_of(snapshot: ClockSnapshot, topics: Iterable[str] | None = None) -> H
 
 
 def shown_ms(watermark_us: int) -> int:
-    """A watermark as pipelines count."""
+    """Convert a watermark to the milliseconds of pipelines."""
     if watermark_us in (NO_WATERMARK, MAX_WATERMARK):
         return NO_TIME if watermark_us == NO_WATERMARK else MAX_TIME
     return watermark_us // MILLISECOND

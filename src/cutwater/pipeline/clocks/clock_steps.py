@@ -1,7 +1,7 @@
-"""Steps: how event time and processing time advance within a range of the log.
+"""Defines steps: how event time and processing time advance within a range of the log.
 
-A micro-batch is a range of positions together with the places in it where a clock moves. An operator that holds no
-record at such a place is not woken there: it finds the place by a binary search when a timer is due.
+A micro-batch is a range of positions with the places where a clock moves. An operator that has no record at a place is
+not woken there: it finds the place by binary search when a timer is due.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cutwater.errors import InvalidArgument, ProtocolViolation
 from cutwater.pipeline.position import END, EVENT_TIME, PROCESSING_TIME, glsn_of, moment
 
 NO_TIME: Final = -(2**63)
-"""The watermark before anything is known of event time."""
+"""The watermark before anything is known about event time."""
 
 MAX_TIME: Final = 2**63 - 1
 """The watermark at the end of a bounded input."""
@@ -24,8 +24,8 @@ NEVER: Final = 2**63 - 1
 """A moment that no range reaches."""
 
 DRAIN_FIRINGS: Final = 10
-"""How many timers that are registered while a bounded input drains fire, per key and operator. A timer that registers
-the next one would otherwise fire for ever."""
+"""How many timers that are registered while a bounded input drains fire, per key and operator. Without a limit, a timer
+that registers the next one would fire forever."""
 
 
 def check_drain_firings(given: object) -> int:
@@ -39,7 +39,7 @@ def check_drain_firings(given: object) -> int:
 
 @dataclass(slots=True)
 class Steps:
-    """One clock over a range: its value before the range, and the moments in it at which it rises, with the new values.
+    """One clock over a range: its value before the range, and the moments at which it rises, with the new values.
 
     Both lists rise strictly.
     """
@@ -59,17 +59,17 @@ class Steps:
         return self.values[-1] if self.values else self.before
 
     def seen_at(self, when: int) -> int:
-        """The value that holds at a moment: that of the last step before it."""
+        """Return the value that holds at a moment: that of the last step before it."""
         index = bisect_left(self.moments, when)
         return self.values[index - 1] if index else self.before
 
     def reached_at(self, glsn: int) -> int:
-        """The value that holds once everything at a position is done."""
+        """Return the value that holds when everything at a position is done."""
         index = bisect_right(self.moments, moment(glsn, END))
         return self.values[index - 1] if index else self.before
 
     def next_reaching(self, time: int, when: int) -> int:
-        """The first moment, not before ``when``, at which the clock steps to ``time`` or beyond."""
+        """Return the first moment, not before ``when``, at which the clock steps to ``time`` or beyond."""
         if time > self.last:
             return NEVER
         index = max(bisect_left(self.values, time), bisect_left(self.moments, when))
@@ -80,9 +80,9 @@ class Steps:
 class Ticks:
     """The steps of all clocks over one range (from, to].
 
-    ``watermarks`` has one clock per set of sources that some operator is fed from: its watermark is the minimum over
-    them, and other sources do not hold it back. ``times`` is cut time, which is processing time. ``firings``: how many
-    timers that an operator registers for a key while the input ends fire as well.
+    ``watermarks`` has one clock per set of sources that feeds an operator: its watermark is the minimum over these
+    sources, and other sources do not affect it. ``times`` is cut time, which is processing time. ``firings`` is how
+    many timers that an operator registers for a key while the input ends also fire.
     """
 
     watermarks: Mapping[frozenset[str], Steps]
@@ -90,7 +90,7 @@ class Ticks:
     firings: int = 0
 
     def end(self, glsn: int, firings: int = DRAIN_FIRINGS) -> None:
-        """The input ends after ``glsn``: every watermark steps to the maximum."""
+        """End the input after ``glsn``: every watermark steps to the maximum."""
         self.firings = firings
         for steps in self.watermarks.values():
             if steps.last < MAX_TIME:

@@ -1,11 +1,11 @@
-"""Rule 1 of the watermark: only to replay micro-batches that were planned under it, and to go on from there.
+"""Implements rule 1 of the watermark, only to replay micro-batches that were planned under it, and to go on from there.
 
-Offsets and savepoints without a rule's number were made under it. Rule 1 was: one minimum over the streams of all
-sources of an operator that are not idle; where all are idle, nothing moves; every position of any of these sources is
-an evaluation of all their streams; all times are rounded down to milliseconds first. What is planned next follows rule
-2 (``converted``).
+Offsets and savepoints without a rule number were made under rule 1. Under rule 1, a watermark is one minimum over the
+streams that are not idle, of all sources of an operator. If all streams are idle, nothing moves. Every position of any
+of these sources evaluates all their streams. All times are first rounded down to milliseconds. Later micro-batches
+follow rule 2 (``converted``).
 
-Nothing here is fast: it runs for one micro-batch per pipeline, once.
+Nothing here is fast: it runs once, for one micro-batch per pipeline.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class RuleOneClock(Struct, frozen=True, forbid_unknown_fields=True):
 
 class RuleOneSnapshot(Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag=1):
     """All clocks after a position. ``streams`` are (topic, stream) in the order of their numbers in the clocks, and
-    ``ended`` the numbers of those that count no more.
-    """
+    ``ended`` are the numbers of streams that no longer count."""
 
     time_ms: int
     streams: tuple[tuple[str, int], ...]
@@ -76,16 +75,16 @@ class RuleOneSnapshot(Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 AnyClock: TypeAlias = ClockSnapshot | RuleOneSnapshot
-"""Clocks as they are stored, under the rule that they were made by."""
+"""Stored clocks, under the rule that made them."""
 
 
 def with_rule(clock: Any) -> Any:
-    """Stored clocks, with the number of their rule: before there was one, none was written."""
+    """Add the rule number to stored clocks: earlier versions wrote none."""
     return {"rule": 1, **clock} if isinstance(clock, dict) else clock
 
 
 def current(clock: AnyClock | None) -> ClockSnapshot | None:
-    """Stored clocks as those of rule 2."""
+    """Return stored clocks as clocks of rule 2."""
     return converted(clock) if isinstance(clock, RuleOneSnapshot) else clock
 
 
@@ -168,7 +167,8 @@ class RuleOneLogClock:
         glsn: int,
         streams: Sequence[KnownStream],
     ) -> RuleOneLogClock:
-        """Clocks after a position to which nobody has walked; what the watermarks owe to idle streams is not known."""
+        """Return clocks after a position without a walk to it. The effect of idle streams on the watermarks is not
+        known."""
         clock = cls(sources, sets)
         clock._streams = {(known.topic, known.stream): i for i, known in enumerate(streams)}
         for topics, own in clock._clocks.items():
@@ -203,7 +203,7 @@ class RuleOneLogClock:
         return RuleOneSnapshot(self._time, tuple(self._streams), clocks, tuple(sorted(self._ended)))
 
     def is_settled(self, now: RuleOneSnapshot) -> bool:
-        """Whether clocks that were resumed like this one show the true watermarks by now."""
+        """Report whether clocks that were resumed like this one show the true watermarks by now."""
         ceilings = {
             topics: max((stream.watermark for stream in own.streams.values()), default=NO_WATERMARK)
             for topics, own in self._clocks.items()
@@ -300,9 +300,9 @@ class RuleOneLogClock:
 
 
 def converted(old: RuleOneSnapshot) -> ClockSnapshot:
-    """The clocks of rule 2 that go on where those of rule 1 ended. What an operator's watermark has reached stays
-    reached. A source's own begins where the clock of that source alone was, if there was one, else with its streams.
-    """
+    """Convert clocks of rule 1 to clocks of rule 2 that go on where they ended. The watermark of an operator keeps the
+    value that it has reached. The watermark of a source begins with the clock of that source alone, if there was one,
+    and otherwise with its streams."""
     places = dict(enumerate(old.streams))
     topics = sorted({topic for names, _ in old.clocks for topic in names})
     sources = []

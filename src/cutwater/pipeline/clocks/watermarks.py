@@ -1,4 +1,4 @@
-"""Watermark strategies as a pipeline describes them. The rule itself is ``cutwater.core.read.watermark``."""
+"""Defines watermark strategies as a pipeline describes them. The rule itself is in ``cutwater.core.read.watermark``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cutwater.pipeline.values import to_milliseconds
 from cutwater.types import MILLISECOND
 
 WatermarkFunction: TypeAlias = Callable[[Row], int | None]
-"""Gives the watermark (ms) that holds after a row, or None if the row says nothing."""
+"""Returns the watermark (ms) that holds after a row, or None if the row says nothing."""
 
 WAYS: Final = (
     "watermark=Watermark.bounded('5s') if records come at most 5 s after later ones, Watermark.ascending() if event "
     "times of a log stream never go back, Watermark.punctuated() if producers declare it, or "
     "Watermark.of_rows(function)"
 )
-"""What to write to give a source a clock."""
+"""How to give a source a clock."""
 
 _IDLE_AFTER_MS: Final = 30_000
 _NEVER_IDLE_US: Final = 2**62
@@ -29,7 +29,7 @@ _NEVER_IDLE_US: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How far event time has come, judged from the records of each stream. Make one with the class methods."""
+    """A strategy that derives the watermark from the records of each stream. Make one with the class methods."""
 
     kind: str
     bound_ms: int = 0
@@ -53,27 +53,28 @@ class Watermark:
 
     @classmethod
     def of_rows(cls, function: WatermarkFunction) -> Watermark:
-        """A function of a row gives the watermark that holds after it, in milliseconds, or None."""
+        """A function of a row returns the watermark that holds after it, in milliseconds, or None."""
         if not callable(function):
             raise InvalidArgument(f"Watermark.of_rows takes a function of a row, not {function!r}")
         return cls("of rows", function=function)
 
     def idle_after(self, time: Duration | None) -> Watermark:
-        """A stream that was silent for this long (of cut time) does not hold the others back; None: it always does."""
+        """A stream that was silent for this long (in cut time) does not hold the others back. With None, it always
+        does."""
         return replace(self, idle_after_ms=None if time is None else milliseconds(time, "idle_after"))
 
     @property
     def strategy(self) -> Strategy:
-        """What the core's clock is given. ``said_us`` is the event time to report with it."""
+        """The strategy for the core's clock. ``said_us`` is the event time to report with it."""
         idle_us = _NEVER_IDLE_US if self.idle_after_ms is None else self.idle_after_ms * MILLISECOND
         if self.kind == "punctuated":
             return Punctuated(idle_us)
         return BoundedOutOfOrderness(self.bound_ms * MILLISECOND, idle_us)
 
     def said_us(self, row: Row | None, time_ms: int) -> int | None:
-        """What a record says of event time, as the core's clock takes it.
+        """Return what a record says about event time, as the core's clock takes it.
 
-        A watermark that a function gives is a largest event time to the clock, one millisecond above the watermark.
+        The clock takes a watermark from a function as a largest event time, one millisecond above the watermark.
         """
         if self.function is None:
             return time_ms * MILLISECOND
@@ -93,7 +94,8 @@ class Watermark:
 
 
 def strategy_of(given: Watermark | WatermarkFunction | None) -> Watermark | None:
-    """A strategy as ``source`` takes it: a ``Watermark``, a function of a row, or None: a source without a clock."""
+    """Return the strategy that ``source`` takes: from a ``Watermark``, from a function of a row, or None for a source
+    without a clock."""
     if given is None or isinstance(given, Watermark):
         return given
     if callable(given):

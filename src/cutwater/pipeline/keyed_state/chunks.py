@@ -1,8 +1,9 @@
-"""Chunks: packed state as Arrow batches that are found in by binary search and merged without looking at each row.
+"""Defines chunks: packed state as Arrow batches that are searched by binary search and merged without decoding each
+row.
 
-A row is all that is kept for one key: its states and its timers. Rows are sorted by ``key_hash``, the CRC-32 of the
-key, so that what it costs to find a key hardly depends on how many there are. Different keys may have one hash: the key
-itself decides. A chunk never changes; what replaces it is a new one.
+A row holds everything that is kept for one key: its states and its timers. Rows are sorted by ``key_hash``, the CRC-32
+of the key, so the cost of finding a key hardly depends on the number of keys. Different keys may have the same hash:
+the key itself decides. A chunk never changes; a new one replaces it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.keyed_state.state import State
 
-# It comes with Spark. ``Pipeline.test``, which keeps state in memory, does without.
+# Spark brings it along. ``Pipeline.test``, which keeps state in memory, works without it.
 with suppress(ImportError):
     import numpy as np
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     Flags: TypeAlias = npt.NDArray[np.bool_]
 
 BROADCAST_GROUP: Final = -1
-"""The key group of broadcast state, which has no key: every slice has a copy, a savepoint takes that of the first."""
+"""The key group of broadcast state, which has no key. Every slice has a copy, and a savepoint takes that of the first
+slice."""
 
 CLOCKS: Final = ("event", "processing")
 TIMES: Final = pa.list_(pa.int64())
@@ -40,9 +42,8 @@ SORTED: Final = {b"sorted_by": b"key_hash"}
 
 
 def chunk_schema(states: Sequence[State]) -> pa.Schema:
-    """Columns of a chunk. ``next_…_timer`` is a key's smallest timer, so that due ones are found at once; ``…_timers``
-    are all of them, null where there is only that one.
-    """
+    """Return the columns of a chunk. ``next_…_timer`` is the smallest timer of a key, so that due timers are found at
+    once. ``…_timers`` are all its timers; null if there is only one."""
     return pa.schema(
         [
             pa.field("key_group", pa.int32()),
@@ -68,7 +69,7 @@ class Sought:
 
     @classmethod
     def of(cls, data: Sequence[bytes]) -> tuple[Sought, list[int]]:
-        """Also tells in which order it has them."""
+        """Return the keys to look for, and the order in which it has them."""
         hashes = hashes_of(map(crc32, data), len(data))
         order = order_of(hashes)
         places: list[int] = order.tolist()
@@ -82,7 +83,7 @@ class Sought:
 
 
 class Chunk:
-    """One batch of packed state. ``batch`` may lie in a memory-mapped file: only what is asked for is read."""
+    """One batch of packed state. ``batch`` may be in a memory-mapped file: only the requested parts are read."""
 
     __slots__ = ("_hashes", "batch", "stored_as")
 
@@ -92,19 +93,19 @@ class Chunk:
             batch = batch.take(pa.array(np.argsort(hashes, kind="stable"))).replace_schema_metadata(SORTED)
         self.batch = batch
         self.stored_as: object = None
-        """Where a state store keeps it, if it does."""
+        """Where a state store keeps the chunk, if it does."""
         self._hashes: Hashes = batch.column("key_hash").to_numpy()
 
     @classmethod
     def of_table(cls, table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> Chunk:
-        """A chunk of what was stored before, whose columns must be those of the operator."""
+        """Make a chunk from stored data, whose columns must be those of the operator."""
         if isinstance(table, pa.RecordBatch):
             return cls(table).checked(schema)
         batches = table.combine_chunks().to_batches()
         return cls(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)).checked(schema)
 
     def checked(self, schema: pa.Schema) -> Chunk:
-        """Itself, if its columns are those that the operator declares."""
+        """Return the chunk itself if its columns are those that the operator declares."""
         stored = self.batch.schema
         if not stored.equals(schema):
             raise InvalidArgument(
@@ -120,11 +121,11 @@ class Chunk:
         return self.batch.take(pa.array(indexes))
 
     def sought(self, indexes: Indexes) -> Sought:
-        """The keys of rows, to look for them in other chunks."""
+        """Return the keys of rows, to look for them in other chunks."""
         return Sought(self._hashes[indexes], self.batch.column("key").take(pa.array(indexes)))
 
     def find(self, sought: Sought) -> Indexes:
-        """The row of each key, −1 where there is none."""
+        """Return the row of each key, or −1."""
         found = np.full(len(sought), -1, np.int64)
         if not len(self) or not len(sought):
             return found
@@ -140,7 +141,7 @@ class Chunk:
         return found
 
     def _next_with(self, row: int, key: bytes) -> int:
-        """The row of a key behind another one with the same hash."""
+        """Return the row of a key that follows another key with the same hash."""
         column = self.batch.column("key")
         for other in range(row + 1, len(self)):
             if self._hashes[other] != self._hashes[row]:
@@ -150,7 +151,7 @@ class Chunk:
         return -1
 
     def due(self, event_time: int, processing_time: int, besides: Indexes) -> Indexes:
-        """The rows that have a timer up to these times, without some that are known already."""
+        """Return the rows that have a timer up to these times, except the rows ``besides``."""
         column = self.batch.column
         masks = (
             pc.less_equal(column("next_event_timer"), event_time),
@@ -162,7 +163,7 @@ class Chunk:
         return due[~known[due]]
 
     def broadcast_row(self) -> pa.RecordBatch:
-        """What is kept for no key: one row or none."""
+        """Return broadcast state, which has no key: one row or none."""
         if not len(self):
             return self.batch
         found = self.find(Sought(np.array([0], np.uint32), pa.array([b""], pa.binary())))
@@ -174,19 +175,19 @@ def hashes_of(values: Iterable[int], count: int) -> Hashes:
 
 
 def order_of(hashes: Hashes) -> Indexes:
-    """The indexes of the hashes, in their order."""
+    """Return the indexes that sort the hashes."""
     order: Indexes = np.argsort(hashes, kind="stable")
     return order
 
 
 def groups_of(hashes: Hashes, data: pa.Array, groups: int) -> pa.Array:
-    """The key group of each key; broadcast state, which has none, is that without bytes."""
+    """Return the key group of each key. Empty bytes mean broadcast state, which has no key."""
     hashed = pa.array((hashes % np.uint32(groups)).astype(np.int32))
     return pc.if_else(pc.equal(pc.binary_length(data), 0), pa.scalar(BROADCAST_GROUP, pa.int32()), hashed)
 
 
 def nowhere_valid(columns: Sequence[pa.Array]) -> pa.Array:
-    """In which rows all columns are null."""
+    """Return the rows in which all columns are null."""
     nowhere = columns[0].is_null()
     for column in columns[1:]:
         nowhere = pc.and_(nowhere, column.is_null())
@@ -194,7 +195,7 @@ def nowhere_valid(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def merged(older: Chunk, newer: Chunk) -> Chunk:
-    """One chunk in place of two; of a key that is in both, the row of the newer one."""
+    """Merge two chunks into one. If both have a key, the newer row counts."""
     replaced = older.find(Sought(newer._hashes, newer.batch.column("key")))
     kept = np.ones(len(older), bool)
     kept[replaced[replaced >= 0]] = False
@@ -205,14 +206,14 @@ def merged(older: Chunk, newer: Chunk) -> Chunk:
 
 
 def without_gone(chunk: Chunk) -> Chunk:
-    """A chunk behind which there is no older one need not say what is gone."""
+    """Remove the rows of keys that are gone. A chunk with no older chunk before it does not need them."""
     if not pc.any(chunk.batch.column("gone")).as_py():
         return chunk
     return Chunk(chunk.batch.filter(pc.invert(chunk.batch.column("gone"))))
 
 
 def without_expired(chunk: Chunk, states: Sequence[State], watermark: int) -> Chunk:
-    """A chunk without the keys that have no timer, and of whose values none is left under a watermark."""
+    """Remove the keys that have no timer and whose values have all expired under a watermark."""
     column = chunk.batch.column
     kept = pc.or_(column("next_event_timer").is_valid(), column("next_processing_timer").is_valid())
     for state in states:
@@ -221,7 +222,8 @@ def without_expired(chunk: Chunk, states: Sequence[State], watermark: int) -> Ch
 
 
 def _alive(column: pa.Array, ttl_ms: int | None, watermark: int) -> Flags:
-    """In which rows something is left. With a time to live, a value or each element of a list or map has its stamp."""
+    """Return the rows in which something is left. With a time to live, a value, or each element of a list or map, has a
+    time stamp."""
     valid: Flags = column.is_valid().to_numpy(zero_copy_only=False)
     if ttl_ms is None or watermark - ttl_ms < _LEAST:
         return valid
@@ -245,7 +247,7 @@ def column_of(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def due_timers(batch: pa.RecordBatch, clock: str, limit: int) -> list[tuple[int, list[int]]]:
-    """The timers up to a time: each time that there is, and which rows have it."""
+    """Return the timers up to a time: each time, with the rows that have it."""
     firsts, every = batch.column(f"next_{clock}_timer"), batch.column(f"{clock}_timers")
     if firsts.null_count == len(firsts):
         return []
@@ -263,7 +265,7 @@ def due_timers(batch: pa.RecordBatch, clock: str, limit: int) -> list[tuple[int,
 
 
 def timers_of(batch: pa.RecordBatch, clock: str) -> Iterable[list[int] | None]:
-    """The timers of each row; None where there are none."""
+    """Return the timers of each row, or None for a row without timers."""
     firsts, every = batch.column(f"next_{clock}_timer"), batch.column(f"{clock}_timers")
     if firsts.null_count == len(firsts):
         return repeat(None)
@@ -274,7 +276,8 @@ def timers_of(batch: pa.RecordBatch, clock: str) -> Iterable[list[int] | None]:
 
 
 def timer_columns(timers: Sequence[list[int] | None]) -> tuple[pa.Array, pa.Array]:
-    """The timers of many keys: the first of each, and all where there are several."""
+    """Return the timers of many keys as columns: the first timer of each key, and all its timers if there are
+    several."""
     if not any(timers):
         return pa.nulls(len(timers), pa.int64()), pa.nulls(len(timers), TIMES)
     firsts = pa.array([own[0] if own else None for own in timers], pa.int64())

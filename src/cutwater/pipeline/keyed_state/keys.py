@@ -1,4 +1,4 @@
-"""Keys: their bytes, and the key group that these bytes belong to.
+"""Defines the bytes of keys, and the key group that these bytes belong to.
 
 The encoding is part of the savepoint format, and is plain enough to be written in any language:
 
@@ -31,7 +31,7 @@ MAX_PARALLELISM: Final = 128
 SLICES_DEFAULT: Final = 16
 
 KeySpec: TypeAlias = str | Sequence[str] | Callable[[Row], Any]
-"""A column, several columns, or a function that gives the key of a row."""
+"""A column, several columns, or a function that returns the key of a row."""
 
 _SIGN: Final = 1 << 63
 _DAY_ZERO: Final = date(1970, 1, 1).toordinal()
@@ -42,7 +42,7 @@ _LOCAL_EPOCH: Final = EPOCH.replace(tzinfo=None)
 
 
 def key_bytes(key: Any) -> bytes:
-    """The bytes of a key; a key of several columns is a tuple."""
+    """Return the bytes of a key. A key of several columns is a tuple."""
     if type(key) is str:
         return b"\x03" + key.encode()
     if isinstance(key, tuple):
@@ -51,7 +51,7 @@ def key_bytes(key: Any) -> bytes:
 
 
 def bytes_of_keys(keys: Sequence[Any]) -> list[bytes]:
-    """The bytes of many keys; those of texts without a call for each."""
+    """Return the bytes of many keys. Texts do not need a call for each."""
     if set(map(type, keys)) == {str}:
         return [b"\x03" + key.encode() for key in keys]
     return list(map(key_bytes, keys))
@@ -86,7 +86,7 @@ def _integer(value: int) -> bytes:
 
 
 def key_of_bytes(data: bytes) -> Any:
-    """The key that has these bytes."""
+    """Return the key that has these bytes."""
     if data[0] == 3:
         return data[1:].decode()
     if data[:1] != _COMPOSITE:
@@ -102,7 +102,7 @@ def key_of_bytes(data: bytes) -> Any:
 
 
 def keys_of_bytes(data: Sequence[bytes]) -> list[Any]:
-    """The keys of many; texts without a call for each."""
+    """Return the keys that have these bytes. Texts do not need a call for each."""
     if all(own[0] == 3 for own in data):
         return [own[1:].decode() for own in data]
     return list(map(key_of_bytes, data))
@@ -131,14 +131,13 @@ def key_group(data: bytes, max_parallelism: int = MAX_PARALLELISM) -> int:
 
 
 def slice_of(group: int, slices: int, max_parallelism: int = MAX_PARALLELISM) -> int:
-    """The slice that holds a key group when there are ``slices`` of them."""
+    """Return the slice that holds a key group when there are ``slices`` slices."""
     return group * slices // max_parallelism
 
 
 def _strict(function: Callable[[Row], Any]) -> Callable[[Row], Any]:
-    """A user's function of a key, held to types that can be told apart: to Python, ``1``, ``1.0`` and ``True`` are one
-    key, but they have different bytes, so they must not meet.
-    """
+    """Wrap a user's key function so that it returns only types that are distinguishable: in Python, ``1``, ``1.0`` and
+    ``True`` are one key, but they have different bytes, so they must not mix."""
 
     def read(row: Row) -> Any:
         key = function(row)
@@ -157,7 +156,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 class KeyReader:
-    """Gives the key of a row, and says what the key's columns are called in results."""
+    """Reads the key of a row, and knows the names of the key's columns in results."""
 
     def __init__(self, spec: KeySpec, asker: str) -> None:
         if isinstance(spec, str):
@@ -173,7 +172,7 @@ class KeyReader:
             raise InvalidArgument(f"{asker}: key is {spec!r}; give a column, a list of columns, or a function of a row")
 
     def bind(self, rows: RowType | None) -> Callable[[Row], Any]:
-        """The function that reads the key of a row of this type; the columns must be there."""
+        """Return the function that reads the key of a row of this type. The columns must exist."""
         if self.function is not None:
             return _strict(self.function)
         if rows is not None:
@@ -182,13 +181,13 @@ class KeyReader:
         return reader(*self.columns)
 
     def fields(self, rows: RowType | None) -> list[pa.Field] | None:
-        """The key's columns in a result; None where their types are not known."""
+        """Return the key's columns in a result, or None if their types are not known."""
         if rows is None or self.function is not None:
             return None
         return [pa.field(name, rows.type_of(name, f"key of {self._asker}")) for name in self.columns]
 
     def values(self, key: Any) -> tuple[Any, ...]:
-        """A key as the values of its columns."""
+        """Return a key as the values of its columns."""
         return key if len(self.columns) > 1 else (key,)
 
     def _require_type(self, name: str, kind: pa.DataType) -> None:

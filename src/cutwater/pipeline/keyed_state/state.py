@@ -1,11 +1,11 @@
-"""Keyed state: ``ValueState``, ``ListState`` and ``MapState`` as a function declares them, and as it then uses them.
+"""Defines keyed state: ``ValueState``, ``ListState`` and ``MapState`` as a function declares them and as it uses them.
 
-A declaration is an attribute of the function's class. In an operator the function has, under the same name, the *bound*
-state, which always shows the values of the current key. What a function hands over is brought into the form of the
-declared type at once; what it gets may be kept and changed without harm.
+A declaration is an attribute of the function's class. In an operator, the function has the *bound* state under the same
+name, which always shows the values of the current key. Values that a function writes are converted to the declared type
+at once. Values that it reads are copies, which it may keep and change.
 
-With ``ttl`` a value is gone once the watermark reaches the time of its last write plus ``ttl``, where the time of a
-write is the event time of the record or timer, or the watermark if that is further. Lists and maps count this per
+With ``ttl``, a value expires when the watermark reaches the time of its last write plus ``ttl``. The time of a write is
+the event time of the record or timer, or the watermark if that is later. For lists and maps, this applies to each
 element.
 """
 
@@ -30,7 +30,7 @@ _STAMPED = "value"
 
 
 class Holder(Protocol):
-    """Where a bound state finds the raw values it shows, and notes how to undo a change."""
+    """Holds the raw values that a bound state shows, and the list of actions that undo changes."""
 
     _values: Any
     _undo: list[Any]
@@ -41,7 +41,7 @@ class Holder(Protocol):
 
 
 class State(ABC):
-    """A declaration of state. ``name`` is the attribute's."""
+    """A declaration of state. ``name`` is the name of the attribute."""
 
     kind = ""
     _written = "set(…)"
@@ -65,7 +65,7 @@ class State(ABC):
         )
 
     def __set__(self, function: object, value: object) -> None:
-        """What a function would assign to itself would belong to no key, and hide the state."""
+        """Refuse an assignment: the value would belong to no key and would hide the state."""
         raise InvalidArgument(
             f"the state {self.name!r} cannot be assigned to, as it has a value for each key: write "
             f"self.{self.name}.{self._written}"
@@ -74,21 +74,21 @@ class State(ABC):
     @property
     @abstractmethod
     def stored_type(self) -> pa.DataType:
-        """The Arrow type of what is kept for one key."""
+        """The Arrow type of the value that is kept for one key."""
 
     @abstractmethod
     def bind(self, holder: Holder, slot: int) -> Any:
-        """What a function uses: the state of the key that ``holder`` is at."""
+        """Return what a function uses: the state of the current key of ``holder``."""
 
     def pack(self, raw: Any) -> Any:
-        """What is kept, as a value of ``stored_type``."""
+        """Convert a raw value to a value of ``stored_type``."""
         return raw
 
     def unpack(self, value: Any) -> Any:
         return value
 
     def packed(self, raws: Sequence[Any]) -> pa.Array:
-        """What is kept for many keys, as a column."""
+        """Convert the raw values of many keys to a column."""
         return encoded(list(map(self.pack, raws)), self.stored_type)
 
     def unpacked(self, column: pa.Array) -> list[Any]:
@@ -96,7 +96,7 @@ class State(ABC):
 
     @abstractmethod
     def plain(self, raw: Any, watermark: int) -> Any:
-        """What is kept, as a user would see it under a watermark; None if nothing is left."""
+        """Return a raw value as a user would see it under a watermark; None if nothing is left."""
 
     def alive(self, stamp: int, watermark: int) -> bool:
         return self.ttl_ms is None or watermark < stamp + self.ttl_ms
@@ -212,13 +212,13 @@ class MapState(State):
 
 
 class BroadcastState(MapState):
-    """A map that every slice has a copy of: ``process_broadcast`` writes it, ``process`` reads it."""
+    """A map of which every slice has a copy: ``process_broadcast`` writes it, ``process`` reads it."""
 
     kind = "broadcast map"
 
 
 def declared_states(function: object) -> list[State]:
-    """The states that a function's class declares, in the order of their names."""
+    """Return the states that a function's class declares, in the order of their names."""
     found = {
         name: value
         for cls in reversed(type(function).__mro__)
@@ -242,7 +242,7 @@ class _Value:
         self._default = state.default
 
     def get(self) -> Any:
-        """The value, or the default if none is set."""
+        """Return the value, or the default if none is set."""
         value = self._holder._values[self._slot]
         if value is None:
             value = self._default
@@ -260,7 +260,7 @@ class _Value:
 
 
 class _Stamping:
-    """What the states with elements, or with a time to live, have in common."""
+    """Common part of the states with elements or with a time to live."""
 
     __slots__ = ("_convert", "_copy", "_holder", "_slot", "_state")
 
@@ -272,7 +272,7 @@ class _Stamping:
         self._copy = state.copy
 
     def _made(self, value: Any) -> Any:
-        """An element as it is kept."""
+        """Return an element as it is kept."""
         value = self._convert(value)
         if self._state.ttl_ms is None:
             return value
@@ -301,7 +301,7 @@ class _ExpiringValue(_Stamping):
     __slots__ = ()
 
     def get(self) -> Any:
-        """The value, or the default if none is set or it has expired."""
+        """Return the value, or the default if none is set or it has expired."""
         raw = self._raw()
         if raw is not None and self._alive(raw):
             return self._shown(raw)
@@ -315,7 +315,7 @@ class _List(_Stamping):
     __slots__ = ()
 
     def get(self) -> list[Any]:
-        """All elements, oldest first."""
+        """Return all elements, oldest first."""
         return [self._shown(raw) for raw in self._raw() or () if self._alive(raw)]
 
     def append(self, value: Any) -> None:
@@ -364,7 +364,7 @@ class _Map(_Stamping):
         raw[key] = made
 
     def remove(self, key: Any) -> None:
-        """Take a key out; it need not be there."""
+        """Remove a key, which need not exist."""
         key = self._state.convert_key(key)
         raw = self._raw()
         if raw is None or key not in raw:
@@ -380,7 +380,7 @@ class _Map(_Stamping):
         return raw is not None and self._alive(raw)
 
     def items(self) -> list[tuple[Any, Any]]:
-        """All pairs, in the order of the keys."""
+        """Return all pairs, in the order of the keys."""
         raw = self._raw() or {}
         return [(key, self._shown(raw[key])) for key in sorted(raw) if self._alive(raw[key])]
 
@@ -399,7 +399,8 @@ class _Map(_Stamping):
 
 
 class BroadcastHolder:
-    """Holds the broadcast state of a slice. Only ``process_broadcast`` may write: at other times ``_undo`` refuses."""
+    """Holds the broadcast state of a slice. Only ``process_broadcast`` may write: at other times ``_undo`` refuses
+    changes."""
 
     def __init__(self, context: Context, values: list[Any]) -> None:
         self._context = context

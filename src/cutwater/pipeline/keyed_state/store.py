@@ -1,11 +1,11 @@
-"""The keyed state of one operator in one slice: what is live in memory, and what lies packed in chunks.
+"""Holds the keyed state of one operator in one slice: live entries in memory, and packed entries in chunks.
 
-A later chunk replaces the keys that it has of earlier ones, and may say that a key is gone. A micro-batch turns only
-those keys into Python objects that it touches, by a record or by a timer that comes due, and adds one small chunk. Then
-chunks are merged until each is at least twice as large as the next, so there are few of them, and a row is rewritten as
-often as state doubles, not once per micro-batch.
+A later chunk replaces the keys that it shares with earlier ones, and may mark a key as gone. A micro-batch makes Python
+objects only of the keys that it touches, by a record or by a due timer, and adds one small chunk. Then chunks are
+merged until each is at least twice as large as the next. So there are few chunks, and a row is rewritten when state
+doubles, not in every micro-batch.
 
-A chunk is the unit that a state store keeps. A savepoint is one compacted table per uid, which any tool opens.
+A chunk is the unit that a state store keeps. A savepoint is one compacted table per uid, which any tool can open.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from cutwater.pipeline.keyed_state.chunks import Indexes
 
 Limits: TypeAlias = tuple[int, int]
-"""How far event time and processing time come in a micro-batch."""
+"""How far event time and processing time advance in a micro-batch."""
 
 _hash: Final = attrgetter("hash")
 
 
 class KeyedStore:
-    """Live entries by key, the packed chunks behind them, and which entries have changed."""
+    """Live entries by key, the packed chunks behind them, and the set of changed entries."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class KeyedStore:
         *,
         stays: bool = False,
     ) -> None:
-        """``stays``: everything is live from one micro-batch to the next, without chunks."""
+        """``stays``: everything stays live from one micro-batch to the next, without chunks."""
         self._states = list(states)
         self._schema = chunk_schema(states)
         self._groups = groups
@@ -78,7 +78,7 @@ class KeyedStore:
                 self.broadcast.values[:] = entry.values
 
     def entry(self, key: Any) -> KeyEntry:
-        """The entry of a key that is not live: a new one, after ``load`` has had its chance."""
+        """Make a new entry for a key that is not live. Call ``load`` first."""
         (entry,) = self._make_new([key], [key_bytes(key)])
         return entry
 
@@ -91,8 +91,8 @@ class KeyedStore:
     # ---------------------------------------------------------------------------------------------------------- loading
 
     def load(self, keys: Iterable[Any], limits: Limits, queues: tuple[TimerQueue, TimerQueue]) -> None:
-        """Make live what a micro-batch touches: these keys, and those with a timer that may come due in it, which is up
-        to the limits of event time and of processing time.
+        """Make live what a micro-batch touches: these keys, and the keys with a timer that may come due in it, up to
+        the limits of event time and processing time.
 
         Chunks are searched from the newest on, so the first row that is found for a key is the valid one.
         """
@@ -116,7 +116,7 @@ class KeyedStore:
         self._make_new(wanted, sought.data.to_pylist())
 
     def _load_due(self, index: int, live: Indexes, limits: Limits, queues: tuple[TimerQueue, TimerQueue]) -> None:
-        """Make live what comes due in a chunk, besides the rows that are live, and those that newer chunks replace."""
+        """Make live the due rows of a chunk, except those that are already live and those that newer chunks replace."""
         chunk = self.chunks[index]
         due = chunk.due(*limits, besides=live)
         for newer in self.chunks[index + 1 :]:
@@ -138,7 +138,8 @@ class KeyedStore:
     def _enliven(
         self, batch: pa.RecordBatch, keys: Sequence[Any], limits: Limits, queues: tuple[TimerQueue, TimerQueue]
     ) -> None:
-        """Timers that do not come due in this micro-batch stay with their keys: the queue need not know them."""
+        """Make rows live. Timers that do not come due in this micro-batch stay with their keys and do not enter the
+        queue."""
         entries = self._entries(batch, keys)
         self.live.update(zip(keys, entries, strict=True))
         for name, limit, queue in zip(CLOCKS, limits, queues, strict=True):
@@ -148,10 +149,10 @@ class KeyedStore:
     # ---------------------------------------------------------------------------------------------------------- packing
 
     def checkpoint(self) -> Chunk | None:
-        """What has changed, as a chunk. The next micro-batch begins with the chunks, in a store of its own."""
+        """Pack the changes into a chunk. The next micro-batch begins with the chunks, in a new store."""
         if not self.dirty:
             return None
-        # In the order in which they were made, memory is read from front to back; they are nearly sorted then, too.
+        # In the order in which entries were made, memory is read from front to back, and they are nearly sorted.
         changed = [entry for entry in (*self.live.values(), self.broadcast) if entry in self.dirty]
         chunk = self._packed(changed)
         self.chunks.append(chunk)
@@ -159,16 +160,15 @@ class KeyedStore:
         return chunk
 
     def settle(self) -> None:
-        """As ``checkpoint``, where everything stays live: nothing is packed until someone asks for a snapshot. Entries
-        that hold nothing any more are forgotten.
-        """
+        """End a micro-batch of a store in which everything stays live: nothing is packed until a snapshot is taken.
+        Empty entries are removed."""
         for entry in self.dirty:
             if entry.empty and entry is not self.broadcast:
                 self.live.pop(entry.key, None)
         self.dirty.clear()
 
     def snapshot(self, watermark: int) -> pa.Table:
-        """All that is kept, as one table."""
+        """Return everything that is kept, as one table."""
         if not self.stays:
             return self.compact(watermark)
         self.chunks = [self._packed([*self.entries(), *([] if self.broadcast.empty else [self.broadcast])])]
@@ -183,7 +183,7 @@ class KeyedStore:
             self._merge_last(watermark)
 
     def compact(self, watermark: int) -> pa.Table:
-        """One base in place of all chunks, without what is gone or has expired under a watermark."""
+        """Replace all chunks with one, without keys that are gone or have expired under a watermark."""
         if not self.chunks:
             self.chunks = [Chunk.of_table(self._schema.empty_table(), self._schema)]
         while len(self.chunks) > 1:
@@ -203,7 +203,7 @@ class KeyedStore:
         return without_expired(base, self._states, watermark)
 
     def entries(self) -> list[KeyEntry]:
-        """Everything that is kept for keys, live or packed, by key group and key."""
+        """Return everything that is kept for keys, live or packed, by key group and key."""
         found: dict[bytes, KeyEntry] = {}
         for chunk in self.chunks:
             for entry in self._entries(chunk.batch, map(_key_or_none, column_of(chunk.batch, "key"))):
@@ -247,7 +247,7 @@ class KeyedStore:
         return Chunk(batch.replace_schema_metadata(SORTED))
 
     def _entries(self, batch: pa.RecordBatch, keys: Iterable[Any]) -> list[KeyEntry]:
-        """Entries of rows, whose keys the caller knows."""
+        """Make entries of rows whose keys the caller knows."""
         columns = [state.unpacked(batch.column(f"state_{state.name}")) for state in self._states]
         values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in repeat(None))
         stored = (column_of(batch, "key"), column_of(batch, "key_hash"))

@@ -1,7 +1,6 @@
-"""Whether a pipeline gives the same in pieces as in one: over several slices and micro-batches, with its functions sent
-to another worker and its state restored between them. What a function keeps outside its declared state is lost there,
-as it is in a run.
-"""
+"""Checks that a pipeline gives the same result in pieces as in one: over several slices and micro-batches, with its
+functions sent to another worker and its state restored between them. Data that a function keeps outside its declared
+state is lost there, as in a run."""
 
 from __future__ import annotations
 
@@ -42,9 +41,8 @@ def in_pieces(
     state: Mapping[str, pa.Table] | None,
     transform: Transform,
 ) -> dict[str, Records]:
-    """Run each micro-batch with functions of its own, from a snapshot of the one before, over another number of
-    slices; what each sink gets, by uid.
-    """
+    """Run each micro-batch with newly unpickled functions, from a snapshot of the previous one, over another number of
+    slices. Returns the records of each sink by uid."""
     written: dict[str, list[Records]] = {}
     for index, (batch, ticks) in enumerate(ranges):
         own = Plan(plan.name, unpickled_graph(pickled), rows)
@@ -59,7 +57,7 @@ def in_pieces(
 
 
 def _transformed(plan: Plan, transform: Transform, node: TransformNode, records: Records) -> Records:
-    """Code on data frames stays where it is, with the session that it may hold."""
+    """Run code on data frames with the original node, which may hold a session."""
     own = plan.graph.nodes[node.order]
     assert isinstance(own, TransformNode), "both graphs have the same nodes"
     return transform(plan, own, records)
@@ -88,7 +86,7 @@ def require_same(
 
 
 def failed_in_pieces(plan: Plan, error: PipelineFailed, machine: Machine, pickled: bytes) -> PipelineFailed:
-    """What to say of a failure that there is not in one piece."""
+    """Return the error for a failure that does not happen in one piece."""
     _, why = _why(plan, machine, pickled)
     what = error.message.removeprefix(
         PipelineFailed("", pipeline=error.pipeline, uid=error.uid, glsn=error.glsn).message
@@ -103,7 +101,7 @@ def failed_in_pieces(plan: Plan, error: PipelineFailed, machine: Machine, pickle
 
 
 def _why(plan: Plan, machine: Machine, pickled: bytes) -> tuple[str, str]:
-    """The operator that is to blame, if one shows, and what it does."""
+    """Return the operator that causes the difference, if one shows, and what it does."""
     kept = _kept_attributes(plan.graph, machine, pickled)
     for uid, names in kept.items():
         told = ", ".join(f"self.{name}" for name in names[:_SHOWN])
@@ -112,7 +110,8 @@ def _why(plan: Plan, machine: Machine, pickled: bytes) -> tuple[str, str]:
 
 
 def _rows(records: Records, rows: RowType | None) -> list[tuple[int, int, str]]:
-    """As they are once they have travelled, with their positions; as texts, so that no NaN differs from itself."""
+    """Return rows as they are after transport between workers, with their positions. They are texts, so that a NaN
+    equals itself."""
     if rows is not None:
         records = Records.from_arrow(records.to_arrow(rows), rows)
     return [
@@ -129,7 +128,7 @@ def _shown(rows: Sequence[tuple[int, int, str]], index: int) -> str:
 
 
 def _kept_attributes(graph: Graph, machine: Machine, pickled: bytes) -> dict[str, list[str]]:
-    """Attributes of functions that have changed since the program was built, by uid."""
+    """Return the attributes of functions that have changed since the program was built, by uid."""
     fresh = {node.uid: node.function for node in unpickled_graph(pickled).nodes if isinstance(node, OperatorNode)}
     found: dict[str, list[str]] = {}
     for node in graph.nodes:

@@ -1,4 +1,5 @@
-"""Modules of other packages that a test of a pipeline needs, and that this package never imports: they are above it."""
+"""Imports modules of other packages that a test of a pipeline needs. This package never imports them at the top: they
+are above it."""
 
 from __future__ import annotations
 
@@ -6,5 +7,5 @@ from typing import Any
 
 
 def elsewhere(module: str) -> Any:
-    """A module of Cutwater, by its name without ``cutwater.``."""
+    """Import a module of Cutwater by its name without ``cutwater.``."""
     return __import__(f"cutwater.{module}", fromlist=[module.rpartition(".")[2]])

@@ -1,4 +1,4 @@
-"""``Pipeline.test``: runs a pipeline on rows, in one thread, and shows what became of them."""
+"""Implements ``Pipeline.test``: runs a pipeline on rows, in one thread, and shows the result."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 RESERVED: Final = ("_stream", "_watermark", "_time", "_idle", "_glsn")
 SLICES: Final = 4
 BATCHES: Final = 4
-"""How many pieces a test is run over as well, unless that is said."""
+"""The default number of pieces over which a test runs a second time."""
 PIECES_MAX: Final = 1_000
 UNNAMED: Final = -1
-"""The log stream of a row that names none, until it is known which ones there are."""
+"""The log stream of a row that names none, until the log streams are known."""
 _PLAIN_RECORD: Final = RowType.of("key binary, value binary, timestamp timestamp, headers map<string, binary>")
 
 
@@ -90,9 +90,9 @@ _NOTHING: Final[_Beginning] = _Nothing()
 
 
 class TestResult:
-    """What a test run gave: ``result["topic"]`` are the rows that a sink's topic would get, in order."""
+    """The result of a test run. ``result["topic"]`` are the rows that a sink's topic would get, in order."""
 
-    __test__ = False  # It is not a test, whatever its name suggests to a test runner.
+    __test__ = False  # Despite its name, this is not a test.
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class TestResult:
         return self._rows[topic]
 
     def state(self, uid: str) -> dict[Any, dict[str, Any]]:
-        """What an operator keeps, by key and name; keys without a value and names without one are left out."""
+        """Return what an operator keeps, by key and name. Keys and names without a value are left out."""
         self._plan.graph.operator(uid)
         found: dict[Any, dict[str, Any]] = {}
         for operator in self._machine.operators(uid):
@@ -132,14 +132,15 @@ class TestResult:
         return found
 
     def broadcast_state(self, uid: str) -> dict[str, Any]:
-        """The broadcast state of an operator, by name."""
+        """Return the broadcast state of an operator, by name."""
         self._plan.graph.operator(uid)
         operator = self._machine.operators(uid)[0]
         values = zip(operator.spec.states, operator.store.broadcast.values, strict=True)
         return {state.name: state.plain(raw, operator.watermark()) for state, raw in values if raw is not None}
 
     def timers(self, uid: str) -> list[Timer]:
-        """The timers that an operator has not fired, in the order in which they would fire; processing time last."""
+        """Return the timers that an operator has not fired, in the order in which they would fire; processing time
+        comes last."""
         self._plan.graph.operator(uid)
         entries = [entry for operator in self._machine.operators(uid) for entry in operator.store.entries()]
         event = sorted((time, e.data, e.key) for e in entries for time in e.event_timers or ())
@@ -150,12 +151,12 @@ class TestResult:
         ]
 
     def left_timers(self, uid: str) -> int:
-        """How many timers of an operator did not fire at the end, because their keys had fired often enough."""
+        """Return how many timers of an operator did not fire at the end, because their keys had reached the limit."""
         self._plan.graph.operator(uid)
         return self._machine.left_timers(uid)
 
     def dropped_late(self, uid: str) -> int:
-        """How many rows an operator dropped because they came too late."""
+        """Return how many rows an operator dropped because they came too late."""
         self._plan.graph.operator(uid)
         return self._machine.dropped_late(uid) + self._dropped_late.get(uid, 0)
 
@@ -172,7 +173,8 @@ def run_test(
     from_savepoint: Any = None,
     allow_non_restored_state: bool = False,
 ) -> TestResult:
-    """In one piece, and then, unless ``slices`` and ``batches`` are 1, in pieces, which must give the same."""
+    """Run the pipeline in one piece, and then, unless ``slices`` and ``batches`` are 1, in pieces. Both must give the
+    same result."""
     check_drain_firings(drain_firings)
     _check_pieces(slices, batches)
     sources = {node.topic: node for node in pipeline.graph.of_type(SourceNode)}
@@ -216,7 +218,8 @@ def run_test(
 
 
 def _place_after(begin: _Beginning, positions: Sequence[_Position]) -> None:
-    """Rows come after a savepoint, in position and time; without ``_stream``, in the first log stream that it knows."""
+    """Place the rows after a savepoint, in position and time. A row without ``_stream`` goes to the first log stream
+    that the savepoint knows."""
     latest = NO_TIME if begin.clock is None else begin.clock.time_ms
     for position in positions:
         if position.glsn is not None and position.glsn <= begin.glsn:
@@ -244,9 +247,8 @@ def _streams(
     positions: Sequence[_Position],
     begin: _Beginning,
 ) -> dict[str, list[int]]:
-    """The log streams of each topic, by number: as given, otherwise those that its rows name, or the one that
-    ``create_topic`` makes; and those that a savepoint knows.
-    """
+    """Return the log streams of each topic, by number: the given ones, or else those that its rows name, or the one
+    that ``create_topic`` makes; and those that a savepoint knows."""
     found: dict[str, list[int]] = {}
     for topic, said in given.items():
         if topic not in sources:
@@ -273,7 +275,7 @@ def _streams(
 
 
 def _require_rows(name: str, topics: Any, sources: Mapping[str, SourceNode]) -> None:
-    """Whether rows were given, as they have to be, and of topics that are read."""
+    """Check that rows are given in the right form, and only for topics that the pipeline reads."""
     if not sources:
         raise InvalidArgument(f"pipeline {name!r} has no source: begin it with p.source(topic)")
     form = f"p.test({{{next(iter(sources))!r}: [{{column: value, ...}}, ...]}})"
@@ -299,7 +301,7 @@ def _transformed_on_spark(plan: Plan, node: TransformNode, records: Records) -> 
 
 
 def _by_topic(plan: Plan, written: Mapping[str, Records]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of each topic; where several sinks write to one, in the order of positions."""
+    """Return the rows of each topic. If several sinks write to one topic, the rows are in the order of positions."""
     parts: dict[str, list[Records]] = {}
     for sink in plan.graph.of_type(SinkNode):
         parts.setdefault(sink.topic, []).append(written[sink.uid])
@@ -307,7 +309,7 @@ def _by_topic(plan: Plan, written: Mapping[str, Records]) -> dict[str, list[dict
 
 
 def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]], sources: Mapping[str, SourceNode]) -> list[_Position]:
-    """All rows in the order of the log. A time that is left out is the one before."""
+    """Return all rows in the order of the log. A row without a time has the time of the row before."""
     found = []
     for topic, rows in topics.items():
         cut_ms = 0
@@ -335,7 +337,7 @@ def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]], sources: Mappi
 
 
 def _require_known(row: Mapping[str, Any], source: SourceNode) -> None:
-    """A key that is meant to be a reserved one, and is not, would be a column that nobody misses."""
+    """Refuse a mistyped reserved key: it would become a column, and the mistake would go unnoticed."""
     declared = () if source.rows is None else source.rows.names
     for name in row:
         if name.startswith("_") and name not in RESERVED and name not in declared:
@@ -355,7 +357,7 @@ def _by_glsn(positions: list[_Position]) -> list[_Position]:
 
 
 def _with_rising_times(positions: list[_Position]) -> list[_Position]:
-    """Cut time never goes back in the log, so a topic that comes after another continues at its time."""
+    """Make cut times never go back, as in the log: a topic that comes after another one continues at its time."""
     latest = 0
     for position in positions:
         latest = position.cut_ms = max(position.cut_ms, latest)
@@ -383,7 +385,7 @@ def _clock(
     positions: Sequence[_Position],
     begin: _Beginning,
 ) -> LogClock:
-    """The clock before the first position. All log streams exist there."""
+    """Return the clock before the first position. All log streams exist there."""
     given = {topic: node.watermark for topic, node in sources.items()}
     if begin.clock is None:
         clock = LogClock(given, plan.source_sets)
@@ -401,9 +403,9 @@ def _clock(
 def _ranges(
     clock: LogClock, positions: Sequence[_Position], pieces: int, firings: int | None, made: _Made, glsn: int
 ) -> Iterator[Range]:
-    """The log in so many micro-batches. In one piece, the end of the input is in it; otherwise it comes by itself.
-    ``firings``: None if the input does not end. ``glsn``: the position before the first.
-    """
+    """Yield the log in ``pieces`` micro-batches. In one piece, the micro-batch contains the end of the input; otherwise
+    the end is a separate one. ``firings`` is None if the input does not end. ``glsn`` is the position before the
+    first."""
     size = max(1, -(-len(positions) // pieces))
     for first in range(0, max(1, len(positions)), size):
         batch: dict[str, Records] = {topic: Records() for topic in made.sources}
@@ -421,7 +423,7 @@ def _ranges(
 
 
 class _Made:
-    """Makes records of rows, and tells a clock of them."""
+    """Makes records from rows, and reports them to a clock."""
 
     def __init__(self, sources: Mapping[str, SourceNode], rows: Mapping[str, RowType], plan: Plan) -> None:
         self.sources, self._rows, self._plan = sources, rows, plan
@@ -435,7 +437,7 @@ class _Made:
         elif position.speaks or position.idle:
             clock.heartbeat(*place, declared_us, idle=position.idle)
         else:
-            # A row with nothing but a time is a mark of the log's clock.
+            # A row with only a time is a mark of the log's clock.
             clock.tick(glsn, position.cut_ms * MILLISECOND)
 
     def _record(self, clock: LogClock, position: _Position, glsn: int, declared_us: int | None) -> tuple[Row, int]:
@@ -458,7 +460,8 @@ class _Made:
 
 
 def _made(node: SourceNode, rows: RowType, position: _Position, glsn: int) -> tuple[Row, int]:
-    """A row of the source's type, and its event time: by function, by column, or else the time it was appended."""
+    """Return a row of the source's type and its event time: from a function, from a column, or else the time of the
+    append."""
     try:
         row = rows.make(dict(position.payload))
         if callable(node.event_time):

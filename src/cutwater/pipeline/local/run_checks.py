@@ -1,4 +1,4 @@
-"""What a run refuses whatever its log holds. ``Pipeline.test`` refuses the same, in the same words."""
+"""Refuses what a run refuses independent of the contents of its log. ``Pipeline.test`` raises the same errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_writes(name: str, graph: Graph) -> None:
 
 
 def check_sink(topic: str, declared: pa.Schema, rows: RowType) -> str:
-    """What is wrong with writing such rows to a topic with this schema; an empty text if nothing is."""
+    """Return what is wrong with writing these rows to a topic with this schema, or an empty text."""
     given = (*rows.names, LOG_TIME)
     missing = [field.name for field in declared if field.name not in given and not field.nullable]
     unknown = [name for name in rows.names if name not in declared.names]
@@ -33,9 +33,8 @@ def check_sink(topic: str, declared: pa.Schema, rows: RowType) -> str:
 
 
 def topic_for(rows: RowType, plain: Sequence[str]) -> tuple[pa.Schema | None, str]:
-    """The schema and the event-time column of a topic that is made for such rows; ``plain`` are the columns of topics
-    without a schema.
-    """
+    """Return the schema and the event-time column of a topic that is made for these rows. ``plain`` are the columns of
+    topics without a schema."""
     if set(rows.names) <= set(plain):
         return None, ""
     return rows.schema, "timestamp" if "timestamp" in rows.names else ""
@@ -53,10 +52,9 @@ def check_runnable(plan: Plan) -> None:
 
 
 def _check_sinks(plan: Plan) -> None:
-    """Refuse rows that no topic can take: the names of topics and columns, and the types. What else a topic has, which
-    may exist already, only a run knows. Where the types of a source are those of the rows of a test, a time may be a
-    number: in a topic it is a time.
-    """
+    """Refuse rows that no topic can take, by the names of topics and columns, and by the types. Only a run knows the
+    rest about a topic, which may already exist. If the types of a source are inferred from the rows of a test, a time
+    may be a number: in a topic it is a time."""
     schemas: Any = elsewhere("client.convert.schemas")
     names: Any = elsewhere("core.names")
     is_inferred = any(node.rows is None for node in plan.graph.of_type(SourceNode))

@@ -1,4 +1,4 @@
-"""The way to ``cutwater.spark``, which this package never imports: it is looked up when someone cannot do without."""
+"""Imports ``cutwater.spark`` only when it is needed. This package never imports it at the top."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from cutwater.errors import Refused
 
 
 def no_spark(what: str, error: object) -> str:
-    """What is told where PySpark is not installed."""
+    """Return the error message for a missing PySpark."""
     return f"{what}, which is not there ({error}): install cutwater[spark], which also brings Java"
 
 
 def on_spark(module: str, pipeline: str) -> Any:
-    """A module of ``cutwater.spark``."""
+    """Import a module of ``cutwater.spark``."""
     try:
         return __import__(f"cutwater.spark.{module}", fromlist=[module])
     except ImportError as error:

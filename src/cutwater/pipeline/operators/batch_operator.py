@@ -1,4 +1,4 @@
-"""Operators whose function takes whole Arrow batches, one per key group."""
+"""Implements operators whose function takes whole Arrow batches, one per key group."""
 
 from __future__ import annotations
 

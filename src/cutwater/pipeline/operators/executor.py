@@ -1,8 +1,8 @@
-"""The machine: runs a plan micro-batch by micro-batch, level by level, slice by slice.
+"""Runs a plan micro-batch by micro-batch, level by level, slice by slice.
 
 ``SliceTask`` is the unit that Spark runs in parallel: all operators of one level in one slice. Its input is the records
-that fall into the slice and the ticks of the range, its output what goes to later levels and sinks. ``Machine`` does
-the same within one process, in one thread, for tests and for ``Pipeline.test``.
+of the slice and the ticks of the range. Its output goes to later levels and sinks. ``Machine`` does the same within one
+process, in one thread, for tests and for ``Pipeline.test``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cutwater.pipeline.rows import RowType
 
 
 def operator_of(spec: OperatorSpec, store: KeyedStore, first: bool) -> KeyedOperator:
-    """The kind of operator that runs a function."""
+    """Make the kind of operator that runs a function."""
     if isinstance(spec.function, WindowFunction):
         return WindowOperator(spec, store, first)
     if isinstance(spec.function, BatchFunction):
@@ -50,7 +50,7 @@ class SliceTask:
         *,
         stays: bool = False,
     ) -> None:
-        """``stays``: it runs many micro-batches, and keeps its state in memory."""
+        """``stays``: the task runs many micro-batches, and keeps its state in memory."""
         self._plan = plan
         self.operators = []
         for spec in plan.levels[level]:
@@ -60,7 +60,7 @@ class SliceTask:
     def run(
         self, inputs: Mapping[Destination, Records], ticks: Ticks, arrived: dict[Destination, list[Records]]
     ) -> None:
-        """Process a micro-batch; what is emitted goes through row functions and is added to ``arrived``."""
+        """Process a micro-batch. Emitted records go through row functions and are added to ``arrived``."""
         for operator in self.operators:
             order = operator.spec.order
             own = [inputs.get((order, index), Records()) for index in range(len(operator.spec.keys))]
@@ -69,7 +69,7 @@ class SliceTask:
                     self._plan.push(Port(order, tag), records, arrived)
 
     def checkpoint(self) -> dict[str, list[Chunk]]:
-        """The state after the micro-batch, by operator: chunks of before, what has changed, or both merged."""
+        """Return the state after the micro-batch, by operator: earlier chunks, changes, or both merged."""
         for operator in self.operators:
             if operator.store.checkpoint() is not None:
                 operator.store.merge(operator.watermark())
@@ -77,7 +77,8 @@ class SliceTask:
 
 
 def routed(spec: OperatorSpec, index: int, records: Records, slices: int) -> list[Records]:
-    """The records of one input, by slice. All slices get what is broadcast; what has no key fails in the first."""
+    """Divide the records of one input among slices. All slices get broadcast records. A record whose key cannot be read
+    goes to the first slice and fails there."""
     read_key = spec.keys[index]
     if slices == 1 or (read_key is None and not spec.partitions):
         return [records] * slices
@@ -101,14 +102,13 @@ def routed(spec: OperatorSpec, index: int, records: Records, slices: int) -> lis
 
 
 def _shipped(records: Records, rows: RowType) -> Records:
-    """Records after a journey from one worker to another."""
+    """Return records as they are after transport from one worker to another."""
     return Records.from_arrow(records.to_arrow(rows), rows)
 
 
 class Machine:
-    """A whole pipeline in one process. With ``packed`` it does as workers do that share nothing: every micro-batch
-    starts from chunks, and records go from level to level as Arrow.
-    """
+    """A whole pipeline in one process. With ``packed`` it works like workers that share nothing: every micro-batch
+    starts from chunks, and records go from level to level as Arrow."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Machine:
         packed: bool = False,
         transform: Callable[[TransformNode, Records], Records] | None = None,
     ) -> None:
-        """``transform``: what runs code on Spark's data frames."""
+        """``transform`` runs code on Spark's data frames."""
         self._plan = plan
         self._transform = transform
         self._slices = slices
@@ -129,7 +129,7 @@ class Machine:
         self._tasks = self._made({})
 
     def run(self, batch: Mapping[str, Records], ticks: Ticks) -> dict[str, Records]:
-        """Process a micro-batch: records by source topic. What each sink gets comes by its uid, in order."""
+        """Process a micro-batch of records by source topic. Returns the records of each sink by uid, in order."""
         arrived: dict[Destination, list[Records]] = {}
         for topic, records in batch.items():
             self._plan.push(self._source_ports[topic], records, arrived)
@@ -151,26 +151,27 @@ class Machine:
         }
 
     def _apply_transforms(self, arrived: dict[Destination, list[Records]]) -> None:
-        """Code on Spark takes what waits for it; in the order of the program, because one may feed another."""
+        """Run code on Spark on the records that wait for it, in the order of the program, because one node may feed
+        another."""
         for node in self._plan.graph.of_type(TransformNode):
             records = Records.merged(arrived.pop((node.order, 0), []))
             if len(records):
-                assert self._transform is not None, "who runs a plan with code on Spark can run that"
+                assert self._transform is not None, "the runner of a plan with code on Spark provides transform"
                 self._plan.push(Port(node.order), self._transform(node, records), arrived)
 
     def operators(self, uid: str) -> list[KeyedOperator]:
-        """The operator with a uid, in each slice."""
+        """Return the operator with a uid, in each slice."""
         return [op for tasks in self._tasks for task in tasks for op in task.operators if op.spec.uid == uid]
 
     def dropped_late(self, uid: str) -> int:
         return self._dropped.get(uid, 0)
 
     def left_timers(self, uid: str) -> int:
-        """How many timers of an operator stayed at the end of the input; see ``Ticks.firings``."""
+        """Return how many timers of an operator stayed at the end of the input; see ``Ticks.firings``."""
         return self._left.get(uid, 0)
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The state of every operator, whole: what a savepoint holds."""
+        """Return the whole state of every operator: what a savepoint holds."""
         whole: dict[str, pa.Table] = {}
         for spec in (spec for specs in self._plan.levels for spec in specs):
             parts = []
@@ -181,7 +182,7 @@ class Machine:
         return whole
 
     def restore(self, state: Mapping[str, pa.Table]) -> None:
-        """Go on from a snapshot, made with any number of slices."""
+        """Go on from a snapshot that was made with any number of slices."""
         self._tasks = self._made(state)
         if not self._packed:
             for task in (task for tasks in self._tasks for task in tasks):

@@ -1,7 +1,9 @@
-"""One keyed operator in one slice: takes its records of a micro-batch and the ticks, and gives what it emits.
+"""Implements one keyed operator in one slice: its input is its records of a micro-batch and the ticks, its output is
+what it emits.
 
 Records and due timers are processed in the order of their positions. The hot path is the loop in ``KeyedOperator.run``:
-one comparison says whether a timer is due before the record, one look-up finds the key, then the user's function runs.
+one comparison decides whether a timer is due before the record, one look-up finds the key, then the user's function
+runs.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ _UNREADABLE: Final = object()
 
 @dataclass(slots=True)
 class OperatorSpec:
-    """What an operator is, apart from where it runs. ``keys`` has one reader per input; None is a broadcast input."""
+    """The description of an operator, independent of where it runs. ``keys`` has one reader per input; None is a
+    broadcast input."""
 
     pipeline: str
     uid: str
@@ -51,7 +54,7 @@ class OperatorSpec:
     dead_letters: bool = False
     max_parallelism: int = MAX_PARALLELISM
     partitions: int = 0
-    """How many partitions a ``process_partition`` has; 0 for keyed operators."""
+    """The number of partitions of a ``process_partition``; 0 for keyed operators."""
     input_rows: Sequence[RowType | None] = field(default_factory=tuple)
     output_rows: RowType | None = None
     has_clock: bool = True
@@ -59,19 +62,18 @@ class OperatorSpec:
 
     @property
     def groups(self) -> int:
-        """How many groups the operator's keys fall into; a partition is a group of its own."""
+        """The number of groups that the operator's keys are divided into. A partition is its own group."""
         return self.partitions or self.max_parallelism
 
     @property
     def hashed_groups(self) -> int | None:
-        """How many key groups the entries of the store are divided into by their hash; None where an entry's key is the
-        number of its group, as for partitions and functions of batches.
-        """
+        """The number of key groups that the entries of the store are divided into by their hash. None if an entry's key
+        is the number of its group, as for partitions and functions of batches."""
         return None if self.partitions or isinstance(self.function, BatchFunction) else self.max_parallelism
 
 
 class KeyedOperator:
-    """Runs a spec on one slice. ``first`` says that this slice is the one whose broadcast output counts."""
+    """Runs a spec on one slice. ``first``: this is the slice whose broadcast output counts."""
 
     def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
         self.spec = spec
@@ -98,7 +100,7 @@ class KeyedOperator:
         self._out: dict[str, Records] = {}
 
     def run(self, inputs: Sequence[Records], ticks: Ticks) -> dict[str, Records]:
-        """Process a micro-batch. What is emitted comes by tag, each in the order of positions."""
+        """Process a micro-batch. Returns the emitted records by tag, each in the order of positions."""
         return self._run_through(inputs, self._begin(ticks, self._keys(inputs)))
 
     def _run_through(self, inputs: Sequence[Records], entries: Sequence[Entries]) -> dict[str, Records]:
@@ -134,9 +136,9 @@ class KeyedOperator:
         return self._out
 
     def _begin(self, ticks: Ticks, keys: Sequence[Sequence[Any] | None]) -> list[Entries]:
-        """Make ready what a micro-batch needs: these keys of each input, and those with a timer that may come due.
+        """Load what a micro-batch needs: these keys of each input, and the keys with a timer that may come due.
 
-        Returns the entries of the keys, None where an input has none.
+        Returns the entries of the keys, or None for an input without keys.
         """
         self._out = {tag: Records() for tag in self.spec.outputs}
         self._events.steps = ticks.watermarks[self.spec.sources]
@@ -160,23 +162,24 @@ class KeyedOperator:
         return self._function
 
     def take_left_timers(self) -> int:
-        """How many timers stayed at the end of the input, because their keys had fired often enough; told once."""
+        """Return how many timers stayed at the end of the input because their keys had reached the limit, and reset the
+        count."""
         left, self._events.left = self._events.left, 0
         return left
 
     def load_all(self) -> None:
-        """Take all of the state into memory, to stay there."""
+        """Load all of the state into memory, to stay there."""
         self.store.load_all((self._events, self._processing))
 
     def _keys(self, inputs: Sequence[Records]) -> list[list[Any] | None]:
-        """The key of each record, for the store to load them all at once; of each input that has keys."""
+        """Return the key of each record of each input with keys, so that the store can load them all at once."""
         return [
             None if read_key is None else _keys_of(read_key, records, is_typed=rows is not None)
             for read_key, records, rows in zip(self._read_keys, inputs, self.spec.input_rows, strict=True)
         ]
 
     def _entry(self, source: int, row: Row) -> KeyEntry:
-        """The entry of a record whose key was not read ahead: it can be read only now, or fails."""
+        """Return the entry of a record whose key was not read ahead: it can be read only now, or fails."""
         context, read_key = self._context, self._read_keys[source]
         assert read_key is not None, "what has no key is broadcast"
         context.key, context._entry, context._values = None, None, NO_KEY
@@ -228,13 +231,15 @@ class KeyedOperator:
                 self._advance(self._processing, due, self._function.on_processing_timer)
 
     def _advance(self, queue: TimerQueue, when: int, call: Callable[[int, Context], Any]) -> None:
-        """Fire what is due at one step, smallest (time, key bytes) first, also what is registered meanwhile."""
+        """Fire the timers that are due at one step, smallest (time, key bytes) first, including those that are
+        registered meanwhile."""
         context, undo, emitted, dirty = self._context, self._context._undo, self._context._emitted, self.store.dirty
         reached = queue.steps.seen_at(when + 1)
         event, order = queue is self._events, self.spec.order
         context._moment, context._reached = when, reached if event else None
         due = queue.due_until(reached)
-        # How often a key has fired matters only where it may fire again: at several times, or by what it registers.
+        # How often a key has fired matters only if it may fire again: at several times, or by a timer that it
+        # registers.
         fired: dict[bytes, tuple[int, int]] = {}
         registered, several = queue.registered, len(due) > 1
         taken = queue.take_last(due, self._firings) if is_end(when) else queue.take(due, reached)
@@ -269,7 +274,7 @@ class KeyedOperator:
         self, error: Exception, when: int, path: bytes, *, row: Row | None = None, timer: int | None = None,
         heard: bool = True,
     ) -> None:  # fmt: skip
-        """Undo the call; hand the record or timer on as a dead letter, or stop."""
+        """Undo the call. Emit the record or timer as a dead letter, or stop."""
         context = self._context
         context._roll_back()
         if not self.spec.dead_letters:
@@ -294,7 +299,8 @@ class KeyedOperator:
 
 
 def _keys_of(read_key: Callable[[Row], Any], records: Records, *, is_typed: bool) -> list[Any]:
-    """The key of each record; ``_UNREADABLE`` for one that cannot be read, which fails later, with its record."""
+    """Return the key of each record; ``_UNREADABLE`` for a key that cannot be read, which fails later, with its
+    record."""
     if is_typed and isinstance(read_key, attrgetter | itemgetter):
         return list(map(read_key, records.rows))
     keys: list[Any] = []
@@ -312,7 +318,7 @@ def _keys_of(read_key: Callable[[Row], Any], records: Records, *, is_typed: bool
 
 
 def dead_letter(uid: str, when: int, error: str, *, key: Any, time: int, row: Row | None) -> Row:
-    """A record, or a timer where there is no row, that a function failed on."""
+    """Make the row for a record, or a timer if there is no row, that a function failed on."""
     return DEAD_LETTER_ROWS.row(
         (
             uid,
@@ -327,7 +333,7 @@ def dead_letter(uid: str, when: int, error: str, *, key: Any, time: int, row: Ro
 
 
 def _as_text(value: Any) -> str:
-    """A text as it is, anything else as JSON."""
+    """Return a text as it is, and anything else as JSON."""
     if isinstance(value, str):
         return value
     try:

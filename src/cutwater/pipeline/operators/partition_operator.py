@@ -1,7 +1,9 @@
-"""``process_partition``: a function of one of n partitions of a stream without keys, with state of the partition.
+"""Implements ``process_partition``: a function of one of n partitions of a stream without keys, with state per
+partition.
 
-Records go to partitions in turn, by their positions, so what a partition sees depends on n: it is the one feature whose
-result may. When n changes, a *list* state is divided anew and a *union* state goes whole to each partition.
+Records go to partitions in turn, by their positions. So what a partition sees depends on n; this is the only feature
+whose result may depend on it. When n changes, a *list* state is divided again, and each partition gets all of a *union*
+state.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from cutwater.pipeline.rows import Row
 
 
 class OperatorListState(ListState):
-    """A list per partition; over another number of partitions its elements are divided evenly, in order."""
+    """A list per partition. When the number of partitions changes, its elements are divided evenly, in order."""
 
     kind = "operator list"
 
 
 class UnionListState(ListState):
-    """A list per partition; over another number of partitions each one gets the elements of all."""
+    """A list per partition. When the number of partitions changes, each one gets the elements of all."""
 
     kind = "union list"
 
@@ -39,14 +41,15 @@ def partition_of(when: int, partitions: int) -> int:
 
 
 def divided(items: Sequence[Any], partitions: int) -> list[list[Any]]:
-    """Items in contiguous parts whose sizes differ by one at most, larger ones first: 8 over 3 are 3, 3 and 2."""
+    """Divide items into contiguous parts whose sizes differ by at most one, larger ones first: 8 over 3 are 3, 3 and
+    2."""
     size, larger = divmod(len(items), partitions)
     starts = [i * size + min(i, larger) for i in range(partitions + 1)]
     return [list(items[start:end]) for start, end in pairwise(starts)]
 
 
 def redistributed(entries: Iterable[KeyEntry], states: Sequence[State], partitions: int) -> list[KeyEntry]:
-    """The state of all partitions, for another number of them."""
+    """Distribute the state of all partitions over another number of them."""
     old = sorted(entries, key=lambda entry: int(entry.key))
     made = [KeyEntry(i, data := key_bytes(i), crc32(data), [None] * len(states)) for i in range(partitions)]
     for slot, state in enumerate(states):
@@ -58,7 +61,7 @@ def redistributed(entries: Iterable[KeyEntry], states: Sequence[State], partitio
 
 
 class PartitionOperator(KeyedOperator):
-    """Runs the partitions of one slice. A partition is a key; which one a record has is told by its position."""
+    """Runs the partitions of one slice. A partition is a key, and the position of a record determines its partition."""
 
     def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
         super().__init__(spec, store, first)

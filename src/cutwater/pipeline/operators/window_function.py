@@ -1,13 +1,13 @@
-"""Windows as a process function: the rows of a key go into windows, and timers give the results and clear up.
+"""Implements windows as a process function: the rows of a key go into windows, and timers emit results and clean up.
 
 The rules, which are Flink's:
 
-1.  A window is *complete* once the watermark has reached its end − 1, and *over* once it has reached that plus the
+1.  A window is *complete* when the watermark has reached its end − 1, and *over* when it has reached that plus the
     allowed lateness. A row goes into those of its windows that are not over. If there is none, it is late: it goes to
     the side output for late rows, or is dropped and counted.
-2.  Under the watermark trigger a window gives its result when it becomes complete, and again at once for each row that
+2.  Under the watermark trigger a window emits its result when it becomes complete, and again at once for each row that
     it gets after that. Other triggers replace this one.
-3.  A session takes in the sessions that it overlaps or touches, in the order of their starts, and then the row.
+3.  A session absorbs the sessions that it overlaps or touches, in the order of their starts, and then the row.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WindowState(State):
         return BoundWindows(holder, slot)
 
     def packed(self, raws: Sequence[Any]) -> pa.Array:
-        """Column by column, because a dict per window costs more than the window."""
+        """Pack column by column, because a dict per window costs more than the window."""
         ends = list(accumulate((len(raw) if raw else 0 for raw in raws), initial=0))
         panes = [(*span, *pane) for raw in raws if raw for span, pane in sorted(raw.items())]
         starts, stops, accs, pending, fires_at = zip(*panes, strict=True) if panes else ((),) * 5
@@ -122,7 +122,7 @@ class BoundWindows:
 
 
 class WindowFunction(ProcessFunction):
-    """Windows over a keyed stream. ``windows`` is bound by the operator, like a state that a user declares."""
+    """Windows over a keyed stream. The operator binds ``windows``, like a state that a user declares."""
 
     windows: Any
 
@@ -142,9 +142,9 @@ class WindowFunction(ProcessFunction):
         self.lateness_ms = lateness_ms
         self.aggregates = list(aggregates.values())
         self.on_late: Callable[[bool], None] | None = None
-        """Is told of each late row: whether it was dropped."""
+        """Called for each late row with whether it was dropped."""
         self.skip_incomplete = False
-        """Set while rows are processed that were added to their incomplete windows before."""
+        """Set while processing rows that were already added to their incomplete windows."""
         self._key_values = key_values
         self._make_row = make_row
         # Many keys have the same windows.
@@ -174,7 +174,7 @@ class WindowFunction(ProcessFunction):
             self.take_late(record, ctx)
 
     def add(self, span: Span, rows: Sequence[Row], ctx: Context, watermark: int) -> None:
-        """Put rows into a window, and see to it that the window is woken."""
+        """Add rows to a window, and set the window's timers if it is new."""
         pane = self.windows.get().get(span)
         if pane is None:
             accs = tuple([part.add(part.create(), rows) for part in self.aggregates])
@@ -234,20 +234,22 @@ class WindowFunction(ProcessFunction):
             self.windows.put(span, (accs, 0, None))
 
     def _set_timers(self, span: Span, ctx: Context, watermark: int) -> None:
-        """A window that is complete already gives its result at each row, so only what is to come gets a timer."""
+        """Set the timers of a window. A complete window emits its result at each row, so only future times get a
+        timer."""
         for time in self._times(span):
             if time > watermark:
                 ctx.timers.at(time)
 
     def _times(self, span: Span) -> set[int]:
-        """When a window is woken: complete, for its result, and over, to be cleared up."""
+        """Return when a window's timers fire: when it is complete, for its result, and when it is over, for its
+        removal."""
         if span == GLOBAL:
             return set()
         over = span[1] - 1 + self.lateness_ms
         return {span[1] - 1, over} if self.trigger.kind == "watermark" else {over}
 
     def _remove(self, span: Span, ctx: Context) -> None:
-        """Forget a window, and its timers unless another window of the key has the same ones."""
+        """Remove a window, and its timers unless another window of the key has the same ones."""
         fires_at = self.windows.get()[span][2]
         self.windows.remove(span)
         left = self.windows.get()
@@ -260,7 +262,7 @@ class WindowFunction(ProcessFunction):
             ctx.timers.delete(time)
 
     def _merged(self, span: Span, ctx: Context, watermark: int) -> Span:
-        """The session that a new one grows together with, itself if with none. What was taken in is removed."""
+        """Return the session into which a new one merges, or the new one itself. Absorbed sessions are removed."""
         found = [other for other in self._spans() if other[0] <= span[1] and span[0] <= other[1]]
         whole = (min(span[0], *(o[0] for o in found)), max(span[1], *(o[1] for o in found))) if found else span
         if not found or found == [whole]:

@@ -1,10 +1,9 @@
-"""The operator of windows: like any keyed operator, with a faster way for rows that only add to a window.
+"""Implements the operator of windows: a keyed operator with a faster path for rows that only add to a window.
 
-A row that comes before its window is complete changes nothing but the window's accumulators, and the window's result is
-not needed before the step at which it becomes complete. All such rows of a micro-batch can therefore be gathered by key
-and window, and be added in one go before anything else happens, as long as each window gets its rows in the order of
-their positions. What is left are rows for windows that are complete already: they go through one by one, between the
-timers.
+A row that comes before its window is complete changes only the window's accumulators. The window's result is not needed
+before the step at which it becomes complete. So all these rows of a micro-batch can be gathered by key and window, and
+added at once before anything else happens, as long as each window gets its rows in the order of their positions. The
+remaining rows are for windows that are already complete: they are processed one by one, between the timers.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from cutwater.pipeline.windows import Sliding, Span, Tumbling
 
 
 class WindowOperator(KeyedOperator):
-    """Runs a ``WindowFunction``. ``gathers`` says whether rows may be added many at a time."""
+    """Runs a ``WindowFunction``. ``gathers``: rows may be added many at a time."""
 
     def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
         super().__init__(spec, store, first)
         self._windows: WindowFunction = self._function
         self._windows.on_late = self._count_late
-        # What may fail on a row must be undone alone, so user code and rows of unknown types are taken one by one.
+        # A failure on a row must be undone alone, so user code and rows of unknown types are processed one by one.
         self.gathers = (
             isinstance(self._windows.window, Sliding)
             and self._windows.trigger.kind == "watermark"
@@ -49,7 +48,7 @@ class WindowOperator(KeyedOperator):
         return self._run_through([records.pick(left)], [[entries[index] for index in left]])
 
     def _gather(self, records: Records, entries: Sequence[KeyEntry]) -> list[int]:
-        """Add the rows to all their windows that are not complete; returns which rows have others, too."""
+        """Add the rows to all their windows that are not complete. Returns the rows that also have other windows."""
         gathered: dict[tuple[KeyEntry, Span], list[Row]] = {}
         firsts: list[int] = []
         left: list[int] = []
@@ -87,7 +86,7 @@ class WindowOperator(KeyedOperator):
             context._moment, context.key, context._entry, context._values = when, entry.key, entry, entry.values
             context.timestamp = span[1] - 1
             try:
-                # The window is not complete, so all that is to wake it is to come.
+                # The window is not complete, so all its timers are in the future.
                 add(span, rows, context, NO_TIME)
             except Exception as error:
                 self._failed(error, when, b"", row=rows[0])
@@ -110,7 +109,7 @@ class WindowOperator(KeyedOperator):
 
 
 def _span_reader(window: Any) -> Callable[[int], Sequence[Span]]:
-    """The windows of a time; the windows of times that were asked for are kept for the micro-batch."""
+    """Return a function that finds the windows of a time. Tumbling windows are cached for the micro-batch."""
     known: dict[int, Sequence[Span]] = {}
     size, offset = window.size_ms, window.offset_ms
 

@@ -1,10 +1,10 @@
-"""What the clocks of a pipeline are told besides entries: log streams that are created, sealed for good, or trimmed.
-And whether they are the clocks of the checkpoint.
+"""Tells the clocks of a pipeline about log streams that are created, sealed permanently, or trimmed. Also checks that
+the clocks are those of the checkpoint.
 
-Topics may be trimmed at different positions, and a run begins where the first of them does. Of a log stream whose topic
-begins later, the log remembers what it had said by *that* position, and not what it had said before. Up to there it
-counts as one that has not spoken, and that is idle no earlier than its last entry allows. So the watermark is never
-above the true one, and from that position on the stream is as it was.
+Topics may be trimmed at different positions, and a run begins where the first of them begins. If the topic of a log
+stream begins later, the log knows what the log stream had said by *that* position, but not what it had said earlier. Up
+to that position the log stream counts as silent, and turns idle no earlier than its last entry allows. So the watermark
+is never above the true one, and from that position on the log stream has its true state.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class Past(Struct, frozen=True):
 
 
 def unheard(said: KnownStream) -> KnownStream:
-    """The same log stream at an earlier position: it had spoken no later, and what it had said is not known."""
+    """Return the same log stream at an earlier position: its last entry is no later, and what it had said is not
+    known."""
     return KnownStream(said.topic, said.stream, said.last_commit_us, None, None, ended=said.ended)
 
 
 class Streams:
-    """All log streams of a pipeline's sources, on one walk. ``pasts``: of topics that begin above where it does."""
+    """All log streams of a pipeline's sources during one walk. ``pasts`` are those of topics that begin above the start
+    of the walk."""
 
     def __init__(self, streams: Iterable[tuple[TopicInfo, StreamInfo]], pasts: Sequence[Past]) -> None:
         self._streams = sorted(streams, key=lambda pair: pair[1].created_at)
@@ -45,7 +47,8 @@ class Streams:
         self._spoke = {past.said.stream: past.said.last_commit_us for past in pasts}
 
     def place(self, clock: LogClock | RuleOneLogClock, glsn: int) -> None:
-        """Tell a clock of those that existed before a position. One that was sealed for good by then counts no more."""
+        """Tell a clock about log streams that existed before a position. A log stream that was sealed permanently by
+        then no longer counts."""
         for topic, info in self._streams:
             if info.created_at >= glsn:
                 break
@@ -61,15 +64,14 @@ class Streams:
             clock.recall(self._pasts.pop().said)
 
     def finish(self, clock: LogClock | RuleOneLogClock, end: int) -> None:
-        """The walk ends at a position: what is known by then need not be looked for by the next one."""
+        """End the walk at a position: apply what is known by then, so that the next walk need not look it up."""
         if self._pasts and self._pasts[-1].first <= end + 1:
             self.place(clock, end + 1)
 
 
 def require_same_clocks(plan: Plan, sources: Mapping[str, SourceNode], clock: AnyClock) -> None:
-    """State in a checkpoint has come about under its watermarks; under others it would be neither one thing nor the
-    other.
-    """
+    """Refuse a program whose watermarks differ from those of the checkpoint. State that was made under some watermarks
+    would be inconsistent under others."""
     way_out = (
         "run the program as it was, or start from a savepoint (--from-savepoint), or name a new checkpoint "
         "(--checkpoint)"

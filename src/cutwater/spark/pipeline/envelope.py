@@ -1,10 +1,12 @@
-"""What travels between the stages of a pipeline: a handful of large rows, each some records for one slice, as Arrow.
+"""Defines what travels between the stages of a pipeline: few large rows, each with some records for one slice, as
+Arrow.
 
-A row is (slice key, node, input, data). ``node`` and ``input`` say where the records wait for their level: an operator
-or a sink, by its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Rows with
-``node`` = ``TICK`` carry steps of the clocks instead. With ``node`` = ``LATE`` a slice tells, in place of its key, how
-many rows the operator ``input`` has dropped there so far, and with ``node`` = ``LEFT`` how many timers it left when the
-input ended; such rows are counted and go nowhere. A stage hands on unopened what is not for its level.
+A row is (slice key, node, input, data). ``node`` and ``input`` name the operator or sink for which the records wait, by
+its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Three kinds of row are
+different. Rows with ``node`` = ``TICK`` carry steps of the clocks. Rows with ``node`` = ``LATE`` have, in place of the
+slice key, the number of rows that the operator ``input`` has dropped in this slice so far. Rows with ``node`` =
+``LEFT`` have the number of timers that were left when the input ended. The last two kinds are counted and not sent on.
+A stage passes on unopened rows that are not for its level.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ SCHEMA: Final = pa.schema(
 
 
 BLOB_BYTES_MAX: Final = 16 << 20
-"""Of records in one row of Spark's, which copies whole rows; a single record may be larger."""
+"""Bytes of records in one row for Spark, which copies whole rows. A single record may be larger."""
 
 
 def in_pieces(batch: pa.RecordBatch) -> Iterator[bytes]:
-    """A batch as one Arrow stream, or several if it is large. Whoever gets them puts the records in order anyway."""
+    """Yield a batch as one Arrow stream, or as several if it is large. The receiver sorts the records anyway."""
     pieces = max(1, -(-batch.nbytes // BLOB_BYTES_MAX))
     rows = max(1, -(-batch.num_rows // pieces))
     for first in range(0, batch.num_rows, rows):
@@ -50,7 +52,7 @@ def in_pieces(batch: pa.RecordBatch) -> Iterator[bytes]:
 
 
 def packed(batch: pa.RecordBatch) -> bytes:
-    """A batch as an Arrow stream."""
+    """Return a batch as an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
@@ -64,7 +66,7 @@ def unpacked(data: bytes | pa.Buffer) -> pa.Table:
 
 
 def merged_table(parts: Sequence[pa.Table]) -> pa.Table:
-    """The records of several parts in the order of their positions. A part is in order already."""
+    """Merge the records of several parts in the order of their positions. Each part is already in order."""
     filled = [part for part in parts if part.num_rows]
     if len(filled) <= 1:
         return (filled or list(parts))[0]
@@ -81,14 +83,15 @@ def merged_records(parts: Iterable[bytes], rows: RowType) -> Records:
 
 
 class _Clock(Struct, frozen=True, array_like=True):
-    """Steps of one clock: the topics whose minimum it is, or none for cut time. Arrays of 64-bit integers as bytes."""
+    """Steps of one clock: its topics, or None for cut time, and arrays of 64-bit integers as bytes. A clock of several
+    topics is their minimum."""
 
     topics: tuple[str, ...] | None
     before: int | None
     moments: bytes
     values: bytes
     firings: int = 0
-    """How many timers that are registered while the input ends fire; of cut time only."""
+    """How many timers that are registered while the input ends fire; only set for cut time."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -100,7 +103,8 @@ def packed_steps(
     times: tuple[int | None, Sequence[int], Sequence[int]] | None = None,
     firings: int = 0,
 ) -> bytes:
-    """Some steps of clocks: value before the range where it is known, moments, values. ``Ticks`` are many of these."""
+    """Pack some steps of clocks: value before the range if known, moments, values. ``Ticks`` are merged from many of
+    these."""
     clocks = [_packed_clock(tuple(sorted(topics)), *steps) for topics, steps in watermarks.items()]
     if times is not None:
         clocks.append(_packed_clock(None, *times, firings))
@@ -119,7 +123,8 @@ def packed_ticks(ticks: Ticks) -> bytes:
 
 
 def merged_ticks(parts: Iterable[bytes]) -> Ticks:
-    """All steps of a range: each clock only rises, so of those that several parts tell, the rising ones are right."""
+    """Merge all steps of a range. Each clock only rises, so of the steps from several parts, only the rising ones
+    count."""
     found: dict[tuple[str, ...] | None, list[_Clock]] = {}
     for part in parts:
         for clock in _decode(part):
@@ -137,7 +142,7 @@ def _merged_steps(clocks: Sequence[_Clock]) -> Steps:
     values = np.concatenate([np.frombuffer(clock.values, np.int64) for clock in clocks])
     order = np.lexsort((values, moments))
     moments, values = moments[order], values[order]
-    # Several parts may know of one moment: the last of them knows most.
+    # Several parts may have a step at one moment: the highest value counts.
     is_last = np.append(moments[1:] != moments[:-1], True)[: len(moments)]
     moments, values = moments[is_last], values[is_last]
     highest = np.maximum.accumulate(np.concatenate(([np.int64(before)], values)))

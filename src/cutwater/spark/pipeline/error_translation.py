@@ -1,6 +1,6 @@
-"""Errors on their way from a worker to whoever runs the pipeline, through Spark, which knows texts only.
+"""Carries errors from a worker through Spark, which passes on text only, to the caller that runs the pipeline.
 
-A worker writes what the error is into its message; the driver finds it again among the stack traces of two languages.
+A worker encodes the error into its message. The driver finds it again among the stack traces of two languages.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class _Told(Struct):
 
 
 class WorkerFailed(Exception):
-    """Raised in a worker in the place of an error of ours, which its text carries."""
+    """Raised in a worker in place of a Cutwater error; its text carries that error."""
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Let errors of ours reach the driver whole."""
+    """Let Cutwater errors reach the driver with all their fields."""
     try:
         yield
     except CutwaterError as error:
@@ -50,7 +50,7 @@ def told() -> Iterator[None]:
 
 
 def heard(text: str, pipeline: str) -> CutwaterError | None:
-    """The error that a worker wrote into a text of Spark's, if one did."""
+    """Return the error that a worker encoded into a text of Spark's, or None."""
     found = _MARK.search(text)
     if found is None:
         return None
@@ -74,18 +74,18 @@ _DAMAGE: Final = re.compile(
     r"|Incomplete log file|Failed to read log file|_stateSchema/\S* does not exist|CANNOT_LOAD_STATE_STORE"
     r"|FAILED_TO_READ_OPERATOR_METADATA"
 )
-"""What Spark says of a checkpoint that no further try can read."""
+"""What Spark says about a checkpoint that no further attempt can read."""
 _PASSING: Final = re.compile(
     r"Interrupted|ClosedChannel|Timeout|timed out|Connect|Socket|UnknownHost|No space left|Too many open files"
     r"|OutOfMemory|Killed|Cancel|Unavailable|Throttl|AccessDenied|Permission",
     re.IGNORECASE,
 )
-"""Why state may not be read for a while, though nothing of it is damaged."""
+"""Temporary reasons why state cannot be read, though it is not damaged."""
 _CAUSES_MAX: Final = 10
 
 
 def _causes(error: Exception) -> list[str]:
-    """What the JVM names as the causes of an error; its text has the outermost only."""
+    """Return the causes of an error that the JVM names. The text of the error has only the outermost one."""
     found: list[str] = []
     with suppress(Exception):
         origin: Any = getattr(error, "_origin", None)
@@ -96,7 +96,8 @@ def _causes(error: Exception) -> list[str]:
 
 
 def _damage(error: Exception, checkpoint: str) -> CutwaterError | None:
-    """The file of the checkpoint that Spark cannot read, if that is what it says."""
+    """Return an error that names the checkpoint file that Spark cannot read, or None if Spark reports something
+    else."""
     text = "\n".join((str(error), *_causes(error)))
     if not _DAMAGE.search(text) or ("CANNOT_LOAD_STATE_STORE" in text and _PASSING.search(text)):
         return None
@@ -110,9 +111,8 @@ def _damage(error: Exception, checkpoint: str) -> CutwaterError | None:
 
 
 class translated(AbstractContextManager[None]):  # noqa: N801
-    """Spark's exceptions as ours: what went wrong, not eighty lines of two languages. ``checkpoint`` is the directory
-    that the query runs with.
-    """
+    """Translates Spark's exceptions to Cutwater errors that say what went wrong, instead of eighty lines of two
+    languages. ``checkpoint`` is the directory that the query runs with."""
 
     def __init__(self, pipeline: str, checkpoint: str = "") -> None:
         self._pipeline, self._checkpoint = pipeline, checkpoint
@@ -138,7 +138,7 @@ class translated(AbstractContextManager[None]):  # noqa: N801
 
 
 def of_spark(text: str, pipeline: str) -> CutwaterError:
-    """What Spark itself has to say, without its stack traces."""
+    """Return Spark's own error message without its stack traces."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("\tat ", "  File "))]
     last = next((line for line in reversed(lines) if re.match(r"^\w[\w.]*(Error|Exception|Exit)\b", line)), lines[0])
     return errors.Unavailable(

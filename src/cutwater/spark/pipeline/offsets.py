@@ -1,4 +1,5 @@
-"""The offsets of a pipeline's query, as Spark keeps them in its checkpoint: a position, and the clocks there."""
+"""Defines the offsets of a pipeline's query, as Spark stores them in its checkpoint: a position, and the clocks
+there."""
 
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ from cutwater.pipeline.clocks.rule_one import AnyClock, with_rule
 
 
 class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything at or below ``glsn`` is done. ``slices``: how many state is cut into. ``is_new``: nothing was done, so
-    what was trimmed before is not missed. ``ended``: the input ended there; ``firings``: how many timers that are
-    registered then fire, per key and operator. ``since``, of the first micro-batch's end: where that begins, as in
-    ``offsets``. ``rule``: the rule of the watermark that the micro-batch up to here was planned by. ``began``: the
-    clocks where the micro-batch begins, if its start does not say it.
+    """An offset: everything at or below ``glsn`` is done.
+
+    ``slices``: the number of slices that state is cut into. ``is_new``: nothing was done yet, so records that were
+    trimmed before do not count as lost. ``ended``: the input ended there. ``firings``: how many timers that are
+    registered at the end of the input fire, per key and operator. ``since``: in the end of the first micro-batch, the
+    beginning of that micro-batch, as in ``spark.source.offsets``. ``rule``: the watermark rule with which the
+    micro-batch up to here was planned. ``began``: the clocks where the micro-batch begins, if its start does not have
+    them.
     """
 
     glsn: int
@@ -32,10 +36,10 @@ class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     rule: int = RULE
     began: ClockSnapshot | None = None
     topics: dict[str, int] = {}
-    """The numbers of the topics that were read: one that is created again under its name has another."""
+    """The numbers of the topics that were read. A topic that is created again under its name has another number."""
     trimmed: dict[str, int] = {}
-    """Where topics began that were trimmed above the micro-batch's start when the run began: what lies before that is
-    not missed."""
+    """The first positions of topics that were trimmed above the start of the micro-batch when the run began. Records
+    before them do not count as lost."""
 
     def plain(self) -> dict[str, Any]:
         made: dict[str, Any] = msgspec.to_builtins(self)
@@ -55,9 +59,8 @@ class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
 
 def require_same_topics(pipeline: str, offset: Offset, topics: Mapping[str, int]) -> None:
-    """Refuse to go on from an offset if one of its topics was deleted, or created again. ``topics``: the numbers of
-    those that there are.
-    """
+    """Refuse to go on from an offset if one of its topics was deleted or created again. ``topics`` has the numbers of
+    the existing topics."""
     for name, before in offset.topics.items():
         if name not in topics:
             raise NotFound(

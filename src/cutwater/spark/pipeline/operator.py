@@ -1,4 +1,4 @@
-"""The one stateful operator of a level: all operators of the level, in one slice at a time, as Spark calls it."""
+"""Implements the one stateful Spark operator of a level: it runs all operators of the level, one slice at a time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from cutwater.spark.pipeline.state import NO_QUERY, ChunkFiles, SliceState
 
 OBSERVED = "cutwater late rows, level "
 LEFT_OBSERVED = "cutwater left timers, level "
-"""How the names of what Spark observes for us begin."""
+"""Prefixes of the metric names that Spark observes for Cutwater."""
 SENT = ".late "
-"""Stands before a uid where late rows are counted that were not dropped."""
+"""Prefix of a uid whose count is late rows that were sent to ``.late`` and not dropped."""
 COUNT_MAX = 2**31 - 1
 _Envelope = SparkRow("slice", "node", "input", "data")
 
@@ -42,7 +42,7 @@ class LevelProcessor(StatefulProcessor):
         self._pieces = handle.getMapState("pieces", "name string, piece int", "data binary")
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802, N803
-        """State from a savepoint, in the first micro-batch, before its records."""
+        """Add state from a savepoint, in the first micro-batch, before its records."""
         data = initialState.data
         with told():
             self._state().add(initialState.uid, None if data is None else bytes(data), initialState.dropped_late)
@@ -60,7 +60,8 @@ class LevelProcessor(StatefulProcessor):
             else:
                 yield _Envelope(row.slice, row.node, row.input, row.data)
         index = self._program.slice_of_key(key[0])
-        # The core makes no cycles per record or key, and looking for some among many keys costs more than the work.
+        # The core makes no reference cycles per record or key. Searching many keys for cycles would cost more than the
+        # work.
         gc.disable()
         try:
             with told():
@@ -83,9 +84,9 @@ class LevelProcessor(StatefulProcessor):
     def _run(
         self, plan: Plan, index: int, waiting: dict[Destination, list[bytes]], ticks: Iterable[bytes]
     ) -> tuple[dict[Destination, list[Records]], dict[str, int], dict[str, int]]:
-        """What leaves the level, how many late rows its operators have dropped in this slice so far, by uid (with
-        ``SENT`` before the uid: how many went to ``.late``), and how many timers they have left at the end.
-        """
+        """Run the level in one slice. Returns the records that leave the level, how many late rows its operators have
+        dropped in this slice so far, by uid (with prefix ``SENT``: how many went to ``.late``), and how many timers are
+        left at the end."""
         state = self._state()
         uids = [spec.uid for spec in plan.levels[self._level]]
         task = SliceTask(plan, self._level, index, state.chunks(plan.name, uids))
@@ -102,7 +103,7 @@ class LevelProcessor(StatefulProcessor):
         return arrived, state.write(task.checkpoint(), late), left
 
     def _state(self) -> SliceState:
-        """What the slice that Spark is at has kept."""
+        """Return the state of the slice that Spark is processing."""
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
         return SliceState(self._manifest, self._pieces, ChunkFiles(query or NO_QUERY))
@@ -112,9 +113,8 @@ class LevelProcessor(StatefulProcessor):
 
 
 def observed(rows: DataFrame, plan: Plan, level: int) -> DataFrame:
-    """The output of a level, with its late rows counted on the way: every slice tells of its own in every micro-batch,
-    so the sums in Spark's progress are all that were ever dropped, also before a restart.
-    """
+    """Return the output of a level and let Spark count its late rows. Every slice reports its own count in every
+    micro-batch, so the sums in Spark's progress cover all rows ever dropped, also before a restart."""
     specs = plan.levels[level]
     windows = [spec for spec in specs if isinstance(plan.graph.nodes[spec.order], WindowNode)]
     if windows:
@@ -129,18 +129,18 @@ def _count(node: int, before: str, spec: OperatorSpec) -> Column:
 
 
 def dropped_late(told: Mapping[str, Any]) -> dict[str, int]:
-    """The same sums, from Spark's progress, by uid."""
+    """Return how many late rows were dropped, from Spark's progress, by uid."""
     return {uid: count for uid, count in _observed(told, OBSERVED).items() if not uid.startswith(SENT)}
 
 
 def late_sent(told: Mapping[str, Any]) -> dict[str, int]:
-    """How many late rows went to ``.late``, by uid."""
+    """Return how many late rows went to ``.late``, from Spark's progress, by uid."""
     found = _observed(told, OBSERVED)
     return {uid.removeprefix(SENT): count for uid, count in found.items() if uid.startswith(SENT)}
 
 
 def left_timers(told: Mapping[str, Any]) -> dict[str, int]:
-    """How many timers were left when the input ended, from Spark's progress, by uid."""
+    """Return how many timers were left when the input ended, from Spark's progress, by uid."""
     return _observed(told, LEFT_OBSERVED)
 
 

@@ -1,13 +1,13 @@
-"""What the planner of a pipeline knows: which range of the log comes next, and where the clocks rise in it.
+"""Plans a pipeline: which range of the log comes next, and where the clocks rise in it.
 
-An offset is a position, and the state of the pipeline's clocks there (``offsets``). Spark keeps it in the
-checkpoint, so a restart goes on with exactly the clocks that it had. The planner walks the headers of all batches of a
-range in the order of their positions. Where the watermark rises *inside* a batch is left to the tasks, which see the
-records anyway: for each batch they get the three numbers that it takes (``Seen``). Only where a function of the user
-says what a record means for event time does the planner read the records themselves.
+An offset is a position and the state of the pipeline's clocks there (``offsets``). Spark stores it in the checkpoint,
+so a restart goes on with exactly the same clocks. The planner walks the headers of all batches of a range in the order
+of their positions. The tasks compute where the watermark rises *inside* a batch, because they read the records anyway:
+for each batch they get the three numbers that this needs (``Range.seen``). The planner reads the records themselves
+only if a user's function computes event time or the watermark from them.
 
-A range ends inside a batch only where the run shall end there, so a micro-batch may have a few records more or less
-than its limit.
+A range ends inside a batch only if the run ends there. So a micro-batch may have a few records more or less than its
+limit.
 """
 
 from __future__ import annotations
@@ -45,26 +45,28 @@ from cutwater.spark.source.read_task import Part, read_part
 from cutwater.types import GLSN, MILLISECOND, LogStreamId
 
 PART_RECORDS_MIN = 5_000
-"""A task reads at least so many, unless there are fewer."""
+"""A task reads at least this many records, unless there are fewer."""
 BYTES_MAX = 256 << 20
-"""A micro-batch has at most so many bytes of the log, or one batch: all of it is in memory, in several forms."""
+"""A micro-batch has at most this many bytes of the log, or one batch. All of it is in memory, in several forms."""
 WALK_POSITIONS = 200_000
-"""How much is walked at a time where clocks come to the beginning of a run."""
+"""How many positions one step walks while the clocks advance to the beginning of a run."""
 
 
 class Range(Struct, frozen=True):
-    """Records of one log stream for one task: whole batches, and what was seen before each of them, by clock."""
+    """Records of one log stream for one task: whole batches, and for each clock the watermarks seen before each
+    batch."""
 
     topic: str
     stream: int
     first: GLSN
     last: GLSN
     seen: dict[tuple[str, ...], list[tuple[int, int, int, int]]]
-    """First GLSN of the batch; watermark before it, least of the others, its own stream's."""
+    """For each batch: its first GLSN, the watermark before it, the least watermark of the others, and that of its own
+    stream."""
 
 
 class Walk(Struct, frozen=True):
-    """A range (start, end] of the log, walked."""
+    """Result of walking a range (start, end] of the log."""
 
     start: GLSN
     end: GLSN
@@ -75,7 +77,7 @@ class Walk(Struct, frozen=True):
 
 
 class _Batch(Struct):
-    """A batch of one of the sources, as far as it lies in the range."""
+    """A batch of one of the sources, limited to the range."""
 
     topic: TopicInfo
     info: StreamInfo
@@ -118,12 +120,12 @@ class PipelinePlanner:
     # ------------------------------------------------------------------------------------------------------ offsets
 
     def numbered(self, offset: Offset) -> Offset:
-        """The same, with the topics that were read up to there."""
+        """Return the same offset with the numbers of the topics that were read up to there."""
         topics = self._view().topics
         return msgspec.structs.replace(offset, topics={name: int(topics[name].topic) for name in self._sources})
 
     def require_same_topics(self, offset: Offset) -> None:
-        """Refuse to go on with other topics under the same names. Older offsets do not say which ones they were."""
+        """Refuse to go on with other topics under the same names. Older offsets do not name their topics."""
         topics = self._view().topics
         require_same_topics(self._program.name, offset, {name: int(topic.topic) for name, topic in topics.items()})
 
@@ -133,14 +135,15 @@ class PipelinePlanner:
         return Offset(glsn, self._program.slices, self._clock_at(glsn), is_new=True, trimmed=trimmed)
 
     def clock_at(self, glsn: int) -> ClockSnapshot | None:
-        """The clocks after a position, as if they had come all the way from the beginning of the log.
+        """Return the clocks after a position, as if they had walked all the way from the beginning of the log.
 
-        Storage nodes know how far event time had come in each log stream at any position, so a walk begins at a mark of
-        the log's clock a little before this one, where every source is evaluated, and further back as long as the
-        watermarks still owe something to what came before. Where event time is not the topic's own, they do not know,
-        and all records that are left are looked at. So are all headers that are left if the watermarks owe something to
-        what came before a topic begins that was trimmed: its log streams hold them back up to there (see
-        ``clocks``).
+        Storage nodes know how far event time had come in each log stream at any position. So a walk begins at a mark of
+        the log's clock a little before the position, where every source is evaluated. It begins further back as long as
+        the watermarks still depend on earlier records.
+
+        If event time is not the topic's own, storage nodes do not know it, and the walk reads all records that are
+        left. If the watermarks depend on what came before the beginning of a trimmed topic, the walk reads all headers
+        that are left, because the log streams of that topic hold the watermarks back up to there (see ``clocks``).
         """
         found: ClockSnapshot | None = self._clock_at(glsn)
         return found
@@ -171,9 +174,8 @@ class PipelinePlanner:
     def _clock_before(
         self, begin: int, glsn: int, floor: int, view: View, rule: int
     ) -> tuple[int, LogClock | RuleOneLogClock] | None:
-        """A place from ``begin`` on, not inside a batch, and how far each log stream has come there, trimmed or not.
-        None if there is no such place before ``glsn``.
-        """
+        """Return a position from ``begin`` on that is not inside a batch, and the clock there with the state of each
+        log stream, whether trimmed or not. Returns None if there is no such position before ``glsn``."""
         watermarks = {topic: node.watermark for topic, node in self._sources.items()}
         sets = self._program.plan.source_sets
         if begin <= 0:
@@ -207,7 +209,7 @@ class PipelinePlanner:
         return self._link.loop.run(self._link.ranges.heads(info, glsn, glsn, self._where.timeout))
 
     def _said(self, topic: TopicInfo, info: StreamInfo, heads: Heads, glsn: int) -> KnownStream:
-        """What a log stream had said before the first of these heads, as far as the log knows it."""
+        """Return what a log stream had said before the first of these heads, as far as the log knows it."""
         before = heads.before
         spoke = info.created_time if before.committed is None else before.committed
         most, declared = before.time_max, before.declared
@@ -217,7 +219,7 @@ class PipelinePlanner:
         return KnownStream(topic.name, int(info.stream), spoke, most, declared, before.idle, ended)
 
     def _pasts(self, start: Offset, view: View) -> list[Past]:
-        """What log streams had said whose topics begin above an offset, because they were trimmed."""
+        """Return what the log streams had said whose topics begin above an offset, because they were trimmed."""
         found = []
         for topic, info in self._streams(view):
             first = GLSN(start.trimmed.get(topic.name, topic.trimmed_before))
@@ -227,11 +229,12 @@ class PipelinePlanner:
         return found
 
     def newest(self) -> GLSN:
-        """The end of the log as of now."""
+        """Return the current end of the log."""
         return self._view().catalog.high_watermark
 
     def next(self, start: Offset, through: GLSN | None, *, drain: bool, limited: bool) -> Offset:
-        """Where the next micro-batch ends: at most at ``through``, which with ``drain`` is the end of the input."""
+        """Return the end of the next micro-batch: at most ``through``, which is the end of the input if ``drain`` is
+        set."""
         if start.slices != self._program.slices:
             raise Refused(
                 f"pipeline {self._program.name!r}: state in this checkpoint is cut into {start.slices} slices, not "
@@ -244,14 +247,14 @@ class PipelinePlanner:
             return start
         given = start
         if start.rule != RULE or isinstance(start.clock, RuleOneSnapshot):
-            # What was planned under another rule is done; what comes now is planned under this one. The note of an
-            # older version has the clocks of a savepoint, and no rule.
+            # What was planned under another rule is done; what follows is planned under the current rule. A note of an
+            # older version has the clocks of a savepoint and no rule.
             start = msgspec.structs.replace(start, clock=current(start.clock), rule=RULE)
         end = int(self._link.loop.run(self._planner.latest(GLSN(start.glsn), through, limited=limited)))
         if end == start.glsn:
             end = self._moved_by_time(start) if through is None else max(end, through)
         if through is not None and start.glsn < end == self._last_record(through):
-            # Nothing but the passing of time lies between the last record and the end.
+            # Between the last record and the end, only time passes.
             end = through
         since, began = (start.glsn, start.clock) if start.is_new else (None, None)
         trimmed = _above(start.trimmed, start.glsn)
@@ -272,7 +275,8 @@ class PipelinePlanner:
         return max((min(info.last_glsn, through) for info in infos), default=through)
 
     def _moved_by_time(self, start: Offset) -> int:
-        """Time passes without records of ours at the marks of the log's clock: looked for every now and then."""
+        """Return the last mark of the log's clock after an offset. Time passes at marks even without records of the
+        sources. Looks only every ``MARKS_SECONDS``."""
         if time.monotonic() - self._looked_at < MARKS_SECONDS:
             return start.glsn
         self._looked_at = time.monotonic()
@@ -292,7 +296,7 @@ class PipelinePlanner:
             yield from ((topic, info) for info in view.streams_of(topic.topic))
 
     def part(self, found: Range) -> Part:
-        """What a task reads of the log for a range."""
+        """Return the part of the log that a task reads for a range."""
         view = self._view()
         topic = view.topics[found.topic]
         info = view.streams[LogStreamId(found.stream)]
@@ -301,7 +305,7 @@ class PipelinePlanner:
     # -------------------------------------------------------------------------------------------------------- walking
 
     def walk(self, start: Offset, end: Offset) -> Walk:
-        """The range between two offsets; walked already, unless this is a restart."""
+        """Return the walk between two offsets. It is already done, except after a restart."""
         glsn = end.since if start.is_new and end.since is not None else start.glsn
         walked = self._walked
         if walked is not None and (walked.start, walked.end, walked.rule) == (glsn, end.glsn, end.rule):
@@ -309,9 +313,11 @@ class PipelinePlanner:
         return self._walk(self._begun(start, end, glsn), GLSN(end.glsn), GLSN(end.glsn), end.rule)
 
     def _begun(self, start: Offset, end: Offset, glsn: int) -> Offset:
-        """The start of a planned micro-batch, with the clocks that it was planned with. Spark asks anew where the first
-        one begins, and the log may have grown since, or been trimmed. What was gone when it was planned is not missed
-        (``trimmed``), and what was trimmed since is. The ends of rule 1 do not say what was gone.
+        """Return the start of a planned micro-batch, with the clocks that it was planned with.
+
+        Spark asks again where the first micro-batch begins, and the log may have grown or been trimmed since. Records
+        that were gone when it was planned do not count as lost (``trimmed``); records that were trimmed since do. The
+        ends of rule 1 do not say what was gone.
         """
         clock: AnyClock | None
         if end.rule == 1:
@@ -324,7 +330,8 @@ class PipelinePlanner:
         return msgspec.structs.replace(start, glsn=glsn, clock=clock, is_new=is_new, rule=end.rule, trimmed=end.trimmed)
 
     def _walk(self, start: Offset, end: GLSN, through: GLSN | None, rule: int = RULE) -> Walk:
-        """About to ``end``, which becomes the end of a batch; but exactly to ``through`` if that is there."""
+        """Walk approximately to ``end``, which moves to the end of a batch, but exactly to ``through`` if it is
+        reached."""
         plan, view = self._program.plan, self._view()
         batches, end = self._batches(start, end, through, view)
         marks = self._link.loop.run(self._link.ranges.marks(GLSN(start.glsn), end, self._where.timeout))
@@ -363,7 +370,7 @@ class PipelinePlanner:
                     run_function(plan.name, self._sources[topic], glsn, row, call)
             else:
                 place = (topic, stream, batch.first, batch.count, batch.cut_us)
-                # Where functions say what event time is, a batch that is skipped says nothing of it.
+                # If functions compute event time, a batch that is skipped says nothing about it.
                 most_us = None if topic in told else batch.most_us
                 skips = self._sources[topic].skips_malformed
                 found = clock.batch(
@@ -376,7 +383,7 @@ class PipelinePlanner:
         return Walk(GLSN(start.glsn), end, clock.snapshot(), clock.ticks(), ranges, rule)
 
     def _batches(self, start: Offset, end: GLSN, through: GLSN | None, view: View) -> tuple[list[_Batch], GLSN]:
-        """All batches of a range in order, and its end, which is that of a batch unless it is ``through``."""
+        """Return all batches of a range in order, and its end: the end of a batch, or ``through``."""
         found: list[_Batch] = []
         for topic, info in self._streams(view):
             first = GLSN(max(start.glsn + 1, start.trimmed.get(topic.name, 0)))
@@ -405,20 +412,22 @@ class PipelinePlanner:
         return found, end
 
     def _cut_off(self, batch: _Batch, last: GLSN) -> None:
-        """A batch as if it ended at a position; what it declares takes effect at its end, which comes later."""
+        """Shorten a batch so that it ends at a position. Its declarations take effect at its true end, which comes
+        later."""
         batch.count, batch.declared_us, batch.idle = last + 1 - batch.first, None, False
         if not _has_function(self._sources[batch.topic.name]):
             self._read_most(batch.topic.name, [batch])
 
     def _require_nothing_lost(self, topic: TopicInfo, info: StreamInfo, first: GLSN) -> None:
-        """A topic was trimmed above what the pipeline wants next. That matters only if there were records."""
+        """Refuse to go on if a topic was trimmed above the next position of the pipeline and there were records in
+        between."""
         try:
             self._link.loop.run(self._planner.miss(topic, info, first))
         except Trimmed as error:
             raise lost(topic.name, first, topic.trimmed_before) from error
 
     def _read_most(self, topic: str, batches: list[_Batch]) -> None:
-        """The largest event time of each batch, where headers do not know because it is another column's."""
+        """Read the largest event time of each batch, if event time is another column that headers do not cover."""
         rows = self._rows[topic]
         for own in _by_stream(batches).values():
             part = rows.part(self._where, own[0].topic, own[0].info, own[0].first, own[-1].last, times_only=True)
@@ -436,7 +445,7 @@ class PipelinePlanner:
                 batch.most_us = int(all_times[first:last].max()) * MILLISECOND if last > first else None
 
     def _records(self, topic: str, batches: Sequence[_Batch]) -> dict[tuple[int, int], list[tuple[int, Any, int]]]:
-        """The records of a source whose functions have to see them: GLSN, row and event time, by batch."""
+        """Return the records of a source whose functions must see them: GLSN, row and event time, by batch."""
         rows, found = self._rows[topic], {}
         own_batches = [batch for batch in batches if batch.topic.name == topic]
         for stream, own in _by_stream(own_batches).items():
@@ -457,7 +466,7 @@ class PipelinePlanner:
         return found
 
     def _divided(self, whole: list[Any]) -> Iterator[list[Any]]:
-        """The batches of one log stream, for several tasks if there are many records."""
+        """Divide the batches of one log stream among several tasks if there are many records."""
         total = sum(batch.count for batch, _ in whole)
         size = max(PART_RECORDS_MIN, -(-total // self._program.parallelism))
         part: list[Any] = []
@@ -492,22 +501,23 @@ def _has_function(node: SourceNode) -> bool:
 
 
 def _above(positions: Mapping[str, int], glsn: int) -> dict[str, int]:
-    """Of positions by topic, those that matter to a reader that goes on after this one."""
+    """Keep the positions that matter to a reader that goes on after ``glsn``."""
     return {topic: first for topic, first in positions.items() if first > glsn + 1}
 
 
 def _batches(topic: TopicInfo, info: StreamInfo, heads: Heads, first: int) -> Iterator[_Batch]:
     for (_, glsn, count, cut, most, declared), idle in zip(zip(*heads.columns, strict=True), heads.idle, strict=True):
-        # What lies before the range is cut off: the clock knows it already.
+        # The part before the range is cut off: the clock already knows it.
         skipped = max(0, first - glsn)
-        # Fences and declarations say nothing of event time; records do, though the header need not know which.
+        # Fences and declarations say nothing about event time. Records do, even if the header does not know their
+        # times.
         most_us = None if most == NOTHING else most
         declared_us = None if declared == NOTHING else declared
         yield _Batch(topic, info, glsn + skipped, count - skipped, cut, most_us, declared_us, bool(idle))
 
 
 def _by_stream(batches: Sequence[_Batch]) -> dict[int, list[_Batch]]:
-    """Batches with records, by log stream."""
+    """Group batches that have records by log stream."""
     found: dict[int, list[_Batch]] = {}
     for batch in batches:
         if batch.most_us is not None:
@@ -524,7 +534,7 @@ def _range(place: tuple[str, int], own: list[tuple[_Batch, dict[frozenset[str], 
 
 
 def lost(topic: str, first: GLSN, first_left: GLSN) -> Trimmed:
-    """Records are trimmed that a pipeline has not read."""
+    """Return the error for records that were trimmed before the pipeline read them."""
     return Trimmed(first, first_left, topic).with_way_out(
         f"The pipeline has not read GLSN {first} to {first_left - 1} of topic {topic!r}, and these records are gone. "
         "Start from a newer savepoint (--from-savepoint), or with a new checkpoint (--checkpoint) at --start "

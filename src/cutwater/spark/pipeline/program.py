@@ -1,4 +1,5 @@
-"""A pipeline as it is sent to workers: the graph with its functions, the schemas of its sources, and the slices."""
+"""Defines a pipeline as it is sent to workers: the graph with its functions, the schemas of its sources, and the
+slices."""
 
 from __future__ import annotations
 
@@ -15,19 +16,20 @@ from cutwater.pipeline.pickling import pickled_graph, unpickled_graph
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
 
-# PySpark's copy has no types.
+# PySpark's copy of cloudpickle has no type annotations.
 _dumps: Callable[[Any], bytes] = cloudpickle.dumps
 
 _plans: dict[tuple[str, bytes, bytes], Plan] = {}
-"""Plans that this process has made already; a worker serves few pipelines in its life."""
+"""Plans that this process has already made. A worker serves few pipelines in its life."""
 
 _PLANS_MAX: Final = 8
 _SPREAD: Final = 1_680
-"""The least number that 1 to 8, 10, 12, 14, 15 and 16 divide: hashes that have consecutive rests are spread evenly."""
+"""The least number that 1 to 8, 10, 12, 14, 15 and 16 divide. Hashes with consecutive remainders modulo this number
+spread evenly."""
 
 
 class Program:
-    """Pickled once, on the driver; whoever unpickles it makes the plan when it is first needed."""
+    """A pipeline, pickled once on the driver. The process that unpickles it makes the plan when it first needs it."""
 
     def __init__(
         self,
@@ -39,15 +41,15 @@ class Program:
         slices: int = SLICES_DEFAULT,
         event_times: Mapping[str, str] | None = None,
     ) -> None:
-        """``event_times``: the column that a topic's own event time comes from."""
+        """``event_times`` names the column that a topic's own event time comes from."""
         self.name, self.parallelism, self.slices = name, parallelism, slices
         self.keys = balanced_keys(slices)
-        """What Spark groups each slice by."""
+        """The key by which Spark groups each slice."""
         self._schemas = {topic: own and own.schema for topic, own in rows.items()}
         self._event_times = dict(event_times or {})
         self._graph = pickled_graph(name, graph)
         self._key = (name, self._graph, _dumps((self._schemas, self._event_times)))
-        """The same graph on topics that are not the same is another plan."""
+        """Identifies the plan: the same graph on topics with other schemas is another plan."""
 
     @property
     def plan(self) -> Plan:
@@ -57,7 +59,7 @@ class Program:
             rows = {topic: None if schema is None else RowType(schema) for topic, schema in self._schemas.items()}
             for node in graph.of_type(SourceNode):
                 own, declared = self._event_times.get(node.topic), rows[node.topic]
-                # A declared schema may leave the topic's own column out: the log gives event time in any case.
+                # A declared schema may leave the topic's own column out: the log provides event time in any case.
                 if node.event_time is None and own and declared is not None and own in declared.names:
                     node.event_time = own
             if len(_plans) >= _PLANS_MAX:
@@ -77,9 +79,8 @@ class Program:
 
 @cache
 def balanced_keys(slices: int) -> list[int]:
-    """A key for each slice, such that Spark's hash partitioning spreads them evenly over 1 to 8, and many other numbers
-    of partitions. They follow from the number of slices alone, because state is kept under them.
-    """
+    """Return a key for each slice, so that Spark's hash partitioning spreads the slices evenly over 1 to 8 and many
+    other numbers of partitions. The keys depend only on the number of slices, because state is stored under them."""
     found: dict[int, int] = {}
     candidate = 0
     while len(found) < slices:
@@ -90,7 +91,7 @@ def balanced_keys(slices: int) -> list[int]:
 
 
 def spark_hash(value: int) -> int:
-    """What Spark's ``hash`` of an int is: Murmur3, 32 bits, seed 42, as a signed number."""
+    """Return Spark's ``hash`` of an int: Murmur3, 32 bits, seed 42, as a signed number."""
     mask = 0xFFFFFFFF
 
     def rotated(word: int, bits: int) -> int:
@@ -106,7 +107,7 @@ def spark_hash(value: int) -> int:
 
 
 def pickled(*values: Any) -> str:
-    """Anything as a text, for Spark's options, which are texts only."""
+    """Return any values as text, because Spark's options are texts."""
     return b64encode(_dumps(values)).decode()
 
 

@@ -1,4 +1,4 @@
-"""The records of a source as a pipeline sees them: which columns are read, and what the event time of each is."""
+"""Describes the records of a source as a pipeline sees them: the columns to read, and the event time of each record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SourceRows:
-    """One source of a pipeline."""
+    """The rows of one source of a pipeline."""
 
     def __init__(self, program: Program, topic: str) -> None:
         plan = program.plan
@@ -40,7 +40,8 @@ class SourceRows:
     def part(
         self, where: Where, topic: TopicInfo, info: StreamInfo, first: int, last: int, *, times_only: bool = False
     ) -> Part:
-        """What a task reads of a log stream: the columns of the rows, and what is known of each record."""
+        """Return the part of a log stream that a task reads: the columns of the rows, and GLSN and time of each
+        record."""
         fields = [pa.field("glsn", pa.int64()), pa.field(LOG_TIME, TIMESTAMP)]
         wanted = [self.event_times.column] if times_only else self.rows.names
         own = [self.rows.schema.field(name) for name in wanted if name not in ("glsn", LOG_TIME)]
@@ -49,7 +50,7 @@ class SourceRows:
 
 
 class EventTimes:
-    """How the event time of a record is found: the log's own, another column, or a function."""
+    """Finds the event time of a record: the log's own, another column, or a function."""
 
     def __init__(self, pipeline: str, node: SourceNode, topic_column: str) -> None:
         self._pipeline, self._node = pipeline, node
@@ -58,7 +59,7 @@ class EventTimes:
         self.is_column = self.column != LOG_TIME
 
     def of_batch(self, batch: pa.RecordBatch, glsns: pa.Array, rows: Sequence[Row] | None = None) -> NDArray[np.int64]:
-        """In milliseconds, rounded down."""
+        """Return event times in milliseconds, rounded down."""
         if callable(self._node.event_time):
             assert rows is not None, "a function needs rows"
             return np.array(
@@ -74,7 +75,7 @@ class EventTimes:
         return self._near(column.cast(pa.int64()).to_numpy(), glsns)
 
     def _near(self, times: NDArray[np.int64], glsns: pa.Array) -> NDArray[np.int64]:
-        """These times, if none is so large that sums with it would be wrong."""
+        """Return these times. Refuses times so large that sums with them would overflow."""
         if len(times) and not -TIME_MS_MAX <= times.min() <= times.max() <= TIME_MS_MAX:
             at = int(np.flatnonzero((times < -TIME_MS_MAX) | (times > TIME_MS_MAX))[0])
             raise self._failed(glsns[at].as_py(), far_off(int(times[at])))
@@ -95,7 +96,7 @@ class EventTimes:
 
 
 def run_function(pipeline: str, node: SourceNode, glsn: int, row: Row, call: Callable[[], Any]) -> Any:
-    """Call a user's function of event time or watermark, and say on which record it failed."""
+    """Call a user's function of event time or watermark. If it fails, name the record."""
     try:
         return call()
     except PipelineFailed:

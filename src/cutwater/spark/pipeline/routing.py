@@ -1,4 +1,4 @@
-"""Sends records on to the slices of later levels, and to sinks: as rows, or as whole columns where that will do."""
+"""Sends records on to the slices of later levels, and to sinks: as rows, or as whole columns where possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _BYTES = crc32(b"\x04")
 def envelopes(
     program: Program, arrived: Mapping[Destination, list[Records]], index: int
 ) -> Iterator[tuple[int, int, int, bytes]]:
-    """Records that wait for later levels, by slice; those for sinks and code on Spark stay where they are."""
+    """Yield records that wait for later levels, by slice. Records for sinks and for code on Spark stay in slice
+    ``index``."""
     plan = program.plan
     for destination, parts in arrived.items():
         records = Records.merged(parts)
@@ -50,7 +51,7 @@ def envelopes(
 
 
 def positions(glsns: NDArray[np.int64], times_ms: NDArray[np.int64], path: bytes = b"") -> pa.StructArray:
-    """The reserved column of records that come from a source, all with the same path."""
+    """Return the reserved column of records that come from a source, all with the same path."""
     size = len(glsns)
     ends = np.arange(size + 1, dtype=np.int32) * np.int32(len(path))
     paths = pa.Array.from_buffers(pa.binary(), size, [None, pa.py_buffer(ends), pa.py_buffer(path * size)])
@@ -61,7 +62,7 @@ def positions(glsns: NDArray[np.int64], times_ms: NDArray[np.int64], path: bytes
 def by_slice(
     batch: pa.RecordBatch, spec: OperatorSpec, index: int, slices: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The records of one input of an operator, by slice, in order."""
+    """Yield the records of one input of an operator, by slice, in order."""
     if not batch.num_rows:
         return
     if spec.keys[index] is None and not spec.partitions:
@@ -88,7 +89,7 @@ def _slice_numbers(batch: pa.RecordBatch, spec: OperatorSpec, index: int, slices
 
 
 def _hashes(batch: pa.RecordBatch, spec: OperatorSpec, index: int) -> NDArray[np.uint32]:
-    """The CRC-32 of the keys' bytes, as ``keys.key_bytes`` writes them."""
+    """Return the CRC-32 of the keys' bytes, as ``keys.key_bytes`` writes them."""
     names = key_columns(spec, index)
     assert names is not None, "only keys that are columns are read without making rows"
     size = batch.num_rows
@@ -105,7 +106,7 @@ def _hashes(batch: pa.RecordBatch, spec: OperatorSpec, index: int) -> NDArray[np
 
 
 def key_columns(spec: OperatorSpec, index: int) -> tuple[str, ...] | None:
-    """The columns of a key that needs no function."""
+    """Return the columns of a key that needs no function, or None."""
     read_key = spec.keys[index]
     if not isinstance(read_key, attrgetter | itemgetter):
         return None

@@ -59,7 +59,7 @@ from cutwater.spark.session.session import start as start_query
 OPEN_SECONDS = 60.0
 RETAIN_MIN = 2
 FINISH_SECONDS = 600.0
-"""What a micro-batch may take that has to be done before a savepoint."""
+"""How long a micro-batch may take that must be finished before a savepoint."""
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
@@ -68,7 +68,7 @@ Until = Literal["now"] | int | datetime
 
 @dataclass(frozen=True)
 class Query:
-    """All that it takes to start the query of a pipeline, also again."""
+    """Everything needed to start the query of a pipeline, or to start it again."""
 
     spark: SparkSession
     program: Program
@@ -82,7 +82,7 @@ class Query:
     begin: Beginning
 
     def translated(self) -> translated:
-        """Where Spark is called: its errors become ours."""
+        """Return a context in which Spark is called: it translates Spark's errors to Cutwater errors."""
         return translated(self.program.name, self.checkpoint)
 
     def start(self) -> StreamingQuery:
@@ -91,7 +91,7 @@ class Query:
 
     def _started(self) -> StreamingQuery:
         spark, program = self.spark, self.program
-        # Where the log is goes into options of its own: Spark hides a token that it knows by its name.
+        # The location of the log goes into separate options, because Spark hides a token that it knows by its name.
         reader = spark.readStream.format(SOURCE_FORMAT).options(**self.where.options())
         rows = self.transforms.after(reader.option("given", pickled(program, self.options)).load(), 0)
         for level in range(len(program.plan.levels)):
@@ -119,10 +119,10 @@ class Query:
 
 
 class PipelineRun:
-    """A pipeline that runs, or has run."""
+    """A pipeline that runs or has run."""
 
     def __init__(self, query: Query, hold: Hold | None = None) -> None:
-        """``hold`` is let go of when it is known that the query has ended."""
+        """``hold`` is released when the query is known to have ended."""
         self.name, self.checkpoint = query.program.name, query.checkpoint
         self._plan, self._hold = query, hold
         self._query = query.start()
@@ -134,22 +134,24 @@ class PipelineRun:
 
     @property
     def progress(self) -> Mapping[str, Any] | None:
-        """What Spark tells of the last micro-batch."""
+        """What Spark reports about the last micro-batch."""
         found: Mapping[str, Any] | None = self._query.lastProgress
         return found
 
     @property
     def left_timers(self) -> dict[str, int]:
-        """After a drained run: how many timers did not fire, by uid, because their keys had fired often enough."""
+        """After a drained run: how many timers did not fire, by uid, because their keys had reached the limit."""
         return left_timers(self.progress or {})
 
     @property
     def restoration(self) -> Restoration | None:
-        """What became of the state of the savepoint that this was started from; None if it was not, or went on."""
+        """What happened to the state of the savepoint that this run started from. None if it started without one, or
+        went on from a checkpoint."""
         return self._plan.begin.restoration
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it has ended; False if the time (in seconds) is up before. Raises what ended it if that is an error."""
+        """Wait until the run has ended. Returns False if ``timeout`` seconds pass first. Raises the error that ended
+        the run, if any."""
         try:
             is_over = self._wait(timeout)
         except CutwaterError as error:
@@ -176,9 +178,8 @@ class PipelineRun:
                     forget(self._id)
 
     def _ended(self, timeout: float | None) -> bool:
-        """Wait for the end, and start anew, from the checkpoint, what ended only because a Python process of the driver
-        took too long to come up: for those Spark has a limit that cannot be set.
-        """
+        """Wait for the end. If the query ended only because a Python process of the driver started too slowly, start it
+        again from the checkpoint: Spark's limit for such processes cannot be set."""
         try:
             if timeout is None:
                 self._query.awaitTermination()
@@ -192,16 +193,14 @@ class PipelineRun:
         return False
 
     def savepoint(self, target: Path, *, batch: int | None = None, timeout: float = TIMEOUT_SECONDS) -> Savepoint:
-        """Write a savepoint of the last micro-batch that is done, or of one that is retained; the pipeline runs on.
-        ``timeout`` is in seconds.
-        """
+        """Write a savepoint of the last finished micro-batch, or of a retained one. The pipeline keeps running.
+        ``timeout`` is in seconds."""
         return take_savepoint(self.checkpoint, target, spark=self._plan.spark, batch=batch, timeout=timeout)
 
     def stop(self, savepoint: Path | None = None, *, timeout: float = TIMEOUT_SECONDS) -> Savepoint | None:
-        """After the micro-batch that is under way, or in the midst of it: that makes no difference to the output. With
-        ``savepoint``, a new directory, everything that is in the output is in the savepoint too; to write it may take
-        ``timeout`` seconds.
-        """
+        """Stop after the current micro-batch or in the middle of it: this makes no difference to the output. With
+        ``savepoint``, a new directory, the savepoint covers everything that is in the output; writing it may take
+        ``timeout`` seconds."""
         try:
             with self._plan.translated():
                 self._query.stop()
@@ -214,11 +213,11 @@ class PipelineRun:
             self._let_go(is_stopped=True)
 
     def _finish_planned(self) -> None:
-        """Do the micro-batch that is planned, and that Spark has not noted as done.
+        """Finish the micro-batch that is planned and that Spark has not recorded as done.
 
-        Its rows may be published; or the commit may still be on its way to the log, from a process that has not noticed
-        the end of the query. Which it is nobody can know, and when the micro-batch is done it makes no difference: what
-        was decided first stays as it is, and its state is kept.
+        Its rows may be published already, or the commit may still be on its way to the log, from a process that has not
+        noticed the end of the query. It is impossible to know which. When the micro-batch is finished, it makes no
+        difference: the first decision stands, and the state is kept.
         """
         kept = Checkpoint(self.checkpoint, files_at(self._plan.spark, self.checkpoint))
         done, planned = kept.committed(), kept.planned()
@@ -226,9 +225,9 @@ class PipelineRun:
             return
         end = kept.offset(planned[-1])
         if done and end.ended and not self._is_published(kept.key, planned[-1]):
-            # With it the input would end, and nothing could be started from the savepoint.
+            # The input would end with this micro-batch, and no run could start from the savepoint.
             return
-        # The input ends where a run says so, and not where this one happens to be stopped.
+        # The input ends only where a run says so, and not where this one happens to be stopped.
         options = structs.replace(self._plan.options, until=end.glsn, drain=False)
         try:
             last = PipelineRun(replace(self._plan, options=options))
@@ -236,7 +235,7 @@ class PipelineRun:
                 return
             last.stop()
         except CutwaterError:
-            # What fails was never so far as to be committed, so it can be left to whoever starts from the savepoint.
+            # A micro-batch that fails was never committed, so the run that starts from the savepoint can do it.
             if done and not self._is_published(kept.key, planned[-1]):
                 return
             raise
@@ -271,19 +270,20 @@ def run_pipeline(
     allow_non_restored_state: bool = False,
     retain: int | None = None,
 ) -> PipelineRun:
-    """Run a pipeline, and return when it ends; with ``wait=False`` at once.
+    """Run a pipeline, and return when it ends; with ``wait=False`` return at once.
 
-    ``until`` is the last position, "now" for the present end of the log, or a time of the log's clock. With ``drain``
-    that is the end of the input: the watermark becomes the maximum, and the run is finished for good; of the timers
-    that functions register while it drains, ``drain_firings`` per key and operator fire. Without it, and
-    with ``available_now``, which is ``until="now"``, the run pauses there and another one goes on from its checkpoint.
-    ``parallelism`` is how many tasks work at once, and ``slices`` how many state is cut into; both stay what they were
-    when the checkpoint was made, and others are refused: a savepoint goes on with others.
+    ``until`` is the last position, "now" for the current end of the log, or a time of the log's clock. With ``drain``
+    the input ends there: the watermark becomes the maximum, and the run is finished permanently. Of the timers that
+    functions register while it drains, ``drain_firings`` per key and operator fire. Without ``drain``, and with
+    ``available_now``, which means ``until="now"``, the run pauses there, and another run goes on from its checkpoint.
+    ``parallelism`` is the number of tasks that work at once, and ``slices`` the number of slices that state is cut
+    into. A checkpoint keeps the numbers that it was made with and refuses others; a start from a savepoint can change
+    them.
 
-    ``from_savepoint`` starts a new checkpoint with the state and at the position of a savepoint. A new checkpoint whose
-    output is published already under this name is started only with ``replay_output``, or at a ``start`` beyond its
-    input. ``allow_non_restored_state`` leaves behind what belongs to no operator of the program. ``retain`` is how many
-    micro-batches a checkpoint keeps, to take savepoints from.
+    ``from_savepoint`` starts a new checkpoint with the state and at the position of a savepoint. If output is already
+    published under this name, a new checkpoint starts only with ``replay_output``, or at a ``start`` beyond the input
+    of that output. ``allow_non_restored_state`` drops state that belongs to no operator of the program. ``retain`` is
+    the number of micro-batches that a checkpoint keeps, to take savepoints from.
     """
     if available_now and (until is not None or drain):
         raise InvalidArgument("available_now is until='now' without drain: give one or the other")
@@ -311,7 +311,7 @@ def run_pipeline(
         hold = Hold(pipeline.name, absolute(checkpoint), began_with)
     try:
         if spark is None and not is_local(hold.place):
-            # Only Spark can read what the checkpoint was made with.
+            # Only Spark can read the settings of this checkpoint.
             spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism or '*'}]")
         with translated(pipeline.name, hold.place), connected(where) as client:
             tasks, pieces = sizes_of(Checkpoint(hold.place, files_at(spark, hold.place)), parallelism, slices)
@@ -322,7 +322,7 @@ def run_pipeline(
             provide_format(spark, PipelineSink)
             check_transforms(pipeline.graph, program.plan, spark)
             begin = beginning(spark, client, program, hold.place, wish, str(start))
-            # Nothing can be refused any more, so that this is the place to create anything.
+            # All checks have passed, so topics can be created now.
             provide_sinks(program.plan, client)
             options = RunOptions(str(start), rows_max, end, drain, begin.offset, drain_firings)
             sink = pickled(program, plain_topics(program, client), begin.start)
@@ -338,7 +338,7 @@ def run_pipeline(
 
 
 def _warn_of_loops(pipeline: Pipeline) -> None:
-    """What a pipeline writes to a topic that it reads, it reads again."""
+    """Warn if a pipeline writes to a topic that it reads, because it reads its own output again."""
     read = {node.topic for node in pipeline.graph.of_type(SourceNode)}
     for topic in sorted(read & {node.topic for node in pipeline.graph.of_type(SinkNode)}):
         warnings.warn(
@@ -365,7 +365,7 @@ def _check_start(start: object) -> None:
 
 
 def sizes_of(checkpoint: Checkpoint, parallelism: int | None, slices: int | None) -> tuple[int, int]:
-    """Parallelism and slices: those that a checkpoint was made with, or else those that are wanted."""
+    """Return parallelism and slices: those that the checkpoint was made with, or else the requested ones."""
     note = checkpoint.note()
     if note is None or (note.origin is None and not checkpoint.planned()):
         slices = slices or SLICES_DEFAULT
@@ -401,7 +401,7 @@ def connected(where: Where) -> Client:
 
 
 def log_key(where: Where) -> str:
-    """The key of the cluster, by which its checkpoints are found."""
+    """Return the key of the cluster, by which its checkpoints are found."""
     with connected(where) as client:
         return client.cluster_key()
 
@@ -412,9 +412,8 @@ def log_key(where: Where) -> str:
 def program_of(
     pipeline: Pipeline, client: Client, parallelism: int, slices: int, spark: SparkSession | None = None
 ) -> Program:
-    """The pipeline with the schemas of its topics; topics of sinks that do not exist are created. ``spark`` analyses
-    code on data frames.
-    """
+    """Return the pipeline with the schemas of its topics, and create the missing topics of sinks. ``spark`` analyses
+    code on data frames."""
     program = checked(pipeline, client, parallelism, slices)
     check_transforms(pipeline.graph, program.plan, spark)
     provide_sinks(program.plan, client)
@@ -422,9 +421,8 @@ def program_of(
 
 
 def checked(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -> Program:
-    """The same, without making anything. Whatever can be known to be wrong without Spark is refused, so that nobody
-    has to wait for Spark to hear of it.
-    """
+    """Return the pipeline with the schemas of its topics, without creating anything. Refuses every error that can be
+    found without Spark, so that the user need not wait for Spark to start."""
     topics = {topic.name: topic for topic in client.topics()}
     rows: dict[str, RowType] = {}
     event_times: dict[str, str] = {}
@@ -447,7 +445,7 @@ def checked(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -
 
 
 def plain_topics(program: Program, client: Client) -> frozenset[str]:
-    """The topics of sinks that have no schema."""
+    """Return the topics of sinks that have no schema."""
     names = {node.topic for node in program.plan.graph.of_type(SinkNode)}
     return frozenset(topic.name for topic in client.topics() if topic.name in names and topic.schema is None)
 
@@ -481,7 +479,8 @@ _ALIKE: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def _holds(declared: pa.DataType, own: pa.DataType) -> bool:
-    """Whether every value of the topic's type has a place in the declared one. Of times, what is finer is cut off."""
+    """Report whether every value of the topic's type fits the declared type. Times may lose digits that the declared
+    type lacks."""
     if declared.equals(own) or any(is_kind(declared) and is_kind(own) for is_kind in _ALIKE):
         return True
     if pa.types.is_signed_integer(own):
@@ -492,7 +491,7 @@ def _holds(declared: pa.DataType, own: pa.DataType) -> bool:
 
 
 def provide_sinks(plan: Plan, client: Client) -> None:
-    """Create the topics of sinks that do not exist."""
+    """Create the missing topics of sinks."""
     missing = _missing_sinks(plan, {topic.name: topic for topic in client.topics()})
     for name, schema in missing.items():
         event_time = "timestamp" if schema is not None and "timestamp" in schema.names else ""
@@ -500,7 +499,7 @@ def provide_sinks(plan: Plan, client: Client) -> None:
 
 
 def _missing_sinks(plan: Plan, topics: Mapping[str, Topic]) -> dict[str, pa.Schema | None]:
-    """The topics of sinks that have to be created, with their schemas, if every sink can write to its own."""
+    """Return the missing topics of sinks with their schemas. Raises if a sink cannot write to its topic."""
     schemas = {name: topic.schema for name, topic in topics.items()}
     missing: dict[str, pa.Schema | None] = {}
     for node in plan.graph.of_type(SinkNode):
@@ -532,7 +531,7 @@ def _check_until(until: object) -> None:
 
 
 def until_position(client: Client, until: Until | None) -> int | None:
-    """Where a run ends, if it does."""
+    """Return the position at which a run ends, or None."""
     if until is None:
         return None
     if until == "now":

@@ -1,6 +1,5 @@
-"""The sink of a pipeline as Spark sees it: tasks stage the rows of all topics, with their positions; the driver
-publishes them, exactly once and as a whole.
-"""
+"""Implements the sink of a pipeline for Spark: tasks stage the rows of all topics, with their positions; the driver
+publishes them together, exactly once."""
 
 from __future__ import annotations
 
@@ -40,10 +39,10 @@ class PipelineSink(DataSource):
 
 
 class PipelineWriter(DataSourceStreamArrowWriter):
-    """Its methods are called in different processes, each on a copy."""
+    """Writes the output of a pipeline. Spark calls its methods in different processes, each on a copy."""
 
     def __init__(self, program: Program, where: Where, plain: frozenset[str], start: RunStart) -> None:
-        """``plain``: the topics without a schema. ``start``: where the first micro-batch begins."""
+        """``plain`` are the topics without a schema. ``start`` is where the first micro-batch begins."""
         self._program, self._where, self._plain, self._start = program, where, plain, start
         self._last_moment = -1
 
@@ -52,7 +51,7 @@ class PipelineWriter(DataSourceStreamArrowWriter):
             return stage_once(self._where, self._program.name, iterator, self.staged, self._start)
 
     def staged(self, iterator: Iterator[pa.RecordBatch], run: Run, batch: int) -> Staged:
-        """Stage what one task has of a micro-batch."""
+        """Stage the rows that one task has of a micro-batch."""
         self._last_moment = -1
         topics = {node.order: node.topic for node in self._program.plan.graph.of_type(SinkNode)}
         with Staging(link_to(self._where), run, batch) as staging:
@@ -70,7 +69,7 @@ class PipelineWriter(DataSourceStreamArrowWriter):
             self._last_moment = max(self._last_moment, pc.max(position.field("moment")).as_py())
         rows = batch.drop_columns([RESERVED_COLUMN])
         if topic in self._plain and LOG_TIME not in rows.schema.names:
-            # What has no column of event time gets that of the record, the timer or the window it comes from.
+            # Rows without an event-time column get the time of the record, the timer or the window that they come from.
             times = pc.multiply(position.field("time"), MILLISECOND).cast(TIMESTAMP)
             rows = rows.append_column(LOG_TIME, times)
         staging.add(topic, rows, _ordered_bytes(position))
@@ -80,11 +79,11 @@ class PipelineWriter(DataSourceStreamArrowWriter):
             publish_staged(self._where, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What is staged is not seen by anyone, and expires."""
+        """Do nothing: staged rows are invisible and expire."""
 
 
 def _ordered_bytes(position: pa.StructArray) -> pa.Array:
-    """Positions as bytes that sort as they do: the moment, big-endian, then the path."""
+    """Return positions as bytes that sort like the positions: the moment, big-endian, then the path."""
     moments, paths = position.flatten()[:2]
     numbers = moments.to_numpy().astype(">u8")
     ends = np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(8)

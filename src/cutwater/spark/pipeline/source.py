@@ -1,6 +1,5 @@
-"""The source of a pipeline as Spark sees it: its tasks read ranges of log streams, run the row functions that come
-before the first operators, and send what is left to slices.
-"""
+"""Implements the source of a pipeline for Spark: its tasks read ranges of log streams, run the row functions that come
+before the first operators, and send the resulting records to slices."""
 
 from __future__ import annotations
 
@@ -42,14 +41,14 @@ Envelope = tuple[int, int, int, bytes]
 
 
 RECORDS_MAX = 1_000_000
-"""Of a micro-batch, by default: more is hardly faster, and workers have many of them as objects, a kilobyte each."""
+"""Default limit of records in a micro-batch. More is hardly faster, and workers hold many of them as objects of a
+kilobyte each."""
 
 
 class RunOptions(Struct, frozen=True):
-    """How a pipeline is run, as its source needs to know it. ``until``: the last position, if there is one. ``begin``:
-    where a savepoint ends, in place of ``start``. ``drain_firings``: how many timers that are registered while the
-    input drains fire, per key and operator.
-    """
+    """Options of a run that its source needs. ``until`` is the last position, if there is one. ``begin`` is the end of
+    a savepoint, in place of ``start``. ``drain_firings`` is how many timers that are registered while the input drains
+    fire, per key and operator."""
 
     start: str = "earliest"
     rows_max: int = RECORDS_MAX
@@ -87,7 +86,8 @@ class PipelineSource(DataSource):
 
 
 class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """In the planner's process it lives as long as the query; it travels to tasks, so it holds no connection."""
+    """Reads the sources of a pipeline. In the planner's process it lives as long as the query. Spark sends it to tasks,
+    so it holds no connection."""
 
     def __init__(self, program: Program, where: Where, options: RunOptions) -> None:
         self._program, self._where, self._options = program, where, options
@@ -102,7 +102,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Spark asks more than once, and the run has one beginning."""
+        """Return the beginning of the run. Spark asks more than once, and the answer must stay the same."""
         with told():
             if self._first is None:
                 begin = self._beginning()
@@ -115,7 +115,8 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin is None:
             return self._planning().first()
         if begin.clock is None:
-            # A savepoint that was made from tables has a position and no clocks: they are those that the log has there.
+            # A savepoint that was made from tables has a position and no clocks: the clocks are those of the log at
+            # that position.
             return structs.replace(begin, clock=self._planning().clock_at(begin.glsn))
         return begin
 
@@ -134,14 +135,16 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 found = planner.next(offset, self._through, drain=self._options.drain, limited=limited)
             except NotFound:
-                # The offset tells a topic that was created again from one that is gone.
+                # The offset distinguishes a topic that was created again from one that is gone.
                 planner.require_same_topics(offset)
                 raise
             if found is offset:
-                # As it was given: Spark compares texts, and an older version may have written this one.
+                # Return the offset as it was given: Spark compares texts, and an older version may have written this
+                # one.
                 return start
             if found.ended and not offset.ended:
-                # In the checkpoint, so that a repeated micro-batch fires as many, whatever its run was told.
+                # Stored in the checkpoint, so that a repeated micro-batch fires as many timers, independent of the
+                # options of its run.
                 found = structs.replace(found, firings=self._options.drain_firings)
             if found != offset:
                 planner.require_same_topics(offset)
@@ -165,7 +168,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The checkpoint says how far the pipeline has come."""
+        """Do nothing: the checkpoint stores how far the pipeline has come."""
 
     def stop(self) -> None:
         if self._planner is not None:
@@ -194,7 +197,8 @@ class SourceTask:
         (self._node,) = (node for node in self._plan.graph.of_type(SourceNode) if node.topic == topic)
         self._source = SourceRows(program, topic)
         self._steps = _StepsInside(given.found, self._node)
-        # Sinks of sources take their rows in the slice that has the number of the log stream, so that they spread.
+        # Sinks of sources take their rows in a slice chosen by the number of the log stream, so that rows spread over
+        # slices.
         self._home = given.found.stream % program.slices
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -232,7 +236,7 @@ class SourceTask:
         yield from envelopes(self._program, arrived, self._home)
 
     def _is_direct(self, node: Any, number_of_input: int) -> bool:
-        """Whether records go on without a function that has to see them."""
+        """Report whether records go on without a function that must see them."""
         if isinstance(node, OperatorNode):
             key = self._plan.specs[node.order].keys[number_of_input]
             return key is None or key_columns(self._plan.specs[node.order], number_of_input) is not None
@@ -250,9 +254,8 @@ class SourceTask:
 
 
 class _StepsInside:
-    """Where the watermarks rise inside the batches of one range: from the event times of the records, and from what the
-    planner has seen of all others.
-    """
+    """Computes where the watermarks rise inside the batches of one range, from the event times of the records and from
+    what the planner has seen of all others."""
 
     def __init__(self, found: Range, node: SourceNode) -> None:
         strategy = None if node.watermark is None else node.watermark.strategy
@@ -266,7 +269,7 @@ class _StepsInside:
     def add(self, glsns: Any, times_ms: Any) -> None:
         for topics, (firsts, before, others, reached) in self._seen.items():
             at = np.searchsorted(firsts, glsns, side="right") - 1
-            # Headers of batches in between that were skipped count as well.
+            # Headers of skipped batches in between count as well.
             said = np.maximum(times_ms * MILLISECOND - self._lag_us, reached[at])
             own = np.maximum(np.maximum.accumulate(said), self._most[topics])
             self._most[topics] = int(own[-1])

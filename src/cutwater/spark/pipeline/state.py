@@ -1,8 +1,8 @@
-"""Where a slice keeps its chunks: in Spark's state store, which is the truth, and as files on the worker's own disk.
+"""Stores the chunks of a slice in Spark's state store, which is authoritative, and as files on the worker's own disk.
 
-A chunk never changes and has a name of its own, never used again. The state store has, per slice, a small *manifest*
-that names the chunks of each operator, and the chunks' bytes in pieces. A micro-batch reads the manifest, takes the
-chunks that lie on the local disk as memory-mapped files, and only the others from the state store. So a copy can be
+A chunk never changes and has a unique name that is never used again. For each slice, the state store has a small
+*manifest* that names the chunks of each operator, and the chunks' bytes in pieces. A micro-batch reads the manifest,
+maps the chunks on the local disk into memory, and reads only the others from the state store. So a local copy can be
 missing, because the slice has moved to another machine, but it cannot be wrong.
 """
 
@@ -27,18 +27,19 @@ from cutwater.pipeline.keyed_state.chunks import Chunk
 from cutwater.spark.pipeline.envelope import packed
 
 PIECE_BYTES: Final = 8 << 20
-"""What goes to the state store at a time."""
+"""Bytes that go to the state store at a time."""
 
 NO_QUERY: Final = f"none-{os.getpid()}"
-"""In the place of a query's id where there is no Spark."""
+"""Replaces the id of the query when there is no Spark."""
 OLD_SECONDS: Final = 24 * 3_600
-"""So long after its last chunk the copies of a query may be removed. If it still runs, it reads them once more."""
+"""The copies of a query may be removed this long after its last chunk. If it still runs, it reads them from the state
+store again."""
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StoredChunk(Struct, frozen=True, array_like=True):
-    """A chunk by its name, and how many bytes it has."""
+    """A stored chunk: its name and its size in bytes."""
 
     name: str
     size: int
@@ -49,7 +50,7 @@ class StoredChunk(Struct, frozen=True, array_like=True):
 
 
 class SliceManifest(Struct, frozen=True, array_like=True):
-    """The chunks of each operator by uid, oldest first, and how many rows each has dropped because they were late."""
+    """The chunks of each operator by uid, oldest first, and how many late rows each operator has dropped."""
 
     chunks: dict[str, list[StoredChunk]]
     dropped_late: dict[str, int]
@@ -61,10 +62,10 @@ decode_manifest = msgspec.msgpack.Decoder(SliceManifest).decode
 
 
 class ChunkFiles:
-    """Copies of chunks on this machine, for one query. Nothing here need survive anything."""
+    """Copies of chunks on this machine, for one query. They may be lost at any time."""
 
     def __init__(self, query: str) -> None:
-        # Files of before the machine last started may be torn, so they are not looked at.
+        # Files written before the last boot of the machine may be torn, so they are ignored.
         boot = _BOOT.read_text().strip() if _BOOT.exists() else "unknown"
         self.path = directory() / f"{query}-{boot}"
         if not self.path.exists():
@@ -91,7 +92,8 @@ class ChunkFiles:
 
 
 def directory() -> Path:
-    """Of this user only: whoever could write there could change what pipelines remember."""
+    """Return a directory that only this user can access: a process that could write there could change the state of
+    pipelines."""
     path = Path(tempfile.gettempdir()) / f"cutwater-state-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
@@ -101,13 +103,13 @@ def directory() -> Path:
 
 
 def forget(query: str) -> None:
-    """Remove the copies of a query that has ended; whoever goes on with it takes them from the state store."""
+    """Remove the copies of a query that has ended. A run that goes on with it reads the chunks from the state store."""
     for path in directory().glob(f"{query}-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_old(path: Path) -> None:
-    """Those of queries that ended elsewhere, or with their machine."""
+    """Remove the copies of queries that ended on another machine, or when the machine stopped."""
     for other in path.iterdir():
         with suppress(OSError):
             if time.time() - other.stat().st_mtime > OLD_SECONDS:
@@ -115,7 +117,7 @@ def _remove_old(path: Path) -> None:
 
 
 class SliceState:
-    """The chunks of one level in one slice during one micro-batch. ``values`` and ``pieces`` are Spark's state."""
+    """The chunks of one level in one slice during one micro-batch. ``manifest`` and ``pieces`` are Spark's state."""
 
     def __init__(self, manifest: Any, pieces: Any, files: ChunkFiles) -> None:
         self._manifest_state, self._pieces, self._files = manifest, pieces, files
@@ -123,7 +125,7 @@ class SliceState:
         self.manifest = EMPTY if stored is None else decode_manifest(stored[0])
 
     def chunks(self, pipeline: str, uids: Collection[str]) -> dict[str, list[Chunk]]:
-        """What the operators of the level have kept."""
+        """Return the stored chunks of the operators of the level."""
         for uid in self.manifest.chunks:
             if uid not in uids:
                 raise Refused(
@@ -145,9 +147,8 @@ class SliceState:
         return chunk
 
     def write(self, chunks: Mapping[str, Iterable[Chunk]], dropped_late: Mapping[str, int]) -> dict[str, int]:
-        """Keep these chunks, of which many are those of before, in place of all others. Returns how many late rows were
-        dropped so far, by uid.
-        """
+        """Store these chunks in place of all others; many are stored already. Returns how many late rows were dropped
+        so far, by uid."""
         kept = {uid: [self._stored(chunk) for chunk in own] for uid, own in chunks.items()}
         late = {
             uid: dropped_late.get(uid, 0) + self.manifest.dropped_late.get(uid, 0)
@@ -166,7 +167,7 @@ class SliceState:
         return late
 
     def add(self, uid: str, data: bytes | None, dropped_late: int) -> None:
-        """A chunk of an operator that comes from elsewhere, packed already, and rows that were dropped there."""
+        """Add a packed chunk of an operator from a savepoint, and the number of late rows that were dropped there."""
         chunks, late = dict(self.manifest.chunks), dict(self.manifest.dropped_late)
         if data is not None:
             chunks[uid] = [*chunks.get(uid, ()), self._keep(data)]

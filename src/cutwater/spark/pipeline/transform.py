@@ -1,8 +1,9 @@
-"""Runs PySpark code between the stages of a pipeline: records leave their envelopes for it, and get new ones after it.
+"""Runs PySpark code between the stages of a pipeline: unpacks records from their envelopes for it, and packs its output
+into new ones.
 
-An operator or a source that feeds two branches of a plan runs twice on Spark. Behind the source, before any operator, a
-shuffle stands in front of the branches, of which Spark makes only one, so everything before runs once. Behind operators
-there is no such way, because Spark numbers each operator by itself. There code on data frames is taken only where all
+Spark runs an operator or a source twice if it feeds two branches of a plan. After the source and before any operator, a
+shuffle precedes the branches. Spark makes only one of it, so everything before it runs once. After an operator this
+does not work, because Spark numbers each operator separately. So code on data frames is accepted there only if all
 records go to it, so that nothing branches.
 """
 
@@ -31,12 +32,12 @@ from cutwater.spark.session.session import session
 from cutwater.spark.source.schema import arrow_schema
 
 Round = tuple[list[int], bool]
-"""Code that runs side by side, by the places in the program; and whether other records go past it. Unchained row
-functions have rounds of their own: they pass on what is not theirs, so nothing branches for them."""
+"""Code that runs side by side, by its order in the program, and whether other records bypass it. Unchained row
+functions have separate rounds: they pass on records of others, so nothing branches for them."""
 
 
 class Transforms:
-    """All code on data frames that a pipeline has. ``graph`` is the program's own, which still has the functions."""
+    """All code on data frames of a pipeline. ``graph`` is the program's own graph, which still has the functions."""
 
     def __init__(self, graph: Graph, program: Program) -> None:
         self._nodes = {node.order: node for node in graph.of_type(TransformNode) if node.is_on_spark}
@@ -44,7 +45,7 @@ class Transforms:
         self._rounds = rounds_of(program.plan)
 
     def after(self, frame: DataFrame, boundary: int) -> DataFrame:
-        """What becomes of the envelopes behind the source (0) or a level (from 1 on)."""
+        """Apply the code that follows the source (boundary 0) or a level (boundaries from 1 on) to the envelopes."""
         for orders, has_others in self._rounds[boundary]:
             if isinstance(self._program.plan.graph.nodes[orders[0]], RowNode):
                 frame = frame.mapInArrow(_unchained(self._program, orders), COLUMNS)
@@ -73,7 +74,7 @@ class Transforms:
 
 
 def check_transforms(graph: Graph, plan: Plan, spark: SparkSession | None) -> None:
-    """Refuse what cannot run, before anything does. Without a session, only its place in the graph is looked at."""
+    """Refuse code that cannot run, before anything runs. Without a session, only its place in the graph is checked."""
     rounds_of(plan)
     for node in graph.of_type(TransformNode):
         rows = plan.rows_for((node.order, 0))
@@ -82,7 +83,7 @@ def check_transforms(graph: Graph, plan: Plan, spark: SparkSession | None) -> No
 
 
 def rounds_of(plan: Plan) -> list[list[Round]]:
-    """Per boundary, source first: which code runs there, in which order."""
+    """Return for each boundary, source first, which code runs there, in order."""
     waiting = set().union(*(_reached(plan, Port(node.order)) for node in plan.graph.of_type(SourceNode)))
     found = [_rounds(plan, waiting, 0)]
     for boundary, specs in enumerate(plan.levels, 1):
@@ -93,7 +94,7 @@ def rounds_of(plan: Plan) -> list[list[Round]]:
 
 
 def _reached(plan: Plan, port: Port) -> set[int]:
-    """Where records that leave an output wait next."""
+    """Return the nodes at which records that leave an output wait next."""
     found: set[int] = set()
     for node, _ in plan.consumers.get(port, []):
         if plan.waits(node):
@@ -104,7 +105,8 @@ def _reached(plan: Plan, port: Port) -> set[int]:
 
 
 def _rounds(plan: Plan, waiting: set[int], boundary: int) -> list[Round]:
-    """``waiting`` is where records wait before, and then after, what runs here."""
+    """Return the rounds of one boundary. ``waiting`` has the nodes at which records wait before the rounds, and is
+    updated to those after them."""
     rounds: list[Round] = []
     _add_unchained(plan, waiting, rounds)
     while orders := sorted(order for order in waiting if isinstance(plan.graph.nodes[order], TransformNode)):
@@ -127,7 +129,7 @@ def _rounds(plan: Plan, waiting: set[int], boundary: int) -> list[Round]:
 
 
 def _add_unchained(plan: Plan, waiting: set[int], rounds: list[Round]) -> None:
-    """Row functions that start a chain of their own, one round after the other."""
+    """Add rounds for row functions that start their own chain, one after the other."""
     while orders := sorted(order for order in waiting if isinstance(plan.graph.nodes[order], RowNode)):
         rounds.append((orders, True))
         waiting.difference_update(orders)
@@ -138,7 +140,7 @@ def _add_unchained(plan: Plan, waiting: set[int], rounds: list[Round]) -> None:
 
 
 def _passing(orders: list[int]) -> Any:
-    """A filter, written so that Spark does not see one: it would move it to where everything is still one branch."""
+    """Make a filter that Spark cannot recognise as one: otherwise Spark would move it to before the branches."""
 
     def passing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -148,7 +150,7 @@ def _passing(orders: list[int]) -> Any:
 
 
 def _unchained(program: Program, orders: list[int]) -> Any:
-    """Row functions in a worker of their own, next to the one that their records come from."""
+    """Make a function that runs row functions in their own worker, next to the worker that their records come from."""
 
     def unchained(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with told():
@@ -159,7 +161,7 @@ def _unchained(program: Program, orders: list[int]) -> Any:
 
 
 def after_break(program: Program, orders: list[int], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Envelopes after the row functions that some of them wait for; the others stay as they are."""
+    """Run the row functions for which some envelopes wait. The other envelopes stay as they are."""
     plan = program.plan
     nodes = batch.column("node").to_pylist()
     yield batch.filter(pa.array([node not in orders for node in nodes], pa.bool_()))
@@ -215,14 +217,15 @@ def _declared(node: TransformNode) -> RowType:
 
 
 def _records(table: pa.Table, rows: RowType, joins: bool) -> Records:
-    """Rows that a join makes of one record have no order of their own; those of an explode have theirs."""
+    """Convert rows to records. Rows that a join makes of one record have no order, so they are sorted by content. Rows
+    of an explode keep their order."""
     wanted = pa.schema([*rows.schema, pa.field(RESERVED_COLUMN, table.schema.field(RESERVED_COLUMN).type)])
     records = Records.from_arrow(_cast(table, wanted), rows)
     return (records.by_content() if joins else records).numbered()
 
 
 def _cast(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """Columns with the same values, in the types of another schema."""
+    """Convert columns to the types of another schema, with the same values."""
     columns = []
     for field in wanted:
         column = table.column(field.name)
@@ -234,7 +237,7 @@ def _cast(table: pa.Table, wanted: pa.Schema) -> pa.Table:
 
 
 def transformed_locally(plan: Plan, node: TransformNode, records: Records) -> Records:
-    """For ``Pipeline.test``: with the session that is there, or one for this."""
+    """Run the code for ``Pipeline.test``, with the active session or a new one."""
     where = f"pipeline {plan.name!r}, {node.label}"
     rows = plan.rows_for((node.order, 0))
     if rows is None or node.rows is None:

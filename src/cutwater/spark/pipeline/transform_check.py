@@ -1,7 +1,7 @@
-"""Whether PySpark code of a ``transform`` is what a pipeline can run: rows in, rows out, each record for itself.
+"""Checks that the PySpark code of a ``transform`` can run in a pipeline: rows in, rows out, each record on its own.
 
-The code is called with a streaming data frame that has no rows, and what Spark has understood of it, the analysed plan,
-is looked at. Nothing runs.
+The check calls the code with a streaming data frame that has no rows, and inspects the plan that Spark has analysed.
+Nothing runs.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _STREAM_SIDE: Final = {
     "LeftAnti": (0,),
     "RightOuter": (1,),
 }
-"""On which side of a join the stream may be, so that no row comes of static data alone."""
+"""The sides of a join on which the stream may be, so that no row comes from static data alone."""
 
 
 def frame_schema(rows: RowType, where: str) -> StructType:
-    """What the columns of a stream, and the reserved one, are on Spark."""
+    """Return the Spark schema of a stream's columns and the reserved column."""
     fields = []
     for field in rows.schema:
         try:
@@ -68,13 +68,13 @@ def frame_schema(rows: RowType, where: str) -> StructType:
 
 
 def empty_stream(spark: SparkSession, schema: StructType) -> DataFrame:
-    """A streaming data frame with these columns, only to be analysed."""
+    """Make a streaming data frame with these columns, for analysis only."""
     columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema]
     return spark.readStream.format("rate").load().select(*columns)
 
 
 def check(node: TransformNode, rows: RowType, pipeline: str, spark: SparkSession) -> bool:
-    """Refuse code that needs what came before, or that does not give what is declared. Tells whether it joins."""
+    """Refuse code that needs earlier records, or whose output is not as declared. Returns whether it joins."""
     where = f"pipeline {pipeline!r}, {node.label}"
     given = empty_stream(spark, frame_schema(rows, where))
     _, joins = applied(node, given, where)
@@ -82,7 +82,8 @@ def check(node: TransformNode, rows: RowType, pipeline: str, spark: SparkSession
 
 
 def applied(node: TransformNode, given: DataFrame, where: str) -> tuple[DataFrame, bool]:
-    """What the code makes of a streaming data frame: declared columns and the reserved one; and whether it joins."""
+    """Return what the code makes of a streaming data frame, with the declared columns and the reserved one, and whether
+    it joins."""
     assert node.rows is not None, "a run has schemas everywhere"
     made = called(node, given, where)
     plan, before = _analysed(made), _analysed(given)
@@ -127,12 +128,12 @@ def _analysed(frame: DataFrame) -> Any:
 
 
 def _elements(sequence: Any) -> Iterator[Any]:
-    """Of a sequence in Scala."""
+    """Yield the elements of a Scala sequence."""
     return (sequence.apply(i) for i in range(sequence.size()))
 
 
 def _steps(plan: Any, given: Any) -> Iterator[Any]:
-    """The nodes between what was given and what came out. What is static may be anything."""
+    """Yield the plan nodes between the given data frame and the resulting one. Static data is not restricted."""
     if plan.isStreaming() and not plan.equals(given):
         yield plan
         for child in _elements(plan.children()):
@@ -155,8 +156,8 @@ def _require_stateless(plan: Any, given: Any, where: str) -> None:
         expressions = list(_elements(step.expressions()))
         if not all(expression.deterministic() for expression in expressions) or _has_clock(expressions):
             raise Refused(
-                f"{where}: a column would be another one each time that it is computed, and so would the output after "
-                "a crash: use the record's own columns, or ctx.processing_time in process(…)"
+                f"{where}: a column would have another value each time that it is computed, and so would the output "
+                "after a crash: use the record's own columns, or ctx.processing_time in process(…)"
             )
 
 
@@ -167,7 +168,7 @@ def _require_static_join(join: Any, where: str) -> None:
         raise Refused(f"{where}: a transform joins with static data only: use connect(…) to bring two streams together")
     if sides.index(True) not in _STREAM_SIDE.get(kind, ()):
         raise Refused(
-            f"{where}: a {kind} join gives rows that come of no record: only inner, semi and anti joins, and outer "
+            f"{where}: a {kind} join gives rows that belong to no record: only inner, semi and anti joins, and outer "
             "ones that keep all rows of the stream, have a place in the order of the log"
         )
 
@@ -180,7 +181,7 @@ def _has_clock(expressions: list[Any]) -> bool:
 
 
 def _require_reserved(plan: Any, given: Any, where: str) -> None:
-    """The very column that was given, not one of the same name."""
+    """Require that the reserved column is the given column itself, not another one of the same name."""
     (own,) = (column for column in _elements(given.output()) if column.name() == RESERVED_COLUMN)
     found = [column for column in _elements(plan.output()) if column.name() == RESERVED_COLUMN]
     if len(found) != 1 or not found[0].exprId().equals(own.exprId()):

@@ -1,7 +1,7 @@
-"""What is known of a pipeline from its checkpoint alone: what Spark keeps there, and a note of ours beside it.
+"""Reads what a checkpoint alone says about a pipeline: Spark's files there, and Cutwater's note beside them.
 
-The note is written before the query first starts, and never changes: a program whose operators keep something else
-needs a new checkpoint, to which its state comes by a savepoint.
+The note is written before the query first starts, and never changes. A program whose operators keep other state needs a
+new checkpoint, and gets its state from a savepoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cutwater.spark.pipeline.offsets import Offset
 NOTE: Final = "cutwater.json"
 FORMAT: Final = "cutwater-checkpoint"
 ANEW: Final = (
-    "To begin anew, without the state of before, name another directory with --checkpoint (checkpoint=… in Python) and "
+    "To begin anew, without the earlier state, name another directory with --checkpoint (checkpoint=… in Python) and "
     "say either where in the log, after the input of the output that is there (--start), or that this output is to be "
     "published a second time (--replay-output)"
 )
@@ -33,7 +33,7 @@ CHANGED: Final = (
 
 
 def damaged(path: str, what: str) -> CheckpointDamaged:
-    """``path``: the file, or the directory if it is not known which one."""
+    """Return the error for a damaged checkpoint. ``path`` is the file, or the directory if the file is not known."""
     return CheckpointDamaged(
         f"{path} is damaged: {what}. Another try changes nothing. Put back a copy of the whole checkpoint, made while "
         "the pipeline was stopped, or start from a savepoint with a new checkpoint (--from-savepoint, "
@@ -46,9 +46,8 @@ class _Metadata(Struct, frozen=True):
 
 
 class Origin(Struct, frozen=True):
-    """The savepoint that a checkpoint was started from, and the position and clocks there. ``may_replay``: whoever
-    started it wants output again that is past the savepoint.
-    """
+    """The savepoint that a checkpoint was started from, with its position and clocks. ``may_replay``: the user allows
+    publishing output again that is past the savepoint."""
 
     savepoint: str
     id: str
@@ -60,7 +59,7 @@ class Origin(Struct, frozen=True):
 
 
 class Note(Struct, frozen=True):
-    """``log`` is the key of the cluster."""
+    """The contents of ``cutwater.json`` in a checkpoint. ``log`` is the key of the cluster."""
 
     format: str
     version: int
@@ -74,7 +73,7 @@ class Note(Struct, frozen=True):
 
 
 class Point(Struct, frozen=True):
-    """A micro-batch that is done: its number, where the log had been read to, and the key of the query."""
+    """A finished micro-batch: its number, the offset up to which the log had been read, and the key of the query."""
 
     batch: int
     offset: Offset
@@ -82,7 +81,7 @@ class Point(Struct, frozen=True):
 
 
 class Checkpoint:
-    """A directory that Spark keeps a pipeline in."""
+    """A directory in which Spark keeps the progress and state of a pipeline."""
 
     def __init__(self, path: str, files: Files) -> None:
         self.path, self.files = path.rstrip("/"), files
@@ -115,7 +114,7 @@ class Checkpoint:
 
     @property
     def key(self) -> str | None:
-        """The id of the query, which its run has as a key; None before its first start."""
+        """The id of the query, which is also the key of its run. None before its first start."""
         try:
             return msgspec.json.decode(self.files.read(f"{self.path}/metadata"), type=_Metadata).id
         except FileNotFoundError:
@@ -124,7 +123,7 @@ class Checkpoint:
             raise damaged(f"{self.path}/metadata", f"it does not name a query ({error})") from None
 
     def committed(self) -> list[int]:
-        """The micro-batches that are done and still told of, in order."""
+        """Return the finished micro-batches that are still recorded, in order."""
         return self._numbers("commits")
 
     def planned(self) -> list[int]:
@@ -139,7 +138,7 @@ class Checkpoint:
         return Offset.of(found)
 
     def _lines(self, name: str, least: int) -> list[Any]:
-        """A file of Spark's: its version, and then values as JSON."""
+        """Read a file of Spark's: its version, followed by values as JSON."""
         try:
             version, *rest = self.files.read(f"{self.path}/{name}").decode().splitlines()
             found = [version, *map(msgspec.json.decode, filter(None, rest))]
@@ -150,7 +149,8 @@ class Checkpoint:
         return found
 
     def check(self) -> None:
-        """Refuse a checkpoint that cannot be gone on with, as far as its small files tell. State is left to Spark."""
+        """Refuse a checkpoint from which no run can go on, as far as its small files tell. Spark checks the state
+        itself."""
         planned, done = self.planned(), self.committed()
         if (planned or done) and self.key is None:
             raise damaged(f"{self.path}/metadata", "it is missing, and micro-batches are there")
@@ -162,7 +162,7 @@ class Checkpoint:
             self._lines(f"commits/{done[-1]}", 2)
 
     def moved_from(self) -> str | None:
-        """Where this directory lay when Spark last ran with it, if that is elsewhere."""
+        """Return where this directory was when Spark last ran with it, or None if it is still there."""
         try:
             for directory in self._operators():
                 for name in self._numbers(directory)[-1:]:
@@ -170,33 +170,32 @@ class Checkpoint:
                     if places:
                         return places[0]
         except FileNotFoundError:
-            # Spark has removed a file that was listed: it runs with this very directory.
+            # Spark has removed a file that was listed, so it is running with this very directory.
             pass
         return None
 
     def follow_move(self) -> str | None:
-        """Let Spark's own files name the present place: it keeps the paths of state schemas whole, so a directory that
-        was moved would look for them in the old place, and a copy would share them. Returns the old place, if any.
-        """
+        """Make Spark's own files name the current place. Spark stores the full paths of state schemas, so a moved
+        directory would look for them in the old place, and a copy would share them. Returns the old place, or None."""
         moved = self.moved_from()
         if moved is None:
             return None
         for directory in self._operators():
-            # The newest comes last: as long as it names the old place, this is done again.
+            # The newest file comes last: as long as it names the old place, this is done again.
             for name in self._numbers(directory):
                 metadata, places = self._present(directory, name)
                 if places:
-                    # A file of checksums that Hadoop has put beside it would not fit any more.
+                    # Hadoop's checksum file beside it would no longer match.
                     self.files.delete(f"{self.path}/{directory}/.{name}.crc")
                     self.files.write(f"{self.path}/{directory}/{name}", b"v2\n" + msgspec.json.encode(metadata))
         return moved
 
     def _operators(self) -> list[str]:
-        """The directories in which Spark notes, per micro-batch, what each stateful operator is."""
+        """Return the directories in which Spark records, per micro-batch, what each stateful operator is."""
         return [f"state/{operator}/_metadata/v2" for operator in self.files.list(f"{self.path}/state")]
 
     def _present(self, directory: str, name: int) -> tuple[Any, list[str]]:
-        """One of these notes with the present paths of schemas, and the places that it names instead."""
+        """Return one of these records with the current paths of schemas, and the other places that it names."""
         here, places = self.files.qualified(self.path), []
         version, metadata = self._lines(f"{directory}/{name}", 2)[:2]
         if version == "v2" and isinstance(metadata, dict):
@@ -210,7 +209,7 @@ class Checkpoint:
         return metadata, places
 
     def point(self, batch: int | None = None) -> Point:
-        """A micro-batch of which the state can be read: the last one, or the one with this number."""
+        """Return a micro-batch whose state can be read: the last one, or the one with this number."""
         known = self.committed()
         key = self.key
         if not known or key is None:
@@ -229,8 +228,8 @@ class Checkpoint:
 
 
 def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo, way_out: str = CHANGED) -> None:
-    """Refuse a program that keeps something else than the checkpoint has."""
-    # What a function makes of a row has no declared type that could be compared.
+    """Refuse a program that keeps other state than the checkpoint has."""
+    # The result of a function of a row has no declared type that could be compared.
     typed = {own.uid for own in before.operators if own.key} & {own.uid for own in after.operators if own.key}
     old, new = (
         tuple(_kept(own, own.uid in typed) for own in sorted(info.operators, key=lambda own: own.uid))
@@ -250,7 +249,7 @@ def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo, way
 
 
 def _differences(old: dict[str, _Kept], new: dict[str, _Kept]) -> list[str]:
-    """What was kept before and is now, operator by operator."""
+    """Describe, operator by operator, what was kept before and what is kept now."""
     gone = [f"operator {uid!r} was there before, and is not now" for uid in sorted(old.keys() - new.keys())]
     added = [f"operator {uid!r} is new" for uid in sorted(new.keys() - old.keys())]
     changed = []
@@ -293,7 +292,7 @@ class _Kept(Struct, frozen=True):
 
 
 def _kept(operator: OperatorInfo, is_typed: bool) -> _Kept:
-    """What decides how state is kept; whatever else changes, the checkpoint goes on."""
+    """Return the properties that decide how state is kept. Other changes do not matter to the checkpoint."""
     return _Kept(
         operator.uid,
         operator.level,

@@ -1,4 +1,4 @@
-"""Files on any file system that Hadoop knows, through the JVM of a Spark session."""
+"""Accesses files on any file system that Hadoop knows, through the JVM of a Spark session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cutwater.savepoints.files import Files, LocalFiles, Seen, is_local, rows_of
 
 
 def files_at(spark: SparkSession | None, path: str) -> Files:
-    """Those of this machine for a path on it; otherwise Hadoop's, for which there must be a session."""
+    """Return local files for a path on this machine, and otherwise Hadoop's, which need a session."""
     if is_local(path):
         return LocalFiles()
     assert spark is not None, "only Spark reaches other file systems"
@@ -22,7 +22,7 @@ def files_at(spark: SparkSession | None, path: str) -> Files:
 
 
 class HadoopFiles:
-    """Small files are read and written here; large ones by tasks of Spark."""
+    """Reads and writes small files directly. Tasks of Spark read and write large ones."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -66,7 +66,7 @@ class HadoopFiles:
         self._replace(system, unfinished, place)
 
     def _replace(self, system: Any, unfinished: Any, place: Any) -> None:
-        """Put a file into the place of another, which is there until then if the file system can do that."""
+        """Replace a file with another one. The old file stays until then if the file system supports that."""
         hadoop = self._jvm.org.apache.hadoop.fs
         try:
             context = hadoop.FileContext.getFileContext(system.getUri(), self._conf)
@@ -88,7 +88,7 @@ class HadoopFiles:
         system.delete(place, True)
 
     def settle(self, paths: Iterable[str]) -> Mapping[str, Seen]:
-        """What a file system of Hadoop's has closed is as durable as it makes things."""
+        """Read the files. A file that a Hadoop file system has closed is as durable as that file system makes it."""
         return self.look(paths)
 
     def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:

@@ -1,7 +1,7 @@
-"""Where a pipeline begins: at the start it is told, where its checkpoint stands, or at a savepoint.
+"""Decides where a pipeline begins: at the given start, at its checkpoint, or at a savepoint.
 
-A savepoint starts a *new* query. Its state comes to the first micro-batch as Spark's initial state: tasks read the
-Parquet files, bring the rows into the form that the program has now, and send each slice its own.
+A savepoint starts a *new* query. The first micro-batch gets the state of the savepoint as Spark's initial state: tasks
+read the Parquet files, convert the rows to the form that the program has now, and send each slice its rows.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ INITIAL_SCHEMA: Final = pa.schema(
     ]
 )
 LOADED_BYTES: Final = 64 << 20
-"""About how much of an operator's state a task has in its hands while it cuts it into slices."""
+"""Approximate bytes of an operator's state that a task holds while it cuts the state into slices."""
 
 
 class Wish(Struct, frozen=True):
-    """What whoever starts a pipeline says about a savepoint."""
+    """What the user who starts a pipeline says about a savepoint."""
 
     savepoint: str | None = None
     replay_output: bool = False
@@ -64,10 +64,9 @@ class Wish(Struct, frozen=True):
 
 
 class Beginning(Struct, frozen=True):
-    """``offset``: where the first micro-batch begins, if a savepoint says so. ``savepoint``: whose state the first
-    micro-batch gets; None once that is done. ``restoration``: what became of that state. ``start``: by which the log
-    decides whether the run may publish under its name.
-    """
+    """How a run begins. ``offset``: where the first micro-batch begins, if a savepoint decides it. ``savepoint``: the
+    savepoint whose state the first micro-batch gets; None when that is done. ``restoration``: what happened to that
+    state. ``start``: what the log needs to decide whether the run may publish under its name."""
 
     offset: Offset | None = None
     savepoint: Savepoint | None = None
@@ -78,7 +77,8 @@ class Beginning(Struct, frozen=True):
 def beginning(
     spark: SparkSession, client: Client, program: Program, place: str, wish: Wish, begin: str = "earliest"
 ) -> Beginning:
-    """Look at the checkpoint, and note there what begins now, if it is new. ``begin`` is where a new one reads from."""
+    """Check the checkpoint. If it is new, write a note of what begins now. ``begin`` is where a new one starts to
+    read."""
     checkpoint, info = Checkpoint(place, files_at(spark, place)), described(program.plan)
     note = checkpoint.note()
     checkpoint.check()
@@ -86,7 +86,7 @@ def beginning(
     if savepoint is not None:
         _require_new(checkpoint, note, savepoint)
     if note is None or (note.origin is None and not checkpoint.planned()):
-        # Where nothing is planned yet, nothing hangs on what was noted.
+        # If nothing is planned yet, nothing depends on the old note.
         _require_in_step(client, checkpoint, program.name)
         origin = None if savepoint is None else _origin(client, program, info, savepoint, wish)
         if origin is None:
@@ -117,7 +117,7 @@ def beginning(
             "one now: start with a new checkpoint"
         )
     savepoint.verify()
-    # Between the first attempt and this one others may have gone on, from the checkpoint of before, say.
+    # Since the first attempt another run may have published, for example from the earlier checkpoint.
     start = _after(savepoint, replay=note.origin.may_replay or wish.replay_output)
     client.check_run(program.name, checkpoint.key or _any_key(), start=start)
     return Beginning(offset, savepoint, _fitted(savepoint, info, wish), start)
@@ -132,7 +132,7 @@ def _offset(origin: Origin, slices: int) -> Offset:
 
 
 def _begin(client: Client, checkpoint: Checkpoint, begin: str) -> int | None:
-    """The position after which a checkpoint without a savepoint reads on; None if it cannot be known."""
+    """Return the position after which a checkpoint without a savepoint reads on, or None if it cannot be known."""
     done, planned = checkpoint.committed(), checkpoint.planned()
     if done:
         return checkpoint.offset(done[-1]).glsn
@@ -150,7 +150,7 @@ def _begin(client: Client, checkpoint: Checkpoint, begin: str) -> int | None:
 
 
 def _start(client: Client, checkpoint: Checkpoint, name: str, position: int | None, wish: Wish) -> RunStart:
-    """The start of a run that no savepoint begins, if the log takes it. Nothing is opened, and nobody is fenced."""
+    """Return the start of a run without a savepoint, if the log accepts it. This opens no run and fences none."""
     start = RunStart(
         position=None if position is None else GLSN(position),
         replay=wish.replay_output,
@@ -168,12 +168,12 @@ def _after(savepoint: Savepoint, *, replay: bool) -> RunStart:
 
 
 def _any_key() -> str:
-    """A key for a question about a checkpoint that has none yet."""
+    """Return a key for a question about a checkpoint that has no key yet."""
     return uuid.uuid4().hex
 
 
 def _fitted(savepoint: Savepoint, info: ProgramInfo, wish: Wish) -> Restoration:
-    # What is noted was allowed when it was noted.
+    # What the note contains was allowed when it was written.
     allowed = wish.allow_non_restored_state or wish.savepoint is None
     return restoration(savepoint.manifest, info, allow_non_restored_state=allowed)
 
@@ -183,18 +183,19 @@ def _require_same_log(client: Client, place: str, note: Note) -> None:
     if note.log and note.log != key:
         raise Refused(
             f"the positions in the checkpoint {place} are those of another log: it was made on the cluster {note.log}, "
-            f"and this one is {key}. Run with the log of before, or a copy of its data. {ANEW}"
+            f"and this one is {key}. Run with the original log, or a copy of its data. {ANEW}"
         )
 
 
 def _require_in_step(client: Client, checkpoint: Checkpoint, name: str) -> None:
-    """Refuse a checkpoint that is behind its log, or ahead of it: one of the two is a copy of before.
+    """Refuse a checkpoint that is behind its log or ahead of it: one of the two is an old copy.
 
-    Spark plans a micro-batch in the checkpoint before it runs, and notes that it is done after the log has decided on
-    it, also where it has no rows. So the last batch that is decided is the last one that is done or planned. A batch
-    that the log has decided and that is planned anew would be taken for a repeated one, and its rows would be lost.
+    Spark plans a micro-batch in the checkpoint before it runs the micro-batch. It records the micro-batch as done after
+    the log has decided on it, even if it has no rows. So the last decided batch is the last one that is done or
+    planned. If a batch that the log has decided were planned again, the log would take it for a repeated one, and its
+    rows would be lost.
 
-    A driver of before may still run. So what comes first in a micro-batch is looked at last.
+    An earlier driver may still run. So the step that comes first in a micro-batch is read last.
     """
     key = checkpoint.key
     if key is None:
@@ -212,7 +213,7 @@ def _require_in_step(client: Client, checkpoint: Checkpoint, name: str) -> None:
         )
     read, tail = checkpoint.offset(last_planned).glsn if planned else 0, int(client.tail())
     if decided < last_done and read <= tail:
-        # Not every run that is over is found by its name. If this one is, that is what is wrong.
+        # Not every finished run can be found by its name. If the run is finished, this call raises the right error.
         client.check_run(name, key, start=RunStart(replay=True))
     if decided < last_done or read > tail:
         known = f"{decided} is the last one in the log" if decided >= 0 else "the log has none of them"
@@ -221,13 +222,13 @@ def _require_in_step(client: Client, checkpoint: Checkpoint, name: str) -> None:
             what = f"it has read up to GLSN {read}, and the log ends at {tail}"
         raise Refused(
             f"the checkpoint {checkpoint.path} is ahead of this log: {what}. The log is an old copy of the one that "
-            "the checkpoint was made with, and input would be skipped. Run with the log of before; or, if this copy "
+            "the checkpoint was made with, and input would be skipped. Run with the original log; or, if this copy "
             f"shall go its own way, give the pipeline a checkpoint of its own. {ANEW}"
         )
 
 
 def _way_out(client: Client, checkpoint: Checkpoint, name: str) -> str:
-    """What to do with a changed program."""
+    """Describe what to do with a changed program."""
     if checkpoint.committed():
         return CHANGED
     if any(run.key == checkpoint.key and run.last_batch >= 0 for run in client.find_runs(name)):
@@ -254,7 +255,7 @@ def _require_new(checkpoint: Checkpoint, note: Note | None, savepoint: Savepoint
 
 
 def _origin(client: Client, program: Program, info: ProgramInfo, savepoint: Savepoint, wish: Wish) -> Origin:
-    """Check everything that can be wrong with starting here, before anything is written."""
+    """Check everything that can be wrong with this start, before anything is written."""
     made = savepoint.manifest
     if made.ended:
         raise Refused(
@@ -292,7 +293,7 @@ def _require_log(client: Client, savepoint: Savepoint) -> None:
 
 
 def initial_state(spark: SparkSession, begin: Beginning, program: Program, level: int) -> DataFrame | None:
-    """The state of a level as its slices get it in the first micro-batch; None if there is none."""
+    """Return the state of a level that its slices get in the first micro-batch, or None if there is none."""
     if begin.savepoint is None or begin.restoration is None:
         return None
     manifest, specs = begin.savepoint.manifest, program.plan.levels[level]
@@ -314,7 +315,8 @@ def initial_state(spark: SparkSession, begin: Beginning, program: Program, level
 
 
 def _late(manifest: Manifest, specs: Sequence[OperatorSpec], program: Program) -> list[Any]:
-    """Rows that were late before the savepoint: one slice counts them, as those of before a restart."""
+    """Return rows that carry the counts of late rows before the savepoint. One slice adds them, like counts from before
+    a restart."""
     kept = {spec.uid: manifest.by_uid[spec.uid] for spec in specs if spec.uid in manifest.by_uid}
     dropped = [(program.keys[0], uid, own.dropped_late, None) for uid, own in kept.items() if own.dropped_late]
     sent = [(program.keys[0], SENT + uid, own.late_sent, None) for uid, own in kept.items() if own.late_sent]
@@ -326,7 +328,7 @@ def _rows(
 ) -> DataFrame:
     rows = frame(spark, savepoint.path, spec.uid)
     if before.layout == PARTITIONS:
-        # To be divided anew, it has to be seen whole.
+        # One task must see all of it to divide it again.
         rows = rows.coalesce(1)
     return rows.mapInArrow(partial(_cut, program, spec.order, before), INITIAL_COLUMNS)
 
@@ -334,7 +336,7 @@ def _rows(
 def _cut(
     program: Program, order: int, before: OperatorInfo, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: rows of a savepoint as chunks of slices."""
+    """Convert rows of a savepoint to chunks of slices. Runs in a task."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -377,6 +379,6 @@ def wish_of(savepoint: Path | Savepoint | None, replay_output: bool, allow_non_r
         raise InvalidArgument("allow_non_restored_state is about a savepoint: give from_savepoint=…")
     path = savepoint.path if isinstance(savepoint, Savepoint) else savepoint
     if path is not None and is_local(os.fspath(path)):
-        # What can be told at once need not wait for Spark.
+        # An error that can be found at once need not wait for Spark.
         open_here(path)
     return Wish(None if path is None else os.fspath(path), replay_output, allow_non_restored_state)

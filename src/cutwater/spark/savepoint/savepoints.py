@@ -1,8 +1,8 @@
-"""Takes savepoints from the checkpoints of pipelines, also of those that run on; and makes them from data frames.
+"""Takes savepoints from the checkpoints of pipelines, including running ones, and makes savepoints from data frames.
 
-The state of a micro-batch that Spark keeps is read through Spark's own ``statestore`` source, partition by partition,
-and written as Parquet by the same tasks, so a savepoint may be larger than any machine's memory and lie on any file
-system that Hadoop knows. The driver only writes the manifest, after everything else is in its place.
+Tasks read the state of a micro-batch through Spark's own ``statestore`` source, partition by partition, and write it as
+Parquet. So a savepoint may be larger than any machine's memory, and may be on any file system that Hadoop knows. The
+driver writes only the manifest, after everything else is in place.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ ROWS_PER_FILE: Final = 500_000
 ROWS_PER_BATCH: Final = 20_000
 PIECES_PER_BATCH: Final = 8
 _OF_SPARK: Final = (PySparkException, Py4JError)
-"""Spark's own errors, and those of Java that PySpark has no class for: a file of the state store that is gone, say."""
+"""Spark's own errors, and Java errors that PySpark has no class for, for example a missing file of the state store."""
 _FOREIGN: Final = (*_OF_SPARK, OSError)
 TIMEOUT_SECONDS: Final = 3_600.0
-"""What a savepoint may take, if nobody says otherwise."""
+"""Default limit for taking a savepoint."""
 TRIES: Final = 3
-"""How often a newer micro-batch is taken because the pipeline ran on and removed the one that was being read."""
+"""How often to try a newer micro-batch because the running pipeline removed the one that was being read."""
 
 
 def take_savepoint(
@@ -74,10 +74,10 @@ def take_savepoint(
     batch: int | None = None,
     timeout: float = TIMEOUT_SECONDS,
 ) -> Savepoint:
-    """Write the state after a micro-batch, by default the last one that is done, to the new directory ``target``.
+    """Write the state after a micro-batch, by default the last finished one, to the new directory ``target``.
 
-    It may be called from any process, while the pipeline runs on. Nothing of the checkpoint changes. After ``timeout``,
-    in seconds, it is given up; what is half-written by then is refused by whoever opens it.
+    Any process may call this while the pipeline runs. The checkpoint does not change. After ``timeout`` seconds the
+    attempt ends, and opening the half-written savepoint fails.
     """
     check_timeout(timeout)
     spark = spark or session("cutwater savepoint")
@@ -112,15 +112,14 @@ def _taken(
             if batch is not None or not left or newest == [point.batch]:
                 raise _unread(kept, point, error) from None
             point = kept.point()
-    # What is done by now is only whole with its manifest, which is not written any more.
+    # A savepoint is complete only with its manifest, which is not written after the time limit.
     limit.check()
     return finish(place, files, _manifest(note, point), states)
 
 
 def _as_it_began(spark: SparkSession, note: Note, origin: Origin, place: str, files: Files) -> Savepoint:
-    """Nothing was done since the pipeline was started from a savepoint: a copy of that, if it can be started from in
-    the same way without any leave.
-    """
+    """Copy the savepoint that the pipeline was started from, because nothing was done since. Refuses if a start from
+    that savepoint needs special permission."""
     began = open_savepoint(spark, origin.savepoint)
     try:
         restoration(began.manifest, note.program)
@@ -155,12 +154,12 @@ def _first_line(error: Exception) -> str:
 
 
 def open_savepoint(spark: SparkSession, path: Path) -> Savepoint:
-    """A savepoint on any file system that Spark knows."""
+    """Open a savepoint on any file system that Spark knows."""
     return places.open_savepoint(path, files=files_at(spark, os.fspath(path)))
 
 
 def frame(spark: SparkSession, path: Path, uid: str) -> DataFrame:
-    """The state of an operator in a savepoint, one row per key."""
+    """Return the state of an operator in a savepoint, one row per key."""
     found = open_savepoint(spark, path)
     state = found.operator(uid)
     schema = from_arrow_schema(table_schema(state.operator))
@@ -177,9 +176,8 @@ def new_savepoint(
     states: Mapping[str, pa.Table | DataFrame],
     schemas: Mapping[str, pa.Schema] | None = None,
 ) -> Savepoint:
-    """As ``cutwater.savepoints.new_savepoint``, from data frames too, and on any file system. The rows of an operator
-    pass through this process.
-    """
+    """Make a savepoint like ``cutwater.savepoints.new_savepoint``, also from data frames, and on any file system. The
+    rows of an operator pass through this process."""
     tables = {uid: given.toArrow() if isinstance(given, DataFrame) else given for uid, given in states.items()}
     files = files_at(spark, os.fspath(target))
     return writing.new_savepoint(target, pipeline, glsn=glsn, states=tables, schemas=schemas, files=files)
@@ -194,7 +192,7 @@ def _written(
     late: dict[str, int] = {}
     states: list[OperatorState] = []
     for level in range(note.program.levels):
-        # Spark numbers stateful operators from the sink on.
+        # Spark numbers stateful operators from the sink backwards.
         source = _Source(spark, kept.path, note.program.levels - 1 - level, point.batch)
         slices = source.manifests()
         for manifest in slices.values():
@@ -208,7 +206,7 @@ def _written(
 
 
 class _Source:
-    """What Spark's state store has of one level after a micro-batch."""
+    """The contents of Spark's state store for one level after a micro-batch."""
 
     def __init__(self, spark: SparkSession, checkpoint: str, operator: int, batch: int) -> None:
         self.spark = spark
@@ -253,7 +251,7 @@ def _operator(
 
 
 class _Union(AccumulatorParam[frozenset[int]]):
-    """What tasks have done; what one has done twice counts once."""
+    """Collects the slices that tasks have written. A slice written twice counts once."""
 
     def zero(self, value: frozenset[int]) -> frozenset[int]:
         return frozenset()
@@ -263,7 +261,7 @@ class _Union(AccumulatorParam[frozenset[int]]):
 
 
 def require_all(uid: str, wanted: Set[int], done: Set[int]) -> None:
-    """A slice of which nothing was read at all leaves no trace in what was written."""
+    """Require that all slices were written. A slice from which nothing was read leaves no trace in the output."""
     if wanted - done:
         raise Unavailable(
             f"the state store gave nothing of {uid!r} in {len(wanted - done)} of {len(wanted)} slices, though they "
@@ -274,7 +272,7 @@ def require_all(uid: str, wanted: Set[int], done: Set[int]) -> None:
 def _saved(
     spark: SparkSession, rows: DataFrame, place: str, directory: str, files: Files
 ) -> tuple[int, int, tuple[FileInfo, ...]]:
-    """Write rows as Parquet; how many there are, and the files."""
+    """Write rows as Parquet. Returns their number and the files."""
     writer = rows.write.option("maxRecordsPerFile", ROWS_PER_FILE).option("compression", "zstd")
     with settings(
         spark,
@@ -305,10 +303,9 @@ def _compacted(
     done: Accumulator[frozenset[int]],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: from the pieces of some slices to their rows. All pieces of a slice come together, so no more than one
-    slice is held at a time. ``first``: the key of the slice that gives broadcast state, of which all have a copy.
-    ``done``: takes the slices that were written.
-    """
+    """Convert the pieces of some slices to rows. Runs in a task. All pieces of a slice come together, so at most one
+    slice is held at a time. ``first`` is the key of the slice that writes broadcast state, of which all slices have a
+    copy. ``done`` collects the slices that were written."""
     waiting: dict[int, dict[tuple[str, int], bytes]] = {}
     for batch in batches:
         for key, name, piece, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
@@ -369,14 +366,14 @@ def versions() -> dict[str, str]:
 
 
 def absolute(path: Path) -> str:
-    """A path that means the same to every process of Spark."""
+    """Return a path that means the same to every process of Spark."""
     text = os.fspath(path)
     return os.path.abspath(local(text)) if is_local(text) else text.rstrip("/")
 
 
 @contextmanager
 def settings(spark: SparkSession, given: Mapping[str, str]) -> Iterator[None]:
-    """Settings of a session for a moment: a query or a job keeps those that it was started with."""
+    """Change settings of a session temporarily. A query or a job keeps the settings that it was started with."""
     before = {name: spark.conf.get(name, None) for name in given}
     for name, value in given.items():
         spark.conf.set(name, value)

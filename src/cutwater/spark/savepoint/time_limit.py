@@ -1,4 +1,4 @@
-"""A deadline for work that takes several of Spark's jobs, which themselves have none."""
+"""Sets a deadline for work that takes several Spark jobs, which have no deadlines themselves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pyspark.sql import SparkSession
 from cutwater.errors import DeadlineExceeded
 
 REPEAT_SECONDS = 0.5
-"""What runs is cancelled again and again: between two jobs there is nothing to cancel."""
+"""Cancelling is repeated at this interval, because between two jobs there is nothing to cancel."""
 
 
 class TimeLimit:
-    """While it lasts, jobs that this thread starts are cancelled when the time is up; those of others run on."""
+    """Cancels the jobs that this thread starts within the context when the time is up. Jobs of other threads keep
+    running."""
 
     def __init__(self, spark: SparkSession, seconds: float, what: str) -> None:
-        """``what``: the beginning of the error, such as "the savepoint"."""
+        """``what`` is the beginning of the error message, such as "the savepoint"."""
         self._context, self._seconds, self._what = spark.sparkContext, seconds, what
         self._tag = f"cutwater-{uuid4().hex}"
         self._is_late, self._has_ended = threading.Event(), threading.Event()
@@ -38,7 +39,7 @@ class TimeLimit:
         self._context.removeJobTag(self._tag)
 
     def check(self) -> None:
-        """Raises if the time is up. Whoever catches an error of Spark's asks this first: it may be a cancelled job."""
+        """Raise if the time is up. Call this first after catching an error of Spark's: it may be a cancelled job."""
         if self._is_late.is_set():
             raise DeadlineExceeded(
                 f"{self._what} was not done within {self._seconds:g} s, and was given up: allow for more with timeout= "
@@ -50,7 +51,7 @@ class TimeLimit:
             return
         self._is_late.set()
         while True:
-            # If the JVM is gone, so is what runs in it.
+            # If the JVM is gone, its jobs are gone too.
             with suppress(Exception):
                 self._context.cancelJobsWithTag(self._tag)
             if self._has_ended.wait(REPEAT_SECONDS):

@@ -1,5 +1,6 @@
-"""A Spark session, and what its processes need: Java, Spark itself, connections to logs, the holder of an embedded log.
+"""Makes a Spark session and provides what its processes need: Java, Spark itself, connections to logs, and the holder
+process of an embedded log.
 
-Not here: what queries read and write (``spark.source``, ``spark.sink``). ``cutwater.spark.session`` as a public name is
+Not here: what queries read and write (``spark.source``, ``spark.sink``). The public name ``cutwater.spark.session`` is
 the function of module ``session``.
 """

@@ -33,7 +33,7 @@ class NoJava(CutwaterError):
 
 
 def provide_java() -> None:
-    """See to it that Spark finds a Java that it can run on. Changes ``JAVA_HOME`` of this process if it must."""
+    """Make sure that Spark finds a Java that it can run on. Changes ``JAVA_HOME`` of this process if necessary."""
     tried = []
     home = os.environ.get("JAVA_HOME")
     for java in (home and str(Path(home) / "bin" / "java"), shutil.which("java")):
@@ -63,7 +63,7 @@ def _version_of(java: str) -> int | None:
     found = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr + told.stdout)
     if found is None:
         return None
-    # Java 8 calls itself 1.8.
+    # Java 8 reports its version as 1.8.
     return int(found[2] or 0) if found[1] == "1" else int(found[1])
 
 
@@ -76,7 +76,7 @@ def _packaged_java() -> Path | None:
 
 
 def _wrapped(java: Path) -> Path:
-    """A ``JAVA_HOME`` for Spark, until this process ends."""
+    """Make a ``JAVA_HOME`` for Spark that exists until this process ends."""
     home = Path(tempfile.mkdtemp(prefix="cutwater-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     (home / "bin").mkdir()

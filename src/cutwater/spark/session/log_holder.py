@@ -1,10 +1,11 @@
-"""Opens an embedded log that nobody has open, for as long as Spark applications need it: ``python -m … PATH``.
+"""Keeps an embedded log open for Spark applications if no other process has it open: ``python -m … PATH``.
 
-Spark's planner and its tasks are short-lived processes that come and go, and each of them only connects. If the program
-that started Spark has not opened the log, this process does, until that program ends, and all others that have asked
-for the log meanwhile. They are noted in ``holder.lock``, with when each was started, because pids are used again. The
-file is locked by whoever asks, and by the holder from the moment it finds that nobody needs it until it has closed the
-log: so nobody is sent to one that is about to go.
+Spark's planner and tasks run in short-lived processes that only connect to the log. If the program that started Spark
+has not opened the log, this process opens it. It closes the log when that program and all other applications that asked
+for the log have ended. The file ``holder.lock`` lists these applications with their start times, because the system
+reuses process ids. Each application locks the file while it adds itself. The holder locks it from the moment when it
+finds no application left until it has closed the log, so an application never gets the address of a holder that is
+about to end.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ LOCK_FILE = "holder.lock"
 
 
 def servers_of(path: str, application: int, timeout: float) -> str:
-    """Where the log in this directory is served: whoever has it open answers, or a process that is started for it, and
-    that process does not end before process ``application``."""
-    # Here and not above: every Python process of Spark would otherwise load servers that it does not need.
+    """Return the address of the servers of the log in this directory. If no process has the log open, start one that
+    does not end before process ``application``."""
+    # Imported here, because otherwise every Python process of Spark would load servers that it does not need.
     from cutwater.embedded import holder_of  # noqa: PLC0415
 
     deadline = time.monotonic() + timeout
     log = Path(path)
     if not (log / METADATA).exists():
-        # Whoever reads or writes topics does not make a new log out of a mistyped name.
+        # A reader or a writer must not create a new log from a mistyped path.
         raise NotFound(f"there is no log in {path}: cutwater.open({path!r}) makes one")
     helper: subprocess.Popen[bytes] | None = None
     is_noted = False
@@ -51,14 +52,15 @@ def servers_of(path: str, application: int, timeout: float) -> str:
                 raise Unavailable(f"{path} could not be opened: see {log / 'holder.log'}")
             helper = _start(log)
         if time.monotonic() >= deadline:
-            raise Unavailable(f"{path} is not served by anyone after {timeout:g} s: see {log / 'holder.log'}")
+            raise Unavailable(f"{path} is not served by any process after {timeout:g} s: see {log / 'holder.log'}")
         time.sleep(POLL_SECONDS)
 
 
 def _noted(log: Path, application: int) -> bool:
-    """Note that the application needs the log; False if that has to wait, as a holder is about to close it."""
+    """Add the application to the list of those that need the log. Returns False while a holder is about to close the
+    log."""
     if not os.access(log, os.W_OK):
-        # It is another user's, who does not hold it for us.
+        # The log belongs to another user. Its holder does not wait for this application.
         return True
     file = _locked(log)
     if file is None:
@@ -71,7 +73,7 @@ def _noted(log: Path, application: int) -> bool:
 
 
 def _locked(log: Path) -> TextIO | None:
-    """The file with the applications, which is this process's own until it is closed; None if it is another's."""
+    """Return the list of applications, locked until the file is closed, or None if another process has locked it."""
     file = open(log / LOCK_FILE, "a+", opener=open_file)  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +84,7 @@ def _locked(log: Path) -> TextIO | None:
 
 
 def _applications(file: TextIO) -> list[tuple[int, int]]:
-    """Those noted that still run, with when they were started; 0 if that was not noted."""
+    """Return the listed applications that still run, with their start times; 0 if the start time is not listed."""
     file.seek(0)
     noted = [(*map(int, line.split()), 0)[:2] for line in file]
     return [(number, started) for number, started in noted if lives_on(number, started)]
@@ -91,14 +93,14 @@ def _applications(file: TextIO) -> list[tuple[int, int]]:
 def _start(log: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "cutwater.spark.session.log_holder", str(log)]
     with open(log / "holder.log", "wb", opener=open_file) as output:
-        # In a session of its own, because Spark ends whole groups of processes.
+        # It gets its own session, because Spark ends whole process groups.
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
 
 
 def hold(path: str) -> None:
-    """Have the log open until all applications that need it have ended."""
+    """Keep the log open until all applications that need it have ended."""
     from cutwater import embedded  # noqa: PLC0415
 
     log = Path(path)
@@ -106,12 +108,12 @@ def hold(path: str) -> None:
         while True:
             holder = embedded.holder_of(log)
             if holder is None or holder.pid != os.getpid():
-                # Someone else was faster.
+                # Another process opened the log first.
                 return
             file = _locked(log)
             if file is not None:
                 if not _applications(file):
-                    # Their numbers may be given to others.
+                    # The system may give their process ids to other processes.
                     file.truncate(0)
                     after_closing.enter_context(file)
                     return

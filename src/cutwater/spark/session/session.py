@@ -1,4 +1,4 @@
-"""A Spark session with the settings that Cutwater was measured with, and the format ``cutwater`` registered."""
+"""Makes a Spark session that has the measured settings and the registered format ``cutwater``."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ from cutwater.spark.source.source import source_class
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 
 SETTINGS: Mapping[str, str] = {
-    # A worker that starts on a busy machine needs longer than the default to say that it is there.
+    # A worker that starts on a busy machine needs longer than the default time to connect.
     "spark.python.authenticate.socketTimeout": "180s",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # A file of a checkpoint is written with a rename, and no processes are started on the way.
+    # This manager writes a checkpoint file with one rename and starts no processes.
     "spark.sql.streaming.checkpointFileManagerClass": (
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""See ADR 0017."""
+"""Settings of every session; ADR 0017 gives the reasons."""
 
 LOOPBACK = "127.0.0.1"
 ON_THIS_MACHINE: Mapping[str, str] = {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
-"""Nobody else can connect."""
+"""Settings of a session on this machine: other machines cannot connect to it."""
 
 
 HARMLESS = ("org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkStateServer",)
-"""Loggers whose warnings are none: this one tells of every value that is looked for and not there."""
+"""Loggers whose warnings mean nothing: this one warns about every value that is looked up and missing."""
 STARTS_MAX = 5
 STARTING = "Initializing sources"
 LATE_WORKER = "failed to connect back"
 LOOK_SECONDS = 0.02
 END_SECONDS = 2.0
-"""What a JVM gets to end when calls into it have failed."""
+"""How long a JVM may take to end after calls into it have failed."""
 ALREADY_THERE = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 def session(
     name: str = "cutwater", *, master: str = "local[*]", config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session that reads and writes the format ``cutwater``; the one that is running, if one is.
+    """Return a session that reads and writes the format ``cutwater``: the running one if there is one, else a new one.
 
     ``master`` is Spark's: ``local[*]``, ``local-cluster[2,1,1024]``, ``spark://host:port`` and others. ``config`` comes
     on top of ``SETTINGS``. Python workers run the interpreter that calls this.
@@ -77,7 +77,7 @@ def session(
     if master.startswith("local"):
         settings |= ON_THIS_MACHINE
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-        # The default, 200, is for clusters; a streaming query pays for each of them in every micro-batch.
+        # The default, 200, is meant for clusters. A streaming query pays for each partition in every micro-batch.
         settings["spark.sql.shuffle.partitions"] = str(min(os.cpu_count() or 1, 8))
     settings |= config or {}
     builder = SparkSession.builder.appName(name).master(master)
@@ -91,8 +91,9 @@ def session(
 
 
 def _leave_out_checksum_files(spark: SparkSession) -> None:
-    """On local files, so that one rename, which is atomic, puts a file of a checkpoint into its place. A file system
-    that never writes them would do as well, but the state store insists on this one.
+    """Turn off checksum files on local file systems, so that one atomic rename puts a checkpoint file into place.
+
+    A file system class that never writes them would also do, but the state store requires this one.
     """
     context: Any = spark.sparkContext
     files = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
@@ -100,7 +101,7 @@ def _leave_out_checksum_files(spark: SparkSession) -> None:
 
 
 def _quieten(spark: SparkSession) -> None:
-    """What says nothing to anyone is not logged."""
+    """Turn off log messages that mean nothing."""
     context: Any = spark.sparkContext
     log4j = context._jvm.org.apache.logging.log4j
     for name in HARMLESS:
@@ -108,14 +109,13 @@ def _quieten(spark: SparkSession) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session that was made otherwise know the format ``cutwater``."""
+    """Register the format ``cutwater`` in a session that was made without ``session``."""
     provide_format(spark, source_class(os.getpid()))
 
 
 def provide_format(spark: SparkSession, source: type[DataSource]) -> None:
-    """Register a format. A session that ``newSession`` made refuses to have one of the first session again, and does
-    not find it either.
-    """
+    """Register a format. A session made by ``newSession`` refuses a format that the first session has, and does not
+    find that format either."""
     try:
         spark.dataSource.register(source)
     except AnalysisException as error:
@@ -129,7 +129,8 @@ def provide_format(spark: SparkSession, source: type[DataSource]) -> None:
 
 
 def jvm_end(seconds: float = END_SECONDS) -> str | None:
-    """How the JVM of this process ended, in words; None if it runs, or was never started. It gets some time to end."""
+    """Describe how the JVM of this process ended. Returns None if it runs or was never started. Waits up to ``seconds``
+    for it to end."""
     context: Any = SparkContext
     jvm = getattr(context._gateway, "proc", None)
     if jvm is None:
@@ -142,9 +143,9 @@ def jvm_end(seconds: float = END_SECONDS) -> str | None:
 
 
 def start(writer: DataStreamWriter) -> StreamingQuery:
-    """Start a query, and again if Spark gave up on it because a Python process took too long to come up: for those on
-    the driver that limit is ten seconds, and cannot be set. Returns when the query has begun, or has failed otherwise.
-    """
+    """Start a query. Start it again if Spark gave up because a Python process started too slowly: for processes on the
+    driver that limit is ten seconds and cannot be set. Returns when the query has begun or has failed for another
+    reason."""
     for _ in range(STARTS_MAX - 1):
         query = writer.start()
         while query.isActive and query.status["message"] == STARTING:

@@ -1,8 +1,8 @@
-"""Where Spark's processes find Spark: a folder of links that leaves out PySpark's own archive of its sources.
+"""Makes the folder in which Spark's processes find Spark: links to everything except PySpark's archive of its sources.
 
-Spark lets its Python processes import PySpark from that archive, and each of them compiles what it imports anew, as an
-archive cannot keep the outcome: more than half of what the start of such a process costs. Without the archive they
-import the installed package, of which the compiled files are kept.
+Spark lets its Python processes import PySpark from that archive. Each process compiles what it imports again, because
+an archive cannot store compiled files; this takes more than half of the start of a process. Without the archive, the
+processes import the installed package, which stores its compiled files.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from pathlib import Path
 import pyspark
 
 LINKED = ("bin", "conf", "jars")
-"""All of an installation that sessions need."""
+"""The folders of an installation that sessions need."""
 
 
 def provide_home() -> None:
-    """Set ``SPARK_HOME``, unless someone has chosen a Spark, or this one cannot be linked to: then it starts slower."""
+    """Set ``SPARK_HOME``, unless the environment already sets it or the links cannot be made. Without it, Spark starts
+    slower."""
     installed = Path(pyspark.__file__).resolve().parent
     if "SPARK_HOME" in os.environ or not (installed / "jars").is_dir():
         return
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    # Several environments of one user may have a PySpark each.
+    # Several environments of one user may each have a PySpark.
     name = f"spark-{pyspark.__version__}-{zlib.crc32(os.fsencode(installed)):08x}"
     try:
         home = Path(cache).expanduser() / "cutwater" / name
@@ -37,7 +38,7 @@ def provide_home() -> None:
 
 
 def _link(place: Path, target: Path) -> None:
-    """Others may do the same at the same time."""
+    """Make the link. Other processes may make it at the same time."""
     if place.is_symlink() and place.readlink() == target:
         return
     made = place.with_name(f"{place.name}.{os.getpid()}")

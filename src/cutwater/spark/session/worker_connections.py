@@ -1,4 +1,4 @@
-"""Connections of this process to logs, kept for the next task: Spark uses its Python workers again and again."""
+"""Keeps connections of this process to logs for the next task, because Spark reuses its Python workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINKS_MAX = 4
 
 
 class Link:
-    """A log, and the event loop on which it is asked."""
+    """A connection to a log and the event loop that it runs on."""
 
     def __init__(self, where: Where) -> None:
         self.where = where
@@ -29,7 +29,7 @@ class Link:
         self.loop.at_end(self._close)
 
     def client(self, compression: Compression | None = None) -> AsyncClient:
-        """For those who write. Its calls may take as long as the options say."""
+        """Return a client for writing. Its calls may take as long as the options say."""
         client = self._clients.get(compression)
         if client is None:
             client = self._clients[compression] = self.loop.run(self._connect(compression))
@@ -62,8 +62,8 @@ _links: OrderedDict[tuple[int, Where], Link] = OrderedDict()
 
 
 def link_to(where: Where) -> Link:
-    """One that is there, or a new one. ``where`` names servers."""
-    # Whoever was forked from a process with links has the objects, but not their threads.
+    """Return the connection to this log, or make a new one. ``where`` must name servers."""
+    # A forked process inherits the links of its parent, but not their threads.
     key = (os.getpid(), where)
     link = _links.get(key)
     if link is None:

@@ -1,4 +1,4 @@
-"""Writing the format ``cutwater``: tasks stage rows, the driver publishes them together.
+"""Writes the format ``cutwater``: tasks stage rows, and the driver publishes them together.
 
 Not here: the sink of a pipeline (``spark.pipeline.sink``).
 """

@@ -1,7 +1,7 @@
-"""What tasks and drivers do to publish a batch: rows are staged piece by piece, and the pieces decided on together.
+"""Publishes a batch: tasks stage rows piece by piece, and the driver publishes all pieces together.
 
-There is nothing of Spark's classes here. A task makes a ``Staging``, adds rows as they come and hands the parts that
-``finish`` returns to whoever calls ``publish``, as plain data that can be pickled.
+This module uses no classes of Spark. A task makes a ``Staging``, adds rows as they come and sends the parts that
+``finish`` returns to the caller of ``publish``, as plain data that can be pickled.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cutwater.types import Part
 from cutwater.wire.options import MIB
 
 PIECE_BYTES = 64 * MIB
-"""About what becomes one part. A task has two of them in memory, one that grows and one that is on its way; three for a
-moment, if they are sorted."""
+"""Approximate bytes of one part. A task holds two in memory, one that grows and one that is being sent; when they are
+sorted, three for a moment."""
 PUBLISHED_BYTES_PER_SECOND_MIN = 4 * MIB
-"""A large batch gets more time than the options say, as if it were published at no more than this."""
+"""A large batch gets more time than the options say, as if it were published at this rate."""
 
 
 def open_run(link: Link, name: str, key: str, *, once: bool = False, start: RunStart | None = None) -> Run:
@@ -33,16 +33,17 @@ def open_run(link: Link, name: str, key: str, *, once: bool = False, start: RunS
 def publish(
     link: Link, run: Run, batch: int, parts: Iterable[Part], position: int | None = None
 ) -> tuple[Published, ...]:
-    """Returns when all of the batch is in the log; asks again until then, or until the time is up."""
+    """Publish a batch. Returns when all of it is in the log; retries until then, or until the time is up."""
     parts = tuple(parts)
     seconds = link.where.timeout + sum(part.bytes for part in parts) / PUBLISHED_BYTES_PER_SECOND_MIN
     return link.loop.run(link.client().publish(run, batch, parts, position=position, timeout=seconds))
 
 
 class Staging:
-    """What one attempt of a task stages of a batch. Rows with positions are sorted by them, in each piece.
+    """The rows of a batch that one attempt of a task stages. In each piece, rows with positions are sorted by them.
 
-    A piece that a storage node has lost on the way is staged again on others, so rows are kept until it is finished.
+    If a storage node loses a piece while it is staged, the piece is staged again on other nodes. So the rows are kept
+    until the piece is finished.
     """
 
     def __init__(self, link: Link, run: Run, batch: int, *, compression: Compression | None = None) -> None:
@@ -63,8 +64,8 @@ class Staging:
             self._under_way.cancel()
 
     def add(self, topic: str, rows: pa.RecordBatch, positions: pa.Array | None = None) -> None:
-        """Rows of a topic, with its columns. ``positions`` are bytes, one for each row, in any order; all rows of a
-        topic have them or none has."""
+        """Add rows of a topic, with the topic's columns. ``positions`` are bytes, one value per row, in any order.
+        Either all rows of a topic have positions, or none has."""
         if not rows.num_rows:
             return
         piece = self._growing.setdefault(topic, _Piece())
@@ -74,7 +75,7 @@ class Staging:
             self._stage(max(self._growing, key=lambda name: self._growing[name].bytes))
 
     def finish(self) -> tuple[Part, ...]:
-        """All parts, durable on the storage nodes that they name."""
+        """Stage the rest and return all parts. They are durable on the storage nodes that they name."""
         while self._growing:
             self._stage(next(iter(self._growing)))
         self._wait()
@@ -97,7 +98,7 @@ class Staging:
 
 
 class _Piece:
-    """Rows of one topic that will be a part."""
+    """Rows of one topic that will become a part."""
 
     def __init__(self) -> None:
         self._rows: list[pa.RecordBatch] = []

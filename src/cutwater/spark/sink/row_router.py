@@ -1,7 +1,7 @@
-"""From the rows of a query to those of topics: which topic a row is for, which columns are stored, how rows are sorted.
+"""Converts the rows of a query to rows of topics: the topic of each row, the columns to store, the order of rows.
 
-Columns that the log itself gives to readers need not be dropped by a query that copies a topic; any other column that
-a topic does not have is an error, because its values would be lost without anyone noticing.
+A query that copies a topic need not drop the columns that the log itself adds for readers. Any other column that the
+topic does not have is an error, because its values would be lost unnoticed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ SIGN = np.uint64(1 << 63)
 KAFKA_HEADERS = "array<struct<key string, value binary>>"
 
 Outgoing = tuple[str, pa.RecordBatch, pa.Array | None]
-"""A topic, rows of it, and their positions if they have some."""
+"""A topic, rows for it, and their positions if they have any."""
 
 
 class Router:
-    """Divides batches of a query among topics, whole columns at once. ``find`` gives a topic by its name."""
+    """Divides batches of a query among topics, whole columns at once. ``find`` returns a topic by its name."""
 
     def __init__(self, options: WriteOptions, find: Callable[[str], Topic]) -> None:
         self._options, self._find = options, find
@@ -70,24 +70,24 @@ class Router:
 
 
 def ignored_by(options: WriteOptions) -> frozenset[str]:
-    """Columns that are not stored, unless the topic has one of that name."""
+    """Return the columns that are not stored unless the topic has a column of that name."""
     return RESERVED | {"timestamp", options.position}
 
 
 def columns_of(topic: Topic) -> pa.Schema:
-    """What a row of the topic may have."""
+    """Return the columns that a row of the topic may have."""
     return KEY_VALUE if topic.schema is None else topic.schema
 
 
 def unknown_column(name: str, topic: Topic, given: Sequence[str]) -> InvalidArgument:
     return InvalidArgument(
-        f"column {name!r} is none of topic {topic.name!r}: drop it, or add it to the topic's schema first\n"
+        f"column {name!r} does not exist in topic {topic.name!r}: drop it, or add it to the topic's schema first\n"
         f"  topic: {describe(columns_of(topic))}\n  query: {', '.join(given)}"
     )
 
 
 def check_query(options: WriteOptions, schema: StructType) -> None:
-    """What can be said of a query without asking the log."""
+    """Check everything about a query that can be checked without the log."""
     names = schema.fieldNames()
     if options.position and options.position not in names:
         raise InvalidArgument(
@@ -95,8 +95,7 @@ def check_query(options: WriteOptions, schema: StructType) -> None:
         )
     if not options.topic and TOPIC not in names:
         raise InvalidArgument(
-            f"it is not said which topic to write to: give option 'topic', or a column 'topic' besides "
-            f"{', '.join(names)}"
+            f"no topic to write to was given: give option 'topic', or a column 'topic' besides {', '.join(names)}"
         )
     given = arrow_schema(schema)
     if not options.topic and not pa.types.is_string(given.field(TOPIC).type):
@@ -106,7 +105,7 @@ def check_query(options: WriteOptions, schema: StructType) -> None:
 
 
 def check_columns(options: WriteOptions, schema: StructType, topic: Topic) -> None:
-    """That rows of the query can be rows of the topic; whether each value can, is seen when it comes."""
+    """Check that rows of the query fit the topic. Each value is checked when it is written."""
     given, wanted = arrow_schema(schema), columns_of(topic)
     empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in given], schema=given)
     for field in given:
@@ -131,7 +130,7 @@ def check_columns(options: WriteOptions, schema: StructType, topic: Topic) -> No
 
 
 def headers_of(column: pa.Array) -> pa.Array:
-    """Headers as a map; Kafka's sink has them as an array of keys and values."""
+    """Return headers as a map. Kafka's sink has them as an array of keys and values."""
     if not pa.types.is_list(column.type) or not pa.types.is_struct(column.type.value_type):
         return column
     pairs = column.values
@@ -140,14 +139,14 @@ def headers_of(column: pa.Array) -> pa.Array:
     keys, values = pairs.field(0), pairs.field(1)
     offsets = column.offsets
     if column.null_count:
-        # A null offset says that there is no map in the row.
+        # A null offset means that the row has no map.
         missing = pa.concat_arrays([column.is_null(), pa.array([False])])
         offsets = pc.if_else(missing, pa.scalar(None, offsets.type), offsets)
     return pa.MapArray.from_arrays(offsets, keys, values)
 
 
 def positions_of(name: str, column: pa.Array) -> pa.Array:
-    """Bytes that are in the order of the values. Integers and times count by their value, text and bytes bytewise."""
+    """Return bytes that sort like the values. Integers and times sort by value, text and bytes sort bytewise."""
     if column.null_count:
         raise InvalidArgument(f"column {name!r} is null in a row, and rows are sorted by it: option 'positionColumn'")
     kind = column.type

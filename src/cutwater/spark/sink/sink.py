@@ -1,8 +1,8 @@
-"""Writing the format ``cutwater``. Everything here is called by Spark, in processes of its choice.
+"""Writes the format ``cutwater``. Spark calls everything here, in processes of its choice.
 
-Tasks stage their rows where nobody sees them. When all tasks of a batch are done, the driver lets the log decide that
-these are its rows; from then on the log publishes them by itself. What is decided about a batch stands: if Spark has
-lost its memory of that, computes the batch again and commits it again, nothing more is published.
+Tasks stage their rows, and no reader sees them. When all tasks of a batch are done, the driver lets the log decide that
+these are the rows of the batch. From then on the log publishes them by itself. A decision about a batch is final: if
+Spark forgets it, and computes and commits the batch again, nothing more is published.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from cutwater.spark.sink.row_router import Router, check_columns, check_query
 from cutwater.types import Part
 
 QUERY_ID = "sql.streaming.queryId"
-"""Made when a checkpoint is, and kept there: the same after a restart, another one for a new checkpoint."""
+"""Spark makes this id with a checkpoint and stores it there: it is the same after a restart, and another one for a new
+checkpoint."""
 BATCH_ID = "streaming.sql.batchId"
 ONLY_BATCH = 0
 
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task that has succeeded tells the driver."""
+    """Message of a successful task to the driver."""
 
     run: Run
     batch: int
     parts: tuple[Part, ...]
     position: int | None = None
-    """The last position of the log that one of the rows comes from, if it is known."""
+    """The last log position that a row comes from, if known."""
 
 
 Stage = Callable[[Iterator[pa.RecordBatch], Run, int], Staged]
-"""Stages the rows of a task for a batch of a run."""
+"""A function that stages the rows of a task for a batch of a run."""
 
 
 class _Writer:
-    """What batch and streaming have in common. It travels to tasks, so it holds no connection."""
+    """Common part of the batch and the stream writer. Spark sends it to tasks, so it holds no connection."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         self.options = options
@@ -72,7 +73,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Made once, on the driver; tasks and the commit have copies of it."""
+    """Writes one batch. It is made once, on the driver; tasks and the commit have copies of it."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
@@ -87,11 +88,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         publish_staged(self.options.where, messages, ONLY_BATCH)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What is staged and not decided on is invisible, and expires."""
+        """Do nothing: rows that are staged and not decided are invisible and expire."""
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Made for each batch and again for its commit. Only tasks learn which query they are of."""
+    """Writes a stream. It is made for each batch and again for its commit. Only tasks are told which query they belong
+    to."""
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -103,7 +105,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         publish_staged(self.options.where, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What is staged and not decided on is invisible, and expires."""
+        """Do nothing: rows that are staged and not decided are invisible and expire."""
 
 
 def stage_once(
@@ -113,14 +115,13 @@ def stage_once(
     stage: Stage,
     start: RunStart,
 ) -> Staged:
-    """In a task of a query: stage its rows, unless the micro-batch is decided already. The log refuses a new checkpoint
-    whose output is there already, as far as ``start`` tells.
-    """
+    """Stage the rows of a task, unless the micro-batch is already decided. The log refuses a new checkpoint whose
+    output already exists, as far as ``start`` tells."""
     context = TaskContext.get()
     key = context.getLocalProperty(QUERY_ID) if context is not None else None
     number = context.getLocalProperty(BATCH_ID) if context is not None else None
     if key is None or number is None:
-        raise ProtocolViolation(f"Spark has not said of which query and batch this task is: {key}, {number}")
+        raise ProtocolViolation(f"Spark did not name the query and the batch of this task: {key}, {number}")
     run = open_run(link_to(where), name, key, start=start)
     return stage_unless_decided(run, int(number), batches, stage)
 
@@ -133,8 +134,8 @@ def stage_unless_decided(run: Run, batch: int, batches: Iterator[pa.RecordBatch]
             "the position from which on its rows are wanted"
         )
     if run.last_batch == batch:
-        # Its rows are decided. Those that come now are computed all the same, because operators before this one may
-        # have state, which they store at the end of their input.
+        # The rows of this batch are decided. The new ones are computed all the same, because operators before this one
+        # may have state, which they store at the end of their input.
         for _ in batches:
             pass
         return Staged(run, batch, ())
@@ -142,12 +143,12 @@ def stage_unless_decided(run: Run, batch: int, batches: Iterator[pa.RecordBatch]
 
 
 def publish_staged(where: Where, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-    """On the driver: let the log decide on what all tasks have staged."""
+    """Let the log decide on the rows that all tasks have staged. Runs on the driver."""
     staged = [message for message in messages if isinstance(message, Staged)]
     if len(staged) != len(messages):
         raise ProtocolViolation(f"{len(messages) - len(staged)} tasks of batch {batch} have staged nothing: {messages}")
     if not staged:
-        # A query without a single partition has no rows either.
+        # A query without partitions has no rows.
         return
     run = staged[0].run
     if any(message.run.run != run.run or message.batch != batch for message in staged):

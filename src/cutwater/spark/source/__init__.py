@@ -1,4 +1,4 @@
-"""Reading the format ``cutwater``: which range a micro-batch has, which task reads what, and its Arrow batches.
+"""Reads the format ``cutwater``: the range of a micro-batch, the part that each task reads, and its Arrow batches.
 
 Not here: the source of a pipeline (``spark.pipeline.source``).
 """

@@ -1,13 +1,15 @@
-"""The watermark at every position of a range, by the rule of ``core.read.watermark``, for whole columns at once.
+"""Computes the watermark at every position of a range, by the rule of ``core.read.watermark``, for whole columns at
+once.
 
-The planner walks the headers of all log streams of a query (``advance``) and gives each task, per batch of its log
-stream, four numbers: the watermark before the batch and what it is at least inside, the least of the other log streams
-and topics, and how far its own had come (``Seen``). From these and the event times of its records a task knows what
-each record saw (``seen_by``). Each topic is a source, and the query is an operator that is fed from all of them.
+The planner walks the headers of all log streams of a query (``advance``). It gives each task four numbers for each
+batch of its log stream (``Seen``): the watermark before the batch, a lower bound of the watermark inside the batch, the
+least watermark of the other log streams and topics, and the log stream's own watermark before the batch. From these and
+the event times of its records, a task computes the watermark that each record saw (``seen_by``). Each topic is a
+source, and the query is an operator that reads all of them.
 
-What a position's watermark owes to the far past is one number per source, and one more, because watermarks never go
-back. So a planner that starts in the middle need not walk from the beginning: it looks back, to a mark of the log's
-clock, until something after that place outweighs everything before it (``is_settled``).
+The influence of the far past on a watermark is one number per source, and one more because watermarks never go back. So
+a planner that starts in the middle need not walk from the beginning. It goes back to a mark of the log's clock that is
+early enough: what was said after the mark outweighs everything before it (``is_settled``).
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ FIRST_LLSN, FIRST_GLSN, COUNT, TIME, TIME_MAX, DECLARED = range(6)
 
 
 class StreamState(Struct, frozen=True):
-    """One log stream after a position: its own watermark, its last entry, or its creation before the first, and whether
-    that entry declares idleness."""
+    """State of one log stream after a position: its own watermark, the time of its last entry (of its creation if it
+    has none), and whether that entry declares idleness."""
 
     watermark: int
     last_commit: int
@@ -43,16 +45,17 @@ class StreamState(Struct, frozen=True):
 
 
 class Past(Struct, frozen=True):
-    """A log stream whose topic begins at ``first``, because it was trimmed, and what it had said by then. What it had
-    said before is not known. Up to there it counts as one that has said no more than the walk knows of it, and that is
-    idle no earlier than its last entry allows; so the watermark is not above the true one."""
+    """State of a trimmed log stream where its topic now begins, at ``first``. Its state before that position is not
+    known. Up to ``first``, the log stream counts with no more than the walk knows of it, and turns idle no earlier than
+    its last entry allows. So the computed watermark is never above the true one."""
 
     first: GLSN
     state: StreamState
 
 
 class SourceState(Struct, frozen=True):
-    """One topic after a position: its watermark, and whether it was idle when it was last evaluated, and where."""
+    """State of one topic after a position: its watermark, whether it was idle when it was last evaluated, and where
+    that was."""
 
     watermark: int = NO_WATERMARK
     idle: bool = True
@@ -60,8 +63,8 @@ class SourceState(Struct, frozen=True):
 
 
 class ClockState(Struct, frozen=True):
-    """The watermark after position ``glsn``, and what it depends on there. Log streams that are not named have not been
-    heard of: their creation counts. Topics that are not named have not been evaluated."""
+    """The watermark after position ``glsn``, and the state that it depends on. A log stream that is not named has had
+    no entry: the time of its creation counts. A topic that is not named has not been evaluated."""
 
     glsn: GLSN
     watermark: int
@@ -70,8 +73,9 @@ class ClockState(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """Per batch of one log stream, by its first GLSN: the watermark before it, what it is at least after its first
-    record, the least of other log streams and topics while it was committed, and the stream's own before it."""
+    """Numbers for each batch of one log stream, found by its first GLSN: the watermark before the batch, a lower bound
+    of the watermark after its first record, the least watermark of other log streams and topics while it was committed,
+    and the log stream's own watermark before it."""
 
     first_glsn: Numbers
     before: Numbers
@@ -80,7 +84,7 @@ class Seen(Struct, frozen=True):
     own: Numbers
 
     def between(self, first: GLSN, last: GLSN) -> Seen:
-        """Those that have positions in a range; the first may begin before it."""
+        """Return the batches with positions in a range. The first one may begin before the range."""
         start = max(0, int(np.searchsorted(self.first_glsn, first, side="right")) - 1)
         stop = int(np.searchsorted(self.first_glsn, last, side="right"))
         columns = (self.first_glsn, self.before, self.floor, self.others, self.own)
@@ -88,8 +92,8 @@ class Seen(Struct, frozen=True):
 
 
 class Walked(Struct, frozen=True):
-    """From ``start`` on. ``state`` is after the last batch that ends at or below the position asked for, and all marks
-    up to there."""
+    """Result of a walk that begins at ``start``. ``state`` is the state after the last batch that ends at or below the
+    requested position, and after all marks up to there."""
 
     start: ClockState
     state: ClockState
@@ -97,7 +101,7 @@ class Walked(Struct, frozen=True):
 
 
 def state_before(info: StreamInfo, heads: Heads, strategy: Strategy) -> StreamState:
-    """Of one log stream, before the first of these heads."""
+    """Return the state of one log stream before the first of these heads."""
     before = heads.before
     said = before.declared if isinstance(strategy, Punctuated) else before.time_max
     watermark = NO_WATERMARK if said is None else int(said) - _lag_us(strategy)
@@ -105,8 +109,8 @@ def state_before(info: StreamInfo, heads: Heads, strategy: Strategy) -> StreamSt
 
 
 def is_settled(walked: Walked, streams: Sequence[StreamInfo]) -> bool:
-    """Whether nothing that happened before the start can still matter: no watermark was ever above the highest of its
-    streams, so one that has come to where that was at the start owes nothing to what was before."""
+    """Report whether nothing before the start can still matter. No watermark was ever above the highest of its streams,
+    so a watermark that has reached the highest one at the start does not depend on anything earlier."""
     begun, now = walked.start.streams, walked.state
     highest = max((begun[info.stream].watermark for info in streams if info.stream in begun), default=NO_WATERMARK)
     if now.watermark < highest:
@@ -120,16 +124,16 @@ def is_settled(walked: Walked, streams: Sequence[StreamInfo]) -> bool:
 
 
 class _Topic(Struct, eq=False):
-    """What is known of one source at every row."""
+    """State of one source at every row."""
 
     rows: NDArray[np.bool_]
-    """Those of its own log streams."""
+    """Selects the rows of its own log streams."""
     begun: int
     """Its watermark before the first row."""
     watermark: Numbers
     idle: NDArray[np.bool_]
     others: Numbers
-    """Where a row is one of its log streams', the least of the others that are not idle."""
+    """For a row of one of its log streams: the least watermark of its other log streams that are not idle."""
     states: Callable[[int], SourceState]
 
 
@@ -143,8 +147,8 @@ def advance(
     rule: int = RULE,
     pasts: Mapping[LogStreamId, Past] = MappingProxyType({}),
 ) -> Walked:
-    """Lead the clock from one position to another. ``heads`` and ``marks`` are those above ``start``. Under rule 1 all
-    topics are one source, which every row evaluates, and which stands still while all its log streams are idle."""
+    """Advance the clock from one position to another. ``heads`` and ``marks`` are those above ``start``. Under rule 1
+    all topics are one source, every row evaluates it, and it stands still while all its log streams are idle."""
     rows = _merged(streams, heads, marks, strategy)
     owner, first, last = rows.owner, rows.first, rows.last
     kept = int(np.searchsorted(last, through, side="right"))
@@ -176,7 +180,7 @@ def advance(
             said_last = np.where(first >= past.first, past.state.idle, known.idle)
             idle = np.where(spoke < 0, said_last, rows.idle[spoke]) & (rule > 1)
             exists = (info.created_at < first) & ((first <= info.final_at) | (not info.final))
-            # In this form because a sum with a time that is far off would not fit into 64 bits.
+            # Written as a subtraction, because the sum with a distant time would overflow 64 bits.
             counts = exists & ~idle & (rows.time - strategy.idle_after_us <= commit)
             is_active |= counts
             is_new |= exists & (info.created_at >= evaluated)
@@ -196,7 +200,7 @@ def advance(
             return SourceState(int(watermark[row]), bool(idle[row]), int(evaluated[row]))
 
         topics[topic] = _Topic(own_rows, begun.watermark, watermark, was_idle & ~is_new, others, state_at)
-    # A mark that is the last position of a batch comes after it: the watermark is known once both are taken in.
+    # A mark at the last position of a batch comes after the batch: the watermark is known when both are applied.
     is_last = np.append(last[1:] != last[:-1], True)[:size]
     watermark = _running(np.where(is_last, _combined(topics, size), NO_WATERMARK), start.watermark)
     before = _shifted(watermark, start.watermark)
@@ -207,7 +211,7 @@ def advance(
             if other != topic:
                 least = np.minimum(least, np.where(found.idle, MAX_WATERMARK, found.watermark))
         others = np.where(own_topic.rows, np.minimum(own_topic.others, least), others)
-        # A topic that held the others back has turned idle, if a log stream that was new in it is gone again.
+        # A topic that held the others back may have turned idle, because a log stream that was new in it is gone again.
         reached = np.minimum(_shifted(own_topic.watermark, own_topic.begun), least)
         floor = np.where(own_topic.rows, np.maximum(floor, reached), floor)
     seen = {
@@ -230,7 +234,7 @@ def advance(
 
 
 def _combined(topics: Mapping[TopicId, _Topic], size: int) -> Numbers:
-    """``combined`` of ``core.read.watermark`` at every row."""
+    """Compute ``combined`` of ``core.read.watermark`` at every row."""
     least, highest, is_active = np.full(size, MAX_WATERMARK), np.full(size, NO_WATERMARK), np.zeros(size, bool)
     for found in topics.values():
         least = np.minimum(least, np.where(found.idle, MAX_WATERMARK, found.watermark))
@@ -243,8 +247,8 @@ def _combined(topics: Mapping[TopicId, _Topic], size: int) -> Numbers:
 def seen_by(
     times: Numbers, first_glsn: Numbers, counts: Numbers, seen: Seen, strategy: Strategy
 ) -> tuple[Numbers, NDArray[np.bool_]]:
-    """The watermark that each record of consecutive batches of one log stream saw, and where there was none. ``times``
-    are the event times of all their records."""
+    """Return the watermark that each record of consecutive batches of one log stream saw, and a mask of the records
+    that saw none. ``times`` are the event times of all their records."""
     at = np.searchsorted(seen.first_glsn, first_glsn)
     assert np.array_equal(seen.first_glsn[at], first_glsn), "the planner has walked over every batch that a task reads"
     floor, others = (np.repeat(column[at], counts) for column in (seen.floor, seen.others))
@@ -253,7 +257,7 @@ def seen_by(
     else:
         # A log stream never falls behind its own past, so one running maximum serves all batches.
         own = _running(_less(times, _lag_us(strategy)), int(seen.own[at[0]]))
-    # A record sees what was said up to the one before it; the first of a batch, what there was before the batch.
+    # A record sees the watermark after the record before it. The first record of a batch sees the one before the batch.
     found = others
     np.minimum(own[:-1], others[1:], out=found[1:])
     np.maximum(found, floor, out=found)
@@ -262,8 +266,8 @@ def seen_by(
 
 
 class _Rows(Struct, eq=False):
-    """All batches and marks in the order of their positions: whose they are (-1 for a mark), first and last GLSN, time
-    of the cut, what they say of event time, and whether they declare idleness."""
+    """All batches and marks in the order of their positions, as columns: the index of the log stream (-1 for a mark),
+    first and last GLSN, time of the cut, the watermark that it implies, and whether it declares idleness."""
 
     owner: Numbers
     first: Numbers
@@ -291,13 +295,13 @@ def _merged(
         last = table[FIRST_GLSN] + table[COUNT] - 1
         parts.append((np.full(len(last), place), table[FIRST_GLSN], last, table[TIME], said, idle))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    # A mark is the end of a cut. If that is the last position of a batch as well, the batch comes first.
+    # A mark is the end of a cut. If a batch ends at the same position, the batch comes first.
     order = np.lexsort((columns[0] < 0, columns[2]))
     return _Rows(*(column[order] for column in columns))
 
 
 def _latest(rows: NDArray[np.bool_]) -> Numbers:
-    """The last row so far of those that are chosen, -1 where there is none."""
+    """Return for each row the last selected row up to it, or -1."""
     found: Numbers = np.maximum.accumulate(np.where(rows, np.arange(len(rows)), -1)) if len(rows) else np.arange(0)
     return found
 
@@ -307,7 +311,7 @@ def _numbers(values: Sequence[int]) -> Numbers:
 
 
 def _less(times: Numbers, lag_us: int) -> Numbers:
-    """Times that are far off stay in 64 bits."""
+    """Subtract the lag. Distant times do not overflow 64 bits."""
     found: Numbers = np.maximum(times, NO_WATERMARK + lag_us)
     found -= lag_us
     return found
@@ -318,15 +322,15 @@ def _lag_us(strategy: Strategy) -> int:
 
 
 def _running(values: Numbers, initial: int) -> Numbers:
-    """The largest so far."""
-    # To look whether times rise by themselves, as they mostly do, takes a tenth of what it saves.
+    """Return the running maximum."""
+    # Times mostly rise already. Checking this takes a tenth of the time that it saves.
     is_rising = bool((values[1:] >= values[:-1]).all())
     found: Numbers = np.maximum(values if is_rising else np.maximum.accumulate(values), initial)
     return found
 
 
 def _shifted(values: Numbers, first: int) -> Numbers:
-    """One place later."""
+    """Shift the values by one place; ``first`` becomes the first value."""
     found = np.empty_like(values)
     found[:1], found[1:] = first, values[:-1]
     return found

@@ -1,8 +1,8 @@
-"""The offsets of a query, as Spark keeps them in its checkpoint, and where a micro-batch begins.
+"""Defines the offsets of a query, as Spark stores them in its checkpoint, and the beginning of a micro-batch.
 
-Spark keeps where each micro-batch ends. Where the first one begins it asks again every time: when it looks for the end,
-when it plans the batch, and when it plans it again after a restart. Whatever is the end of the log by then is none of
-its business, so the end of the first micro-batch says where that begins, and only this counts.
+Spark stores the end of each micro-batch. It asks for the beginning of the first one every time: when it looks for the
+end, when it plans the batch, and when it plans it again after a restart. The answer must not depend on the end of the
+log at that time. So the end of the first micro-batch stores the beginning, and only this value counts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cutwater.types import GLSN, TopicId
 
 
 class End(Protocol):
-    """``since``: where the query begins; its first offset has its own position there, later ones than that of the first
-    micro-batch have none."""
+    """The end of a micro-batch. ``since`` is the beginning of the query. In the first offset it equals the offset's own
+    position; the end of the first micro-batch has it as well, and later offsets have none."""
 
     @property
     def glsn(self) -> int: ...
@@ -30,11 +30,17 @@ class End(Protocol):
 
 
 class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything of the query's topics at or below ``glsn`` has been read. ``began``: where topics begin for this query
-    that began above it, if it began with the earliest: what was trimmed by then is not missed. ``topics``: those that
-    were read, by number, so that one that is gone is missed, also if another one has its name; older offsets have those
-    of a pattern only. ``rule``: the rule of the watermark that the micro-batch up
-    to here was planned by; none if the query has no such column, or if it was planned before rules had numbers."""
+    """An offset: everything of the query's topics at or below ``glsn`` has been read.
+
+    ``began``: the first position of each topic that begins above the offset, if the query began with the earliest
+    record; what had been trimmed by then does not count as lost.
+
+    ``topics``: the topics that were read, by number. So the query notices that a topic was deleted, even if another
+    topic has its name now. Older offsets list only the topics of a pattern.
+
+    ``rule``: the watermark rule with which the micro-batch up to here was planned. None if the query has no watermark
+    column, or if the micro-batch was planned before rules had numbers.
+    """
 
     glsn: GLSN
     since: GLSN | None = field(default=None, name="from")
@@ -59,27 +65,28 @@ class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
 
 def is_first(offset: End) -> bool:
-    """Whether nothing has been read yet."""
+    """Report whether the query has read nothing yet."""
     return offset.since == offset.glsn
 
 
 def since_after(start: End) -> GLSN | None:
-    """What the end of a micro-batch that begins here says of the beginning of the query."""
+    """Return the beginning of the query to store in the end of a micro-batch that begins here."""
     return GLSN(start.glsn) if is_first(start) else None
 
 
 def start_of(start: End, end: End) -> GLSN:
-    """Where the micro-batch between two offsets begins, whatever Spark was told of the beginning this time."""
+    """Return the beginning of the micro-batch between two offsets, independent of the beginning that Spark was told
+    this time."""
     if is_first(start) and end.since is not None:
         return GLSN(end.since)
     return GLSN(start.glsn)
 
 
 def began_of(start: Offset, end: Offset) -> dict[TopicId, GLSN]:
-    """Where topics begin in the micro-batch between two offsets, if it is not where that begins."""
+    """Return the first positions of topics that begin later than the micro-batch between two offsets."""
     return end.began if is_first(start) and end.since is not None else start.began
 
 
 def began_above(began: Mapping[TopicId, GLSN], glsn: GLSN) -> dict[TopicId, GLSN]:
-    """Those that matter to whoever reads on after a position."""
+    """Keep the topics that begin after the next position to read."""
     return {topic: first for topic, first in began.items() if first > glsn + 1}

@@ -1,8 +1,8 @@
-"""What the planner of a query knows: from where to where, and which task reads what.
+"""Plans a query: the range of each micro-batch, and the part that each task reads.
 
-An offset is one number n: everything of the query's topics at or below GLSN n has been read (what else it may say is in
-``offsets``). It moves when these topics have new records, or when the watermark, if it is among the columns, has moved;
-not for what happens to other topics.
+An offset is one number n: everything of the query's topics at or below GLSN n has been read. (Module ``offsets``
+describes its other fields.) It moves when these topics have new records, or when the watermark has moved and is among
+the columns. Other topics do not move it.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from cutwater.types import GLSN, LLSN, BatchKind, CutTime, LogStreamId, TopicId
 _log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.1
-"""How long a query that has nothing to do waits for something new: as long as another source of it may have to wait."""
+"""How long a query with nothing to do waits for new records. Another source of the query may have to wait this long."""
 MARKS_SECONDS = 1.0
-"""How often it looks whether time alone has moved the watermark."""
+"""How often the planner checks whether time alone has moved the watermark."""
 SEARCH_POSITIONS = 64
 SPLIT_POSITIONS = 16
-"""Per part that a range is cut into: how exactly the parts have the same size."""
+"""Positions to measure per part that a range is cut into. More positions make the sizes of the parts more equal."""
 TRIMS_MAX = 3
-"""How often a range is planned anew because it was trimmed meanwhile."""
+"""How often a range is planned again because it was trimmed meanwhile."""
 LOOK_BACK = 4_096
 LOOK_BACK_FACTOR = 16
 
 
 class Piece(Struct, frozen=True):
-    """A range of one log stream, both ends included."""
+    """A range of one log stream, including both ends."""
 
     topic: TopicInfo
     info: StreamInfo
@@ -55,7 +55,7 @@ class Piece(Struct, frozen=True):
 
 
 class Idle(Struct, frozen=True):
-    """Since an offset there has been nothing new: the watermark there, and the clock when it was last looked at."""
+    """State while nothing new follows an offset: the watermark at the offset, and the clock at the last check."""
 
     start: GLSN
     watermark: int
@@ -63,7 +63,7 @@ class Idle(Struct, frozen=True):
 
 
 class Planner:
-    """All of it runs on one event loop. ``schema`` is what Spark expects of the rows."""
+    """Plans the micro-batches of one query, on one event loop. ``schema`` is the schema of rows that Spark expects."""
 
     def __init__(self, options: ReadOptions, ranges: Ranges, schema: StructType) -> None:
         self._options, self._ranges, self._schema = options, ranges, schema
@@ -85,12 +85,13 @@ class Planner:
         self._clock: ClockState | None = None
         self._idle: Idle | None = None
         self._began: dict[TopicId, GLSN] = {}
-        """Where each topic began when the query did, if it began with the earliest: what lies before is not missed."""
+        """The first position of each topic when the query began, if it began with the earliest record. Records before
+        it do not count as lost."""
         self._read: dict[LogStreamId, LLSN] = {}
-        """How far each log stream has been planned to be read."""
+        """How far each log stream is planned to be read."""
         self._lost: dict[str, GLSN] = {}
         self._known: dict[TopicId, str] = {}
-        """The topics that were found last."""
+        """The topics found by the last look at the catalog."""
         self._deleted: dict[TopicId, str] = {}
         self._missed_at = -math.inf
         self._view: View | None = None
@@ -108,31 +109,31 @@ class Planner:
     def _streams(self, view: View) -> list[tuple[TopicInfo, StreamInfo]]:
         return [(topic, info) for topic in self._selection.topics(view) for info in view.streams_of(topic.topic)]
 
-    # What Spark keeps.
+    # Offsets, as Spark stores them.
 
     async def first(self) -> Offset:
-        """The offset of a query that has read nothing yet."""
+        """Return the offset of a query that has read nothing yet."""
         glsn = await self.start()
         return Offset(glsn, glsn, began_above(self._began, glsn), self._found(), self._rule)
 
     async def following(self, start: Offset, through: GLSN | None = None, *, limited: bool = True) -> Offset:
-        """Where the micro-batch after this offset ends; the same offset if there is nothing new."""
+        """Return the end of the micro-batch after this offset, or the same offset if there is nothing new."""
         end = await self.latest(start.glsn, through, limited=limited)
         await self._look_for_deleted(start)
         if end == start.glsn:
             return start
-        # An end has what its micro-batch needs to know, because the first one has no other offset to say it.
+        # The end stores what its micro-batch needs to know, because no other offset stores it for the first one.
         return Offset(end, since_after(start), began_above(start.began, start.glsn), self._found(), self._rule)
 
     async def between(self, start: Offset, end: Offset) -> list[Part]:
-        """Who reads what in the micro-batch between two offsets."""
+        """Return the parts that the tasks read in the micro-batch between two offsets."""
         self._began = began_of(start, end)
-        # What was planned under another rule of the watermark is read again under that.
+        # A micro-batch that was planned under another watermark rule is read again under that rule.
         parts = await self.parts(start_of(start, end), end.glsn, end.rule or RULE_BEFORE)
         self._miss_deleted({**start.topics, **end.topics})
         return parts
 
-    # Topics by number. One that is created again under its name is another one.
+    # Topics by number. A topic that is created again under its name has another number.
 
     def _found(self) -> dict[TopicId, str]:
         if self._view is not None:
@@ -140,7 +141,8 @@ class Planner:
         return self._known
 
     async def _look_for_deleted(self, start: Offset) -> None:
-        """Also while nothing is new, every now and then. Of topics that are named the feed tells."""
+        """Look for deleted topics from time to time, also while nothing is new. The feed reports deleted topics that
+        the options name."""
         now = asyncio.get_running_loop().time()
         if self._options.pattern and start.topics and now - self._missed_at >= MARKS_SECONDS:
             self._missed_at = now
@@ -148,8 +150,8 @@ class Planner:
         self._miss_deleted(start.topics)
 
     def _miss_deleted(self, known: Mapping[TopicId, str]) -> None:
-        """Nobody can tell any more whether all of a topic that is gone was read. Topics that the query read before, and
-        that its options do not name any more, may be deleted."""
+        """Report topics that are gone, because records of them may not have been read. Topics that the query read
+        before and that its options no longer select may be deleted."""
         if self._view is None:
             return
         exist = {topic.topic for topic in self._view.topics.values()} | self._deleted.keys()
@@ -176,14 +178,14 @@ class Planner:
                 "query has not read. With option failOnDataLoss=false it goes on without them and reports it"
             )
         self._deleted |= gone
-        # A selection keeps to the topics that it has found by their names.
+        # A selection keeps the topics that it has found by their names.
         self._selection = self._options.selection()
         _log.error("DATA LOSS: topics that this query reads were deleted: %s (failOnDataLoss=false)", names)
 
-    # Where to begin and to end.
+    # Beginning and end.
 
     async def start(self) -> GLSN:
-        """The offset to begin with."""
+        """Return the offset to begin with."""
         view = await self._fresh()
         if self._options.start.end == "earliest":
             self._began = {topic.topic: topic.trimmed_before for topic in self._selection.topics(view)}
@@ -191,7 +193,7 @@ class Planner:
         return await self._resolve(self._options.start, view)
 
     async def stop(self) -> GLSN:
-        """The offset at which a batch ends."""
+        """Return the offset at which a batch ends."""
         return await self._resolve(self._options.stop, await self._fresh())
 
     async def _resolve(self, point: Point, view: View) -> GLSN:
@@ -208,17 +210,17 @@ class Planner:
         return end
 
     def _newest(self, view: View) -> GLSN:
-        """The last position that a log stream of the query has."""
+        """Return the last position of any log stream of the query."""
         return max((info.last_glsn for _, info in self._streams(view)), default=GLSN(0))
 
     async def newest(self) -> GLSN:
         return self._newest(await self._fresh())
 
     async def latest(self, start: GLSN, through: GLSN | None = None, *, limited: bool = True) -> GLSN:
-        """Up to where the next micro-batch may go: as far as the log has come, at most to ``through``, and no further
-        than the limits say. If there is nothing new, it waits a moment for it."""
+        """Return the end of the next micro-batch: the end of the log, at most ``through``, and within the limits. If
+        there is nothing new, wait a moment for it."""
         if through is not None and start >= through:
-            # What is as new as the offset will do: this is asked again and again.
+            # A view as new as the offset is enough: Spark asks this again and again.
             if self._view is None or self._view.catalog.high_watermark < start:
                 _require_within(start, await self._fresh())
             return start
@@ -239,7 +241,7 @@ class Planner:
         return await self._limited(start, end, view) if limited else end
 
     async def _awaited(self, feed: Feed) -> View | None:
-        """Wait for a record, or for a declaration, which may move the watermark; None if none came."""
+        """Wait for a record, or for a declaration, which may move the watermark. Returns None if none came."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not any(run.batch.kind is not BatchKind.FENCE for run in await feed.take()):
@@ -247,13 +249,14 @@ class Planner:
         except TimeoutError:
             return None
         except CutwaterError:
-            # The catalog says better what is wrong, if anything is.
+            # The catalog gives the better error, if anything is wrong.
             pass
         await self.close()
         return await self._fresh()
 
     async def _moved_by_time(self, start: GLSN) -> GLSN:
-        """A log stream that has turned idle holds the watermark back no more, at the next mark of the log's clock."""
+        """Return the position to which time alone has moved the watermark, or ``start``. At the next mark of the log's
+        clock, a log stream that has turned idle no longer holds the watermark back."""
         now = asyncio.get_running_loop().time()
         if not self._wants_watermark or now - self._looked_at < MARKS_SECONDS:
             return start
@@ -265,14 +268,14 @@ class Planner:
         if idle is None or idle.start != start:
             here = (await self._walk(start, start, view)).state
             idle = Idle(start, here.watermark, here)
-        # From where it looked last, or a long silence would be walked through every second.
+        # Walk from the last check on; otherwise every second would walk through the whole of a long silence.
         clock = (await self._walked(idle.clock, view.catalog.high_watermark, view)).state
         self._idle = Idle(start, idle.watermark, clock)
         return clock.glsn if clock.watermark > idle.watermark else start
 
     async def progress(self) -> dict[str, object]:
-        """How far the topics go, how many records of them lie before that, and what was lost. Spark shows it before the
-        next range is planned, so records that are just about to be read count as well."""
+        """Return the end of the topics, the number of unread records before it, and what was lost. Spark shows this
+        before it plans the next range, so records that are about to be read count as unread."""
         view = self._view or await self._fresh()
         streams = self._streams(view)
         behind = [info.committed_end - self._read.get(info.stream, LLSN(0)) for _, info in streams]
@@ -283,7 +286,7 @@ class Planner:
             told["deleted"] = sorted(self._deleted.values())
         return told
 
-    # How much.
+    # Limits.
 
     async def _limited(self, start: GLSN, end: GLSN, view: View) -> GLSN:
         rows_max, bytes_max = self._options.rows_max, self._options.bytes_max
@@ -293,12 +296,13 @@ class Planner:
         if bytes_max is not None:
             fits = await self._search(start, end, streams, lambda _, size: size <= bytes_max)
             if fits < end:
-                # At least one record, or the query would stand still.
+                # At least one record must fit; otherwise the query would stand still.
                 end = max(fits, await self._row_limit(start, end, streams, 1))
         return end
 
     async def _row_limit(self, start: GLSN, end: GLSN, streams: Sequence[StreamInfo], rows_max: int) -> GLSN:
-        """Where so many records since ``start`` are reached, or ``end``. So many positions hold no more than that."""
+        """Return the position at which ``rows_max`` records since ``start`` are reached, or ``end``. The next
+        ``rows_max`` positions hold at most ``rows_max`` records."""
         low = min(end, GLSN(start + rows_max))
         return await self._search(start, end, streams, lambda rows, _: rows <= rows_max, low, rows_max)
 
@@ -311,8 +315,8 @@ class Planner:
         low: GLSN | None = None,
         rows_enough: int | None = None,
     ) -> GLSN:
-        """The highest position up to which the records since ``start``, or their bytes, still fit; or one with just
-        enough of them. Up to ``low`` they do."""
+        """Return the highest position up to which the records since ``start``, or their bytes, fit, or a position with
+        exactly ``rows_enough`` records. They are known to fit up to ``low``."""
         low, high = start if low is None else low, GLSN(end + 1)
         while high - low > 1:
             step = max(1, (high - low) // SEARCH_POSITIONS)
@@ -333,7 +337,7 @@ class Planner:
         return low
 
     async def _totals(self, positions: Sequence[GLSN], streams: Sequence[StreamInfo]) -> list[tuple[int, int]]:
-        """Records and bytes since the first of these positions, over all log streams."""
+        """Return the records and bytes since the first of these positions, over all log streams."""
         found = await asyncio.gather(*(self._ranges.measure(info, positions, self._timeout) for info in streams))
         return [
             (
@@ -343,10 +347,11 @@ class Planner:
             for i in range(len(positions))
         ]
 
-    # Who reads what.
+    # Parts, which the tasks read.
 
     async def parts(self, start: GLSN, end: GLSN, rule: int = RULE) -> list[Part]:
-        """One part per log stream with records above ``start`` up to ``end``, or several if there is much of it."""
+        """Return one part per log stream with records above ``start`` up to ``end``, or several parts if there are many
+        bytes."""
         if start > end:
             raise InvalidArgument(
                 f"the range begins after GLSN {start} and ends before that, at {end}: do the two belong to one "
@@ -366,7 +371,7 @@ class Planner:
             try:
                 return await self._parts(start, end, view, rule)
             except Trimmed:
-                # Either it is told to fail, or the catalog was older than the trim, and a newer one tells what is left.
+                # Either the query must fail, or the catalog was older than the trim and a newer one shows what is left.
                 if self._options.fail_on_data_loss:
                     raise
                 view = await self._fresh()
@@ -396,12 +401,13 @@ class Planner:
         ]
 
     async def _piece(self, topic: TopicInfo, info: StreamInfo, view: View, start: GLSN, end: GLSN) -> Piece | None:
-        """What of a log stream lies in the range, as far as the catalog knows: it has nothing above ``last_glsn``."""
+        """Return the part of a log stream that lies in the range, as far as the catalog knows. The log stream has
+        nothing above ``last_glsn``."""
         first, last = GLSN(max(start, info.created_at) + 1), min(end, info.last_glsn)
         if first > last:
             return None
         check_schema(self._schema, view.schema(topic), self._options)
-        # If the query began with the earliest, nothing is missed that was gone by then.
+        # If the query began with the earliest record, records that were gone by then do not count as lost.
         first = max(first, self._began.get(topic.topic, first))
         if first < topic.trimmed_before:
             await self.miss(topic, info, first)
@@ -409,7 +415,8 @@ class Planner:
         return Piece(topic, info, first, last) if first <= last else None
 
     async def miss(self, topic: TopicInfo, info: StreamInfo, first: GLSN) -> None:
-        """A topic is trimmed above a position that the query wants next: were there records in between?"""
+        """Report a loss if a topic is trimmed above the next position of the query and there were records in
+        between."""
         positions = (GLSN(first - 1), GLSN(topic.trimmed_before - 1))
         before, gone = (await self._ranges.measure(info, positions, self._timeout)).llsns
         if before == gone != UNKNOWN:
@@ -436,7 +443,7 @@ class Planner:
         return answer.bytes[1] - answer.bytes[0]
 
     async def _cut(self, piece: Piece, count: int) -> list[Piece]:
-        """A piece as several with about as many bytes each."""
+        """Cut a piece into several with about the same number of bytes."""
         if count <= 1 or piece.first == piece.last:
             return [piece]
         steps = min(count * SPLIT_POSITIONS, POSITIONS_MAX - 1, piece.last - piece.first + 1)
@@ -455,7 +462,7 @@ class Planner:
     # The watermark.
 
     async def _walk(self, start: GLSN, end: GLSN, view: View, rule: int = RULE) -> Walked:
-        """Lead the clock through a range, from where it is if that is near."""
+        """Advance the clock through a range, from where it stands if that is not after the start."""
         clock = self._clock if rule == RULE else None
         if clock is None or clock.glsn > start:
             clock = await self._clock_at(start, view, rule)
@@ -464,7 +471,7 @@ class Planner:
     async def _walked(
         self, clock: ClockState, end: GLSN, view: View, begin: Mark | None = None, rule: int = RULE
     ) -> Walked:
-        """``begin``: every source is evaluated where the walk begins."""
+        """Walk from the clock to ``end``. If ``begin`` is given, every source is evaluated where the walk begins."""
         streams = [info for _, info in self._streams(view) if info.created_at < end]
         firsts = {t.topic: max(GLSN(clock.glsn + 1), t.trimmed_before) for t in self._selection.topics(view)}
         marks, heads = await asyncio.gather(
@@ -478,7 +485,7 @@ class Planner:
             if begins[info.topic] > clock.glsn + 1 and rule > 1:
                 pasts[info.stream] = Past(begins[info.topic], said)
             elif begins[info.topic] == clock.glsn + 1 and rule > 1:
-                # The walk before ended where the topic begins, and could not know what was said by then.
+                # The previous walk ended where the topic begins, so it could not know what was said before.
                 known[info.stream] = said
             else:
                 known.setdefault(info.stream, said)
@@ -488,7 +495,7 @@ class Planner:
         return advance(clock, end, streams, by_stream, all_marks, self._options.strategy, rule, pasts)
 
     async def _clock_at(self, glsn: GLSN, view: View, rule: int = RULE) -> ClockState:
-        """The clock after a position: looks back as far as it must, to a mark of the log's clock."""
+        """Return the clock after a position. Looks back as far as necessary, to a mark of the log's clock."""
         begins = [topic.trimmed_before for topic in self._selection.topics(view)]
         earliest = min(begins, default=GLSN(1))
         streams = [info for _, info in self._streams(view)]
@@ -508,8 +515,8 @@ class Planner:
         raise AssertionError("a walk from the first position that is left is always enough")
 
     async def _last_commit(self, glsn: GLSN, view: View) -> CutTime:
-        """When something was last committed at or before a position, trimmed or not, of the topics that begin by then:
-        of the others it is known for a later position only."""
+        """Return when something was last committed at or before a position, whether trimmed or not. Only topics that
+        begin by then count: for others, the time is known only for a later position."""
         first = GLSN(glsn + 1)
         streams = [info for t, info in self._streams(view) if info.created_at < glsn and t.trimmed_before <= first]
         found = await asyncio.gather(*(self._ranges.heads(info, first, first, self._timeout) for info in streams))
@@ -521,17 +528,17 @@ def _require_within(start: GLSN, view: View) -> None:
     if start > end_of_log:
         raise Refused(
             f"this checkpoint has read up to GLSN {start}, and the log ends at {end_of_log}: it is an old copy of "
-            "the log that the checkpoint was made with, and input would be skipped. Go on with the log of before, "
+            "the log that the checkpoint was made with, and input would be skipped. Go on with the original log, "
             "or start with a new checkpoint"
         )
 
 
 def walk_begins(glsn: int, begins: Sequence[GLSN], rule: int) -> Iterator[GLSN]:
-    """From where on a clock may be led to a position, the nearest place first; at the last one nothing is left before.
-    ``begins``: where each topic does.
+    """Yield the positions from which the clock can be advanced to a position, nearest first. Nothing is left before the
+    last one. ``begins`` has the first position of each topic.
 
-    What was said before a trim is known where the topic begins, and not before (see ``Past``). So a walk begins where
-    all topics have begun; if that does not settle the clock, with the first of them.
+    What was said before a trim is known only where the topic begins (see ``Past``). So a walk first begins where all
+    topics have begun, and if that does not settle the clock, where the first of them begins.
     """
     first, settled = (GLSN(found - 1) for found in (min(begins, default=GLSN(1)), max(begins, default=GLSN(1))))
     nearest = settled if rule > 1 else first

@@ -1,4 +1,4 @@
-"""What a task does: reads its part of one log stream and hands it to Spark as Arrow batches, whole columns at once."""
+"""Runs in a task: reads its part of one log stream and gives it to Spark as Arrow batches, whole columns at once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from cutwater.types import GLSN, LogStreamId
 from cutwater.wire.options import MIB
 
 BATCH_BYTES_MAX = 32 * MIB
-"""A batch for Spark has at most so much and one block more."""
+"""A batch for Spark has at most this many bytes plus one block."""
 
 _log = logging.getLogger(__name__)
 
 
 class Scan(Struct, frozen=True):
-    """What all tasks of a range have in common. ``columns`` is what Spark wants, ``projects`` whether storage nodes
-    should leave out what is not in it."""
+    """Settings that all tasks of a range share. ``columns`` are the columns that Spark wants. ``projects`` says whether
+    storage nodes leave out the other columns."""
 
     where: Where
     columns: pa.Schema
@@ -44,7 +44,7 @@ class Scan(Struct, frozen=True):
 
 
 class Part(InputPartition):
-    """The positions from ``first`` to ``last`` of one log stream. ``seen`` is there if the watermark is wanted."""
+    """The positions from ``first`` to ``last`` of one log stream. ``seen`` is set if the query wants the watermark."""
 
     def __init__(
         self, scan: Scan, topic: TopicInfo, stream: LogStreamId, first: GLSN, last: GLSN, seen: Seen | None
@@ -57,7 +57,7 @@ class Part(InputPartition):
 
 
 def read_part(part: Part) -> Iterator[pa.RecordBatch]:
-    """All rows of a part. While Spark takes some, the next ones are already on their way."""
+    """Yield all rows of a part. The next rows are fetched while Spark processes the current ones."""
     scan, link = part.scan, link_to(part.scan.where)
     made = Batches(part)
     first = part.first
@@ -65,7 +65,7 @@ def read_part(part: Part) -> Iterator[pa.RecordBatch]:
         try:
             begin = first
             for found in _pieces(link, part, begin, made):
-                # The records of the last run come, whether or not what follows them is still there.
+                # The records of the last run are yielded even if the ones after them have been trimmed.
                 first = GLSN(found.last_glsn + 1)
                 yield from made.batches(found, begin)
             return
@@ -77,7 +77,7 @@ def read_part(part: Part) -> Iterator[pa.RecordBatch]:
 
 
 def lost(error: Trimmed, topic: str) -> Trimmed:
-    """The same, with what can be done about it."""
+    """Return the same error with the way out."""
     named = Trimmed(error.asked, error.first_left, topic)
     return named.with_way_out(
         f"The query has not read these records of topic {topic!r}, and they are gone. The first GLSN left is "
@@ -126,7 +126,7 @@ def _pieces(link: Link, part: Part, first: GLSN, made: Batches) -> Iterator[Scan
 
 
 class Batches:
-    """Makes batches of the columns that Spark wants from runs of one log stream."""
+    """Makes batches with the columns that Spark wants from runs of one log stream."""
 
     def __init__(self, part: Part) -> None:
         self._part, self._columns = part, part.scan.columns
@@ -140,7 +140,7 @@ class Batches:
             for number, wanted in self._layout.projection.items()
             if len(wanted.columns) < len(self._topic.numbered(number) or ())
         }
-        """Where everything is wanted, storage nodes need not look into batches."""
+        """Schemas of which not all columns are wanted. Storage nodes need not decode batches of the others."""
 
         self._constants = {
             "topic": pa.scalar(part.topic.name, pa.string()),
@@ -149,10 +149,10 @@ class Batches:
         self._repeated: dict[str, pa.Array] = {}
 
     def batches(self, found: Scanned, first: GLSN) -> Iterator[pa.RecordBatch]:
-        """The rows from a position on. Neighbours of one schema become one batch, unless that gets too large: what is
-        compressed may become a hundred times as much."""
+        """Yield the rows from a position on. Adjacent blocks of one schema become one batch until it gets too large:
+        compressed data may grow a hundredfold."""
         runs = [np.frombuffer(column, np.int64) for column in found.runs]
-        # How many rows come before each run, counted once for all blocks. A fence has none.
+        # The number of rows before each run, counted once for all blocks. A fence has no rows.
         before = np.cumsum(np.append(0, np.where(runs[SCHEMA] != NOTHING, runs[COUNT], 0))).tolist()
         blocks = found.blocks
         for malformed in found.malformed:
@@ -206,12 +206,12 @@ class Batches:
                 return self._watermark(table)
         column = table.stored(field.name)
         if column is None:
-            # A batch of an older schema lacks what was added since.
+            # A batch of an older schema lacks columns that were added since.
             column = pa.nulls(table.rows, field.type)
         return column if column.type.equals(field.type) else column.cast(field.type, safe=False)
 
     def _constant(self, name: str, rows: int) -> pa.Array:
-        """A part of the longest one that was made."""
+        """Return a slice of the longest array made so far."""
         made = self._repeated.get(name)
         if made is None or len(made) < rows:
             made = self._repeated[name] = pa.repeat(self._constants[name], rows)
@@ -233,7 +233,7 @@ class Batches:
 
 
 class _Rows(NamedTuple):
-    """A block, decoded, and the runs that it has the rows of."""
+    """A decoded block and the runs whose rows it holds."""
 
     schema: int
     first_run: int
@@ -242,7 +242,7 @@ class _Rows(NamedTuple):
 
 
 class _Table:
-    """Some runs of one schema, and their rows."""
+    """Some runs of one schema and their rows."""
 
     def __init__(self, runs: Sequence[Numbers], blocks: Sequence[_Rows]) -> None:
         within = slice(blocks[0].first_run, blocks[-1].end_run)
@@ -255,24 +255,24 @@ class _Table:
         self._stored: dict[str, pa.Array] = {}
 
     def stored(self, name: str) -> pa.Array | None:
-        """A column as it was appended; None if this schema does not have it."""
+        """Return a column as it was appended, or None if this schema does not have it."""
         index = self._blocks[0].schema.get_field_index(name)
         if index < 0:
             return None
         made = self._stored.get(name)
         if made is None:
-            # Once, because event times are wanted for the watermark too.
+            # Concatenated only once, because the watermark needs the event times too.
             found = [block.column(index) for block in self._blocks]
             made = self._stored[name] = found[0] if len(found) == 1 else pa.concat_arrays(found)
         return made
 
     def repeated(self, values: Numbers) -> Numbers:
-        """One value per run, for each of its rows."""
+        """Repeat the value of each run for all its rows."""
         found: Numbers = np.repeat(values, self.counts)
         return found
 
     def rising(self, firsts: Numbers) -> Numbers:
-        """One value per run for its first row, and one more for each after it."""
+        """Number the rows of each run, from the run's value on."""
         found = self.repeated(firsts - (np.cumsum(self.counts) - self.counts))
         found += np.arange(self.rows)
         return found

@@ -1,7 +1,7 @@
-"""What the rows of a query look like: the columns of the log and those of its topics, as types that Spark has.
+"""Defines the columns of a query's rows: those of the log and those of its topics, as types that Spark has.
 
-Spark has fewer types than Arrow. Each Arrow type becomes the one of Spark that holds all of its values, except that
-times are cut off at microseconds; a type of which Spark has no equal is refused.
+Spark has fewer types than Arrow. Each Arrow type becomes the Spark type that holds all of its values, except that times
+are truncated to microseconds. A type without an equivalent in Spark is refused.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ DECIMAL_DIGITS_MAX = 38
 
 
 class NoSuchType(Exception):
-    """Of which Spark has none."""
+    """Spark has no equivalent of this type."""
 
 
 def spark_type(kind: pa.DataType) -> pa.DataType:
-    """The Arrow type that Spark can take in the place of this one."""
+    """Return the Arrow type that Spark accepts in place of this one."""
     if str(kind) in _SAME:
         return kind
     if str(kind) in _WIDENED:
@@ -76,7 +76,7 @@ def _field(field: pa.Field) -> pa.Field:
 
 
 def columns_of(topic: TopicSchema, options: ReadOptions) -> pa.Schema:
-    """The columns that rows of this topic have in the query, as Arrow types that Spark takes."""
+    """Return the columns that rows of this topic have in the query, as Arrow types that Spark accepts."""
     own = [field for field in topic.newest if field.name != "timestamp"]
     if not topic.is_typed and not options.headers:
         own = [field for field in own if field.name != "headers"]
@@ -101,7 +101,7 @@ def columns_of(topic: TopicSchema, options: ReadOptions) -> pa.Schema:
 
 
 def schema_of(options: ReadOptions, view: View) -> StructType:
-    """The schema of the query, which all its topics must have."""
+    """Return the schema of the query. All its topics must have this schema."""
     topics = options.selection().topics(view)
     if not topics:
         names = ", ".join(sorted(view.topics)) or "none"
@@ -127,8 +127,8 @@ def check_same(columns: pa.Schema, first: str, other: TopicSchema, options: Read
 
 
 def check_schema(given: StructType, topic: TopicSchema, options: ReadOptions) -> None:
-    """That rows of a topic, which may have come later, have the schema of the query. Columns that were added to it
-    since are left out."""
+    """Check that rows of a topic, which may be newer than the query, have the schema of the query. Columns that were
+    added since are left out."""
     wanted = arrow_schema(given)
     if options.columns is None:
         known = set(columns_of(topic, options).names)
@@ -142,10 +142,10 @@ def check_schema(given: StructType, topic: TopicSchema, options: ReadOptions) ->
 
 
 def arrow_schema(given: StructType) -> pa.Schema:
-    """What Spark wants the batches of a query to be."""
+    """Return the Arrow schema that Spark expects of the batches of a query."""
     return to_arrow_schema(given, timezone="UTC")
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    """Spark may have made columns nullable on the way."""
+    """Make all columns nullable, because Spark may have done so."""
     return pa.schema([field.with_nullable(True) for field in schema])

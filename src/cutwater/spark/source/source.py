@@ -1,4 +1,4 @@
-"""The format ``cutwater`` as Spark sees it. Everything here is called by Spark, in processes of its choice."""
+"""Implements the format ``cutwater`` for Spark. Spark calls everything here, in processes of its choice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ Options = TypeVar("Options", ReadOptions, WriteOptions)
 
 
 class CutwaterSource(DataSource):
-    """Made by Spark whenever it needs one. ``application`` is the process that an embedded log is opened for."""
+    """The data source. Spark makes one whenever it needs it. An embedded log stays open for the process
+    ``application``."""
 
     application = 0
 
@@ -51,7 +52,7 @@ class CutwaterSource(DataSource):
 
     @plainly
     def schema(self) -> StructType:
-        # Whether this is for a batch or a streaming query is not known yet.
+        # It is not known yet whether this is a batch or a streaming query.
         options = self._reached(read_options(self.options, streaming=None))
         link = link_to(options.where)
         return schema_of(options, link.loop.run(link.ranges.view(options.where.timeout)))
@@ -73,7 +74,7 @@ class CutwaterSource(DataSource):
         return StreamWriter(self._reached(write_options(self.options)), schema, overwrite)
 
     def _reached(self, options: Options) -> Options:
-        """With servers in the place of a path."""
+        """Return the options with servers in place of a path."""
         where = options.where
         if where.path:
             servers = servers_of(where.path, self.application or os.getppid(), where.timeout)
@@ -82,12 +83,12 @@ class CutwaterSource(DataSource):
 
 
 def source_class(application: int) -> type[DataSource]:
-    """The data source for a Spark application that this process has started."""
+    """Return the data source class for a Spark application that this process has started."""
     return type("CutwaterSource", (CutwaterSource,), {"application": application})
 
 
 class _Reader:
-    """What batch and streaming have in common. It travels to tasks, so it holds no connection."""
+    """Common part of the batch and the stream reader. Spark sends it to tasks, so it holds no connection."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options, self._schema = options, schema
@@ -96,7 +97,7 @@ class _Reader:
         return Planner(self.options, link.ranges, self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Where there is nothing to read, Spark makes up a partition.
+        # If there is nothing to read, Spark makes up a partition.
         return each_plainly(read_part(partition)) if isinstance(partition, Part) else iter(())
 
 
@@ -109,7 +110,7 @@ class BatchReader(_Reader, DataSourceReader):
         async def plan() -> list[Part]:
             start, stop = await planner.start(), await planner.stop()
             if self.options.start.end == "earliest":
-                # What was trimmed may lie above the end.
+                # Trimming may have moved the beginning above the end.
                 stop = max(start, stop)
             return await planner.parts(start, stop)
 
@@ -117,7 +118,7 @@ class BatchReader(_Reader, DataSourceReader):
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """In the planner's process it lives as long as the query."""
+    """Reads a stream. In the planner's process it lives as long as the query."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -133,7 +134,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Spark asks more than once, and the query has one beginning."""
+        """Return the beginning of the query. Spark asks more than once, and the answer must stay the same."""
         planner, loop = self._planning()
         if self._first is None:
             self._first = loop.run(planner.first())
@@ -166,7 +167,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return loop.run(planner.between(Offset.of(start), Offset.of(end)))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The checkpoint says how far the query has come; the log keeps no record of it."""
+        """Do nothing: the checkpoint stores how far the query has come, and the log does not."""
 
     def stop(self) -> None:
         if self._planner is not None:
