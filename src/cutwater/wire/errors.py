@@ -1,6 +1,6 @@
 """Another name for the errors in ``cutwater.protocol.errors``.
 
-Earlier editions of the client guide used this name, so programs may import from it. Cutwater itself does not.
+The client guide used to name this module, so programs may import from it. Cutwater itself does not.
 """
 
 from __future__ import annotations
