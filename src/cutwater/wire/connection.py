@@ -3,9 +3,9 @@
 ``Connection`` is an asyncio protocol. It does not depend on sockets, so the same code runs over TCP, TLS and memory.
 
 Back pressure works in two ways. A side that only answers requests stops reading while its answers pile up, so the
-operating system slows down a peer that reads slowly. A side that waits for answers or has unsent notices must keep
-reading. Otherwise two busy sides could wait for each other for ever. When too much has piled up, it refuses requests
-instead.
+operating system alone slows down a peer that reads slowly. A side that waits for answers or has unsent notices must
+keep reading. Otherwise two busy sides could wait for each other for ever. When too much has piled up, it refuses
+requests instead.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ A ``CreditPool`` is the room of a receiver for one sender or for several. Its in
 
 1. For items and for bytes: what is granted and not yet used, plus what was received and not yet consumed, is at most
    the room of the pool, at any moment and for any behaviour of the senders. The one exception is an item that is
-   larger than the whole pool, up to ``item_bytes_max``: it is let through when the pool is empty.
+   larger than the whole pool, up to ``item_bytes_max``: it is let through when nothing else is granted or queued.
 2. The sender that has been blocked longest is granted next. It gets all that its next item needs, as soon as that is
    free. The pool asks other senders to give back unused credit for it (with a credit of 0 items and 0 bytes).
 3. A sender with nothing to send keeps a little credit, so that it can begin without asking.
