@@ -143,7 +143,7 @@ class MarkedFile:
     def rewrite(self, start: int, end: int) -> None:
         """Write existing data once more, unchanged. It is durable after a sync.
 
-        A sync may have failed in a process that died then. The operating system still returns what it could not write,
+        A process may have died of a failed sync. Then the operating system still returns what it could not write,
         and would not write it again by itself.
         """
         while start < end:

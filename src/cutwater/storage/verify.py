@@ -84,7 +84,7 @@ def _cause(error: Exception) -> str:
 
 
 def _persistent(look: Callable[[], list[str]]) -> list[str]:
-    """Return problems that remain after a few looks, since the file may be being written."""
+    """Return problems that remain after a few looks. Others may come from a write at the same time."""
     problems: list[str] = []
     for _ in range(LOOKS_MAX):
         problems = look()
