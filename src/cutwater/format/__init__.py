@@ -1,6 +1,6 @@
-"""What stored and sent bytes mean: entries, checksums, bodies of batches, columns cut out of them.
+"""The meaning of stored and sent bytes: entries, checksums, bodies of batches, and columns picked from them.
 
-Storage nodes, clients and readers on Spark share this code, so bytes mean the same to all of them. ``errors`` has what
-reading such bytes, and the files around them, can find wrong.
+Storage nodes, clients and readers on Spark share this code, so bytes mean the same to all of them. ``errors`` has the
+faults that can be found in these bytes and in the files around them.
 Not here: files and their layout (``storage``), messages and their frames (``wire``).
 """

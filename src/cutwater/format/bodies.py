@@ -1,9 +1,11 @@
-"""Whether a body is what it claims to be: exactly one Arrow record batch of its schema, sound to the last offset, with
-as many records and the smallest and largest event time that the header of its batch says.
+"""Checks that a body is what it claims to be.
 
-Nothing else may look into a body that was not checked: wrong offsets would make Arrow read memory that is not its own.
-Cheap checks come first, and how much a compressed body becomes is known and bounded before anything is decompressed;
-it is decompressed once. The limits here are constants of the format: a body beyond them is malformed everywhere.
+It must be exactly one Arrow record batch of its schema, with valid offsets throughout, and with the number of records
+and the smallest and largest event time that the header of its batch says.
+
+No other code may decode a body that was not checked: wrong offsets would make Arrow read memory that is not its own.
+Cheap checks come first. The decompressed size of a body is known and limited before anything is decompressed, and it is
+decompressed once. The limits here are constants of the format: a body beyond them is malformed everywhere.
 """
 
 from __future__ import annotations
@@ -22,27 +24,31 @@ from cutwater.format.plain_bodies import is_plain
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
-# Arrow is imported where it is needed: it takes long, and a storage node that is given plain records needs none of it.
+# Arrow is imported where it is needed: this takes long, and a storage node that gets only plain records needs none of
+# it.
 
 MIB: Final = 1024 * 1024
 RECORDS_MAX: Final = 1 << 24
-"""No batch has more records. Columns of nulls take no bytes at all, so bytes alone do not bound them."""
+"""Largest number of records of a batch. Columns of nulls take no bytes, so bytes alone do not limit them."""
 INFLATED_BYTES_MAX: Final = 256 * MIB
-"""No body has more bytes once it is decompressed."""
+"""Largest size of a body after decompression."""
 INFLATED_BYTES_FREE: Final = 16 * MIB
 """A body of any size may inflate to this many bytes. A body without compression may have as many."""
 RATIO_MAX: Final = 250
-"""A larger inflated size is at most this many times the size of the body."""
+"""Above ``INFLATED_BYTES_FREE``, the inflated size is at most this many times the size of the body."""
 _NO_MEMORY: Final = re.compile(r"^(ZSTD|LZ4|Lz4)\b.*failed: .*[Aa]llocation")
-"""What the libraries that decompress say, by way of Arrow."""
+"""Messages of the decompression libraries that report lack of memory, by way of Arrow."""
 FEW: Final = 256
 """Up to this many event times are compared in Python."""
 
 
 class BodyForm:
-    """The form of the bodies of one schema. ``schema`` is in its IPC form; without one, records have key and value.
-    ``event_time`` names the column with event time; empty if all records of a batch have the time of its header, and
-    None if bodies are without the column, so that nothing can be said of it."""
+    """The form of the bodies of one schema.
+
+    ``schema`` is in its IPC form; without one, records have key and value. ``event_time`` names the column with event
+    time. It is empty if all records of a batch have the time of its header. It is None if bodies lack the column, so
+    that event time cannot be checked.
+    """
 
     def __init__(self, schema: bytes = b"", event_time: str | None = "") -> None:
         self._encoded = schema
@@ -57,30 +63,30 @@ class BodyForm:
 
     @cached_property
     def nodes(self) -> int:
-        """How many columns there are, also those inside of others."""
+        """Number of columns, including nested ones."""
         return sum(_nodes(field.type) for field in self.schema)
 
     @cached_property
     def demanded(self) -> tuple[int, ...]:
-        """Columns that have no nulls."""
+        """Indexes of columns that must not contain nulls."""
         schema = self.schema
         return tuple(i for i, field in enumerate(schema) if not field.nullable or field.name == self.event_time)
 
     @cached_property
     def demanded_inside(self) -> tuple[int, ...]:
-        """Columns with others inside of them that have no nulls."""
+        """Indexes of columns with nested columns that must not contain nulls."""
         return tuple(i for i, field in enumerate(self.schema) if _demands_inside(field.type))
 
     @cached_property
     def has_shared(self) -> bool:
-        """Whether values may share bytes, so that there may be more of them than there are bytes."""
+        """Whether values may share bytes, so that together they may have more bytes than are stored."""
         from cutwater.format.seen_bytes import is_shared  # noqa: PLC0415
 
         return any(is_shared(field.type) for field in self.schema)
 
     @cached_property
     def event_time_at(self) -> int:
-        """Which column is event time; negative if none is."""
+        """Index of the column with event time; negative if there is none."""
         return int(self.schema.get_field_index(self.event_time)) if self.event_time else -1
 
 
@@ -88,11 +94,11 @@ KEY_VALUE_FORM = BodyForm()
 
 
 class BadBody(Exception):
-    """A body is not what the header of its batch claims; says why."""
+    """A body is not what the header of its batch claims. The text says why."""
 
 
 def problem_with(body: Buffer, form: BodyForm, count: int, time_min: int, time_max: int) -> str:
-    """The fault of a batch's body, compared with its header; empty if there is none."""
+    """Return the fault of a batch's body, compared with its header; empty if there is none."""
     if form.is_key_value and is_plain(body, count, time_min, time_max):
         return ""
     try:
@@ -103,8 +109,10 @@ def problem_with(body: Buffer, form: BodyForm, count: int, time_min: int, time_m
 
 
 def read_checked(body: Buffer, form: BodyForm, count: int, time_min: int, time_max: int) -> pa.RecordBatch:
-    """The rows of a body that was never checked; raises ``BadBody``, or ``Unavailable`` if this machine cannot find out
-    now."""
+    """Read the rows of a body that was never checked.
+
+    Raises ``BadBody``, or ``Unavailable`` if this machine cannot check it now.
+    """
     if not 1 <= count <= RECORDS_MAX:
         raise BadBody(f"its header says that it has {count} records, and a batch has 1 to {RECORDS_MAX}")
     message = _message(body)
@@ -120,8 +128,10 @@ def read_checked(body: Buffer, form: BodyForm, count: int, time_min: int, time_m
 
 
 def inflated_bytes(body: Buffer) -> int:
-    """What has to be decompressed to read a body; nothing if its columns are as they are. Raises ``BadBody`` if that
-    cannot be known, or is too much."""
+    """Return how many bytes must be decompressed to read a body; 0 if its columns are not compressed.
+
+    Raises ``BadBody`` if that is unknown or too much.
+    """
     if not may_be_compressed(body):
         return 0
     message = _message(body)
@@ -139,7 +149,7 @@ def _message(body: Buffer) -> Message:
 
 
 def limit_problem(message: Message, body_bytes: int) -> str:
-    """Whether a body becomes too much when it is decompressed."""
+    """Return what is wrong if a body becomes too large when it is decompressed; otherwise an empty string."""
     inflated = message.inflated_bytes
     if inflated > INFLATED_BYTES_MAX:
         return f"its columns have {inflated} bytes when they are decompressed, and at most {INFLATED_BYTES_MAX} may be"
@@ -172,7 +182,7 @@ def _read(body: Buffer, form: BodyForm) -> pa.RecordBatch:
 
 @contextmanager
 def _judged() -> Iterator[None]:
-    """Tells what is wrong with a body from what is wrong with the machine, which has no memory or no thread left."""
+    """Distinguish faults of a body from faults of the machine, such as lack of memory or threads."""
     import pyarrow as pa  # noqa: PLC0415
 
     content = (
@@ -191,13 +201,16 @@ def _judged() -> Iterator[None]:
         yield
     except (*content, OSError, MemoryError, RuntimeError, pa.ArrowException) as error:
         if isinstance(error, content) or (isinstance(error, OSError) and not _is_of_machine(error)):
-            # Of a schema with many columns Arrow tells all of it.
+            # For a schema with many columns, Arrow's text contains all of it.
             raise BadBody(f"it is no record batch of its schema: {str(error)[:400]}") from None
         raise Unavailable(f"a batch cannot be looked into now, because of this machine: {error}: try again") from error
 
 
 def _is_of_machine(error: OSError) -> bool:
-    """Arrow says with the same class that bytes cannot be decompressed, or are no message; then it has no number."""
+    """Return whether the error is a fault of the machine.
+
+    Arrow uses the same class for bytes that cannot be decompressed or are no message, but then without an error number.
+    """
     return error.errno is not None or _NO_MEMORY.search(str(error)) is not None
 
 
@@ -245,7 +258,7 @@ def _time_problem(batch: pa.RecordBatch, form: BodyForm, time_min: int, time_max
 
 
 def event_times(batch: pa.RecordBatch, column: int) -> tuple[int, int]:
-    """The smallest and the largest event time of a batch, in microseconds; of a column without nulls."""
+    """Return the smallest and the largest event time of a batch, in microseconds. The column must have no nulls."""
     from cutwater.format import projection  # noqa: PLC0415
 
     values = batch.column(column)
@@ -264,7 +277,7 @@ def _nodes(kind: pa.DataType) -> int:
 
 
 def _demands_inside(kind: pa.DataType) -> bool:
-    """Whether a column has others inside of it that have no nulls. Arrow looks after the keys of maps."""
+    """Return whether a type has nested columns that must not contain nulls. Arrow checks the keys of maps."""
     from pyarrow import types  # noqa: PLC0415
 
     fields = [kind.field(i) for i in range(kind.num_fields)]
@@ -274,8 +287,7 @@ def _demands_inside(kind: pa.DataType) -> bool:
 
 
 def _missing_inside(values: Any, kind: pa.DataType, path: str) -> str:
-    """The column inside of others that has nulls and must have none; empty if there is none. What is inside of a null
-    is nothing that anybody sees."""
+    """Return the nested column that has nulls and must have none, or "". Values inside a null do not count."""
     from pyarrow import types  # noqa: PLC0415
 
     if types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""A frame: one log entry as bytes, the same on every replica, in files and on the wire. Pure.
+"""Encodes one log entry as a frame. A frame is the same on every replica, in files and on the wire. Pure.
 
 ::
 
@@ -7,8 +7,8 @@
     trailer   length, first LLSN, the header's CRC32C again, CRC32C of the trailer
 
 The trailer lets a reader walk backwards, so that a damaged header does not hide where its frame begins and ends.
-``Running`` in the header is event time *before* this batch: with the batch's own maximum that gives the time after it,
-and a reader that starts here needs nothing from before, which may be trimmed.
+``Running`` in the header is event time *before* this batch. With the batch's own maximum it gives the time after it. So
+a reader that starts here needs nothing from before, which may be trimmed.
 """
 
 from __future__ import annotations
@@ -41,17 +41,20 @@ from cutwater.types import (
 from cutwater.types import Sequence as BatchSequence
 
 NUMBER_MAX = (1 << 63) - 1
-"""No LLSN and no GLSN is larger."""
+"""Largest LLSN or GLSN."""
 FRAME_VERSION = 3
-"""The newest version that is read."""
+"""The newest version that this release reads."""
 _PLAIN_VERSION, _GROUP_VERSION, _DECLARATION_VERSION = 1, 2, 3
-"""A frame has the oldest version that says all of it. Version 2 is for frames of a group: code that knows only version
-1 could cut a group in two. Version 3 is for declarations without a record, and for idleness that is declared with one:
-older code does not know that kind, and would overlook that flag."""
+"""A frame has the oldest version that can express it.
+
+Version 2 is for frames of a group: code that knows only version 1 could cut a group in two. Version 3 is for
+declarations without a record, and for idleness that is declared with a record: older code does not know that kind, and
+would overlook that flag.
+"""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""No frame is larger; far above what the wire lets through."""
+"""Largest frame. It is far above what the wire lets through."""
 BODY_BYTES_MAX = 16 * 1024 * 1024 - 64 * 1024
-"""No larger body is taken: a message of the wire has to bring it to readers, together with its commits."""
+"""Largest body. One message of the wire must carry it to readers, together with its commits."""
 PRODUCER_BYTES_MAX = 1024
 
 _MAGIC = b"CWFR"
@@ -73,7 +76,7 @@ _KINDS = frozenset(map(int, BatchKind))
 
 
 class Timed(Protocol):
-    """What says how far a batch takes event time: the batch itself, or a frame's header."""
+    """Something that can advance event time: a batch, or the header of a frame."""
 
     @property
     def kind(self) -> BatchKind: ...
@@ -86,15 +89,18 @@ class Timed(Protocol):
 
 
 class Running(Struct, frozen=True):
-    """How far event time has come in a log stream before some entry: the maximum of its records, and of what its
-    producers declared; None while nobody has said anything. ``idle``: the last entry before it declares idleness."""
+    """Event time of a log stream before some entry.
+
+    These are the maximum of its records and the maximum that its producers declared; None if there was none yet.
+    ``idle``: the last entry before it declares idleness.
+    """
 
     time_max: EventTime | None = None
     declared: EventTime | None = None
     idle: bool = False
 
     def after(self, batch: Timed) -> Running:
-        """The same with one more batch. Fences and declarations hold no records."""
+        """Return event time after one more batch. Fences and declarations hold no records."""
         time_max, declared = self.time_max, self.declared
         if batch.kind is BatchKind.DATA and (time_max is None or batch.time_max > time_max):
             time_max = batch.time_max
@@ -137,7 +143,7 @@ class FrameHeader(Struct, frozen=True):
         return self.header_bytes + self.body_bytes + TRAILER_BYTES
 
     def entry(self, body: Buffer) -> Entry:
-        """The entry, whose body is copied unless it is ``bytes`` already."""
+        """Return the entry. The body is copied unless it is ``bytes`` already."""
         batch = Batch(
             count=self.count,
             body=bytes(body),
@@ -157,7 +163,7 @@ class FrameHeader(Struct, frozen=True):
 
 
 class Outline(Struct, frozen=True, gc=False):
-    """What those need of a header who look at thousands: where the frame ends, and what is told of its batch."""
+    """The part of a header that is enough for code that reads thousands: sizes, and what describes the batch."""
 
     first_llsn: LLSN
     count: int
@@ -185,7 +191,7 @@ class Trailer(Struct, frozen=True):
 
 
 def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
-    """What is written before and after the body of an entry, which is not touched. ``running`` is before it."""
+    """Return the bytes before and after the body of an entry. ``running`` is event time before the entry."""
     batch, tag = entry.batch, entry.batch.producer
     producer = tag.producer.encode() if tag else b""
     producer_bytes, body_bytes = len(producer), len(batch.body)
@@ -243,20 +249,20 @@ def _version(kind: BatchKind, flags: int) -> int:
 
 
 def staged_frame(batch: Batch, first: int) -> tuple[bytes, bytes, bytes]:
-    """The whole frame of a batch that has no place in a log stream yet: the ``first`` record of its part, and so on."""
+    """Return the whole frame of a batch that has no place in a log stream yet. ``first`` numbers its first record."""
     header, trailer = encode_frame(Entry(LLSN(first), Epoch(0), batch), Running())
     return header, batch.body, trailer
 
 
 def frame_bytes_of(entry: Entry) -> int:
-    """How long the entry's frame is."""
+    """Return the length of the entry's frame in bytes."""
     tag = entry.batch.producer
     variable_bytes = (len(tag.producer.encode()) if tag else 0) + (_GROUP.size if entry.batch.group else 0)
     return HEADER_BYTES_MIN + variable_bytes + len(entry.batch.body) + TRAILER_BYTES
 
 
 def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
-    """The header at this place, or None if there is no intact one."""
+    """Decode the header at this offset, or return None if there is no intact one."""
     fields = _fields(data, offset)
     if fields is None:
         return None
@@ -298,7 +304,7 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
 
 
 def decode_outline(data: Buffer, offset: int = 0) -> Outline | None:
-    """The outline of the frame at this place, or None if there is no intact header."""
+    """Decode the outline of the frame at this offset, or return None if there is no intact header."""
     fields = _fields(data, offset)
     if fields is None:
         return None
@@ -309,7 +315,7 @@ def decode_outline(data: Buffer, offset: int = 0) -> Outline | None:
 
 
 def _fields(data: Buffer, offset: int) -> tuple[Any, ...] | None:
-    """The fixed part of the header at this place, or None if there is no intact one."""
+    """Decode the fixed part of the header at this offset, or return None if there is no intact one."""
     if len(data) - offset < HEADER_BYTES_MIN or data[offset : offset + 4] != _MAGIC:
         return None
     fields = _FIXED.unpack_from(data, offset)
@@ -334,7 +340,7 @@ def _decode_group(data: Buffer, offset: int) -> GroupTag:
 
 
 def decode_trailer(data: Buffer) -> Trailer | None:
-    """The trailer that these bytes end with, or None if there is no intact one."""
+    """Decode the trailer at the end of these bytes, or return None if there is no intact one."""
     if len(data) < TRAILER_BYTES:
         return None
     trailer = bytes(data[len(data) - TRAILER_BYTES :])
@@ -345,7 +351,7 @@ def decode_trailer(data: Buffer) -> Trailer | None:
 
 
 class Frame(Struct, frozen=True):
-    """A frame in memory; ``data`` is all of it and ``body`` a part of that, nothing is copied."""
+    """A frame in memory. ``data`` is all of it and ``body`` a part of that; nothing is copied."""
 
     header: FrameHeader
     data: memoryview
@@ -361,7 +367,7 @@ class Frame(Struct, frozen=True):
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the bytes after the header, if anything is."""
+        """What is wrong with the bytes after the header, or None."""
         if len(self.data) != self.header.frame_bytes:
             return "it is cut off"
         if crc32c(self.body) != self.header.checksum:
@@ -373,7 +379,7 @@ class Frame(Struct, frozen=True):
 
 
 def frames_in(data: Buffer) -> Iterator[Frame]:
-    """The frames of a range as a reader gets it, each of them verified."""
+    """Yield the frames of a range that a reader received, each of them verified."""
     view = memoryview(data).cast("B")
     offset = 0
     while offset < len(view):

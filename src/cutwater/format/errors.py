@@ -1,4 +1,4 @@
-"""What can go wrong with files; each a branch of the tree in ``cutwater.errors``.
+"""Errors of files. Each is a branch of the tree in ``cutwater.errors``.
 
 ::
 

@@ -1,8 +1,8 @@
-"""What an Arrow IPC message says of itself, read without Arrow and before Arrow sees it: which buffers it has, where
-they lie, and how much they become when they are decompressed.
+"""Reads the metadata of an Arrow IPC message, without Arrow and before Arrow sees it.
 
-Everything is read by ``struct`` from a buffer of known size, so the worst that a hostile message can do is to raise
-``BadMessage``. The tables and fields are those of ``Message.fbs`` in Arrow's format.
+It finds the buffers, their places, and their size after decompression. Everything is read by ``struct`` from a buffer
+of known size, so the worst that a hostile message can do is to raise ``BadMessage``. The tables and fields are those of
+``Message.fbs`` in Arrow's format.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ _LONG = struct.Struct("<q")
 
 _RECORD_BATCH = 3
 _VERSION_5 = 4
-"""Message versions count from 0. In older ones compression may be hidden in free text."""
+"""Message versions count from 0. In older ones compression may be declared in free text."""
 _VECTOR_MAX = 1 << 20
 """More columns or buffers than this are implausible."""
 _NOT_COMPRESSED = -1
 
 
 class BadMessage(Exception):
-    """This is not one whole record batch message; says why."""
+    """The bytes are not exactly one record batch message. The text says why."""
 
 
 class Message(NamedTuple):
-    """A record batch message. ``offsets`` and ``lengths`` are those of its buffers, counted from ``data_at`` of the
-    body; ``values`` is how many values each column has, also those inside of others. ``inflated_bytes``: what all
-    buffers take once they are decompressed, as they declare it."""
+    """A record batch message.
+
+    ``offsets`` and ``lengths`` are those of its buffers, relative to ``data_at``. ``values`` is the number of values of
+    each column, including nested ones. ``inflated_bytes`` is the declared size of all buffers after decompression.
+    """
 
     records: int
     values: tuple[int, ...]
@@ -46,7 +48,7 @@ class Message(NamedTuple):
 
 
 def read_message(body: Buffer) -> Message:
-    """Raises ``BadMessage`` unless this is exactly one record batch message whose buffers are all within it."""
+    """Read a message. Raises ``BadMessage`` unless it is exactly one record batch whose buffers are all within it."""
     try:
         return _read(body)
     except (struct.error, IndexError) as error:
@@ -54,9 +56,11 @@ def read_message(body: Buffer) -> Message:
 
 
 def may_be_compressed(body: Buffer) -> bool:
-    """Whether the columns of a record batch have to be decompressed; those of others are where they are, and cost
-    nothing until someone looks at them. Anything else counts as compressed: its reader will say what is wrong with
-    it."""
+    """Return whether the columns of a record batch must be decompressed.
+
+    Uncompressed columns cost nothing until they are used. Malformed messages count as compressed: their reader will
+    report what is wrong.
+    """
     try:
         return bool(_fields(body, _follow(body, _fields(body, _follow(body, 8))[2]))[3])
     except (struct.error, BadMessage):
@@ -96,7 +100,7 @@ def _read(body: Buffer) -> Message:
 
 
 def _declared(body: Buffer, at: int, length: int) -> int:
-    """How many bytes a compressed buffer becomes; it says so in its first eight."""
+    """Return the decompressed size of a buffer, which its first eight bytes declare."""
     if not length:
         return 0
     if length < 8:
@@ -114,7 +118,7 @@ def _follow(data: Buffer, at: int) -> int:
 
 
 def _fields(data: Buffer, table: int) -> list[int]:
-    """Where the first four fields of this table lie; 0 if one is not there."""
+    """Return where the first four fields of this table lie; 0 for a field that is absent."""
     fields = table - _INT.unpack_from(data, table)[0]
     if fields < 0:
         raise BadMessage("its metadata points outside of it")
@@ -124,7 +128,7 @@ def _fields(data: Buffer, table: int) -> list[int]:
 
 
 def _pairs(data: bytes, at: int) -> tuple[int, ...]:
-    """A vector of structs of two 64-bit numbers, one after the other."""
+    """Read a vector of structs of two 64-bit numbers, as one flat tuple."""
     if not at:
         return ()
     start = _follow(data, at)

@@ -1,8 +1,8 @@
-"""Puts the rows of ordered parts into one order: a merge of sorted runs, in whole columns and in bounded memory.
+"""Merges the rows of ordered parts into one order, in whole columns and in bounded memory.
 
-Each part is sorted by its positions, and so is what comes out: by position, then by part, then as staged. The result
-depends on nothing else, in particular not on how the parts are cut into blocks. Of each part one block is in memory. If
-that would be too much, some parts are first merged into one, which is kept elsewhere.
+Each part is sorted by its positions. The result is sorted by position, then by part, then as staged. It depends on
+nothing else, in particular not on how the parts are cut into blocks. One block of each part is in memory. If that is
+too much, some parts are first merged into one, which is stored elsewhere.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from cutwater.types import Batch, EventTime
 
 POSITION = pa.field("cutwater.position", pa.binary(), nullable=False)
 ENTRY_BYTES = 1024 * 1024
-"""About what an entry of the result has."""
+"""Approximate size of an entry of the result."""
 WINDOW_BYTES = 64 * 1024 * 1024
-"""About what the blocks of all parts together may take."""
+"""Approximate limit for the blocks of all parts together."""
 
 Blocks = Iterator[pa.RecordBatch]
-"""The rows of a part, the positions last, one block after the other."""
+"""The rows of a part, one block after the other. The last column holds the positions."""
 
 
 class Form(Struct, frozen=True):
-    """What the rows of a group look like."""
+    """The form of the rows of a group."""
 
     order: PartOrder
     schema: pa.Schema
-    """With the positions."""
+    """The schema with the positions."""
 
     @property
     def rows(self) -> pa.Schema:
-        """Without them."""
+        """The schema without the positions."""
         return pa.schema(list(self.schema)[:-1])
 
 
 def form_of(order: PartOrder) -> Form:
-    """Raises if this describes no ordered part."""
+    """Return the form that this describes. Raises if it does not describe an ordered part."""
     schema = decode_schema(order.schema)
     if len(schema) < 2 or not schema.field(len(schema) - 1).type.equals(POSITION.type):
         raise InvalidArgument(f"the last column of an ordered part holds its positions, as {POSITION.type}")
@@ -57,7 +57,7 @@ def form_of(order: PartOrder) -> Form:
 
 
 def read_block(body: Buffer, form: Form, count: int, *, is_new: bool = False) -> pa.RecordBatch:
-    """The rows of a staged entry. One that has just come from elsewhere is checked to its last value."""
+    """Read the rows of a staged entry. ``is_new``: it has just been received, so every value is checked."""
     try:
         block = pa.ipc.read_record_batch(pa.py_buffer(body), form.schema)
         block.validate(full=is_new)
@@ -69,7 +69,7 @@ def read_block(body: Buffer, form: Form, count: int, *, is_new: bool = False) ->
 
 
 def check_order(block: pa.RecordBatch, last: bytes | None) -> bytes:
-    """Raise if the positions are not in order, after ``last`` of the block before; the last one of this block."""
+    """Check that the positions are in order, and not below ``last`` of the block before. Returns the last position."""
     positions = positions_of(block)
     if positions.null_count:
         raise InvalidArgument("each row of an ordered part has a position, and here is one without")
@@ -86,12 +86,12 @@ def positions_of(block: pa.RecordBatch) -> pa.Array:
 
 
 def common_form(forms: Sequence[Form]) -> Form:
-    """That of the newest schema, which has all columns of the older ones."""
+    """Return the form of the newest schema, which has all columns of the older ones."""
     return max(forms, key=lambda form: form.order.number)
 
 
 def adapt(block: pa.RecordBatch, form: Form) -> pa.RecordBatch:
-    """A block of an older schema in the form of a newer one: what it lacks is null."""
+    """Return a block of an older schema in the form of a newer one. Missing columns are null."""
     if block.schema.equals(form.schema):
         return block
     names = block.schema.names[:-1]
@@ -103,14 +103,15 @@ def adapt(block: pa.RecordBatch, form: Form) -> pa.RecordBatch:
 
 
 def merge(parts: Sequence[Blocks]) -> Blocks:
-    """The rows of all parts in order, in blocks of any size. All parts have one form."""
+    """Yield the rows of all parts in order, in blocks of any size. All parts must have the same form."""
     heads = [_Head(blocks) for blocks in parts]
     while heads := [head for head in heads if head.rows is not None]:
         if len(heads) == 1:
             yield heads[0].take_all()
             continue
-        # Whatever follows in a part is not below the end of its present block. So everything up to the smallest of
-        # these ends is known; rows at that very position only of the parts before, and of the one that ends there.
+        # No later row of a part lies below the end of its current block. So every row up to the smallest of these ends
+        # is known. Of the rows exactly at that position, only those of the part that ends there, and of the parts
+        # before it, are taken.
         at = min(range(len(heads)), key=lambda i: (heads[i].end, i))
         bound = heads[at].end
         taken = [head.take_to(bound, with_equal=i <= at) for i, head in enumerate(heads)]
@@ -118,7 +119,7 @@ def merge(parts: Sequence[Blocks]) -> Blocks:
 
 
 class _Head:
-    """The present block of a part; None when the part is over."""
+    """The current block of a part. ``rows`` is None at the end of the part."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
@@ -137,7 +138,7 @@ class _Head:
         return rows
 
     def take_to(self, bound: bytes, *, with_equal: bool) -> pa.RecordBatch | None:
-        """The rows below the bound, or up to it."""
+        """Return the rows below the bound, or with ``with_equal`` also those at the bound."""
         assert self.rows is not None
         positions = positions_of(self.rows)
         find = bisect_right if with_equal else bisect_left
@@ -151,7 +152,7 @@ class _Head:
 
 
 def _in_order(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Several sorted pieces as one. Sorting is stable, so equal positions stay in the order of the parts."""
+    """Merge sorted pieces into one. Sorting is stable, so equal positions stay in the order of the parts."""
     if len(pieces) == 1:
         return pieces[0]
     rows = pa.concat_batches(pieces)
@@ -161,11 +162,14 @@ def _in_order(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
 def merge_in_bounds(
     parts: Sequence[Callable[[], Blocks]], block_bytes: int, keep: Callable[[Blocks], Callable[[], Blocks]]
 ) -> Blocks:
-    """As ``merge``, of parts whose blocks have up to ``block_bytes``. If too many of them would be in memory, ``keep``
-    is given merged rows to put them elsewhere, and returns how to read them again."""
+    """Merge as ``merge`` does, with a limit on memory. A block has up to ``block_bytes``.
+
+    If too many blocks would be in memory, ``keep`` stores merged rows elsewhere and returns a function that reads them
+    again.
+    """
     fan_in = max(2, WINDOW_BYTES // max(block_bytes, 1))
     while len(parts) > fan_in:
-        # Neighbours are merged, so the order of the parts stays what it was.
+        # Neighbours are merged, so the order of the parts stays the same.
         parts = [
             keep(merge([read() for read in parts[i : i + fan_in]])) if len(parts[i : i + fan_in]) > 1 else parts[i]
             for i in range(0, len(parts), fan_in)
@@ -174,13 +178,13 @@ def merge_in_bounds(
 
 
 def in_entries(blocks: Blocks, entry_bytes: int = ENTRY_BYTES) -> Blocks:
-    """The same rows in blocks of about this size, cut only by the rows themselves."""
+    """Yield the same rows in blocks of about this size. Where they are cut depends only on the rows."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for block in blocks:
         for piece in _cut(block, entry_bytes):
             if held and held_bytes + piece.nbytes > 2 * entry_bytes:
-                # A row that is large by itself gets an entry of its own.
+                # A row that is large by itself gets its own entry.
                 yield pa.concat_batches(held)
                 held, held_bytes = [], 0
             held.append(piece)
@@ -193,7 +197,7 @@ def in_entries(blocks: Blocks, entry_bytes: int = ENTRY_BYTES) -> Blocks:
 
 
 def _cut(block: pa.RecordBatch, entry_bytes: int) -> Iterator[pa.RecordBatch]:
-    """By bytes and not by the number of rows: large ones may lie next to each other."""
+    """Cut by bytes and not by the number of rows, since large rows may lie next to each other."""
     if block.num_rows <= 1 or block.nbytes <= entry_bytes:
         yield block
         return
@@ -203,7 +207,7 @@ def _cut(block: pa.RecordBatch, entry_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def to_batch(block: pa.RecordBatch, form: Form, time: int) -> Batch:
-    """An entry of the log, without the positions. ``time`` is the event time of rows that have none of their own."""
+    """Return an entry of the log, without the positions. ``time`` is the event time of rows without their own."""
     rows = pa.RecordBatch.from_arrays(block.columns[:-1], schema=form.rows)
     order = form.order
     body = (serialize(rows, order.compression) if order.compression else rows.serialize()).to_pybytes()

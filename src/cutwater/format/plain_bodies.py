@@ -1,8 +1,8 @@
-"""The most common body, by its bytes: key, value and timestamp of records without headers, not compressed.
+"""The most common body, as bytes: key, value and timestamp of records without headers, not compressed.
 
-Clients write it without Arrow, and storage nodes and readers check it without Arrow: what stands before the columns is
-the same for all such bodies but for a few numbers, and these follow from four of them. It is what Arrow itself writes
-for the same records; any other way to write them is left to Arrow.
+Clients write it without Arrow, and storage nodes and readers check it without Arrow. The bytes before the columns are
+the same for all such bodies except for a few numbers, which follow from four of them. Arrow itself writes the same
+bytes for the same records. Bodies that are written in any other way are left to Arrow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from cutwater.format.checksum import Buffer
 
 HEAD_BYTES: Final = 480
-"""What stands before the columns: a FlatBuffers table, ``Message`` and ``RecordBatch`` of Arrow's format."""
+"""Size of the bytes before the columns: the FlatBuffers tables ``Message`` and ``RecordBatch`` of Arrow's format."""
 
 _START = bytes.fromhex(
     "ffffffffd80100001400000000000000"
@@ -26,25 +26,25 @@ _START = bytes.fromhex(
     "2c010000100000000000000000000000"
     "0000000011000000"
 )
-"""With zeros where the number of bytes that follow and the number of records are."""
+"""Contains zeros in place of the number of bytes that follow and the number of records."""
 _BODY_BYTES_AT, _COUNT_AT, _BUFFERS_AT, _NODES_AT = 40, 72, 88, 368
 _BUFFERS = struct.Struct("<34q")
-"""Where each buffer is, and its length: of key, value, timestamp, headers and what is in them, 17 in all."""
+"""Offset and length of each of the 17 buffers: of key, value, timestamp, headers and their content."""
 _NODES = struct.Struct("<14q")
-"""Length and nulls of each of these columns: seven in all."""
+"""Length and number of nulls of each of the seven columns."""
 _BETWEEN = bytes.fromhex("0000000007000000")
 _NUMBER = struct.Struct("<q")
 _ENDS = struct.Struct("<2i")
 
 _KNOWN = struct.Struct(f"<{_COUNT_AT}xq8x40xq40xq{_NODES_AT - 184}x8xq")
-"""Of a head: how many records, the bytes of all keys, those of all values, and how many keys are missing."""
+"""The numbers of a head that the others follow from: records, bytes of all keys, bytes of all values, missing keys."""
 
 COUNT_MAX: Final = 256
 """Bodies with more records are left to Arrow, which is faster there."""
 
 
 class Layout(NamedTuple):
-    """Where the columns of a body are, counted from its beginning; 0 bytes of key bits if no key is missing."""
+    """Offsets of the columns of a body, from its beginning. ``bits_bytes`` is 0 if no key is missing."""
 
     head: bytes
     bits_bytes: int
@@ -56,19 +56,24 @@ class Layout(NamedTuple):
 
 
 def up(size: int) -> int:
-    """Every buffer begins at a multiple of eight."""
+    """Round up to a multiple of eight, where every buffer begins."""
     return (size + 7) & -8
 
 
 def no_headers_bytes(count: int) -> int:
-    """The headers of records that have none: a map of nulls, and inside of it nothing but the ends of no names and no
-    values."""
+    """Return the size of the headers column of records without headers.
+
+    It is a map of nulls. Inside it are only the end offsets of no names and no values.
+    """
     return up((count + 7) // 8) + up(4 * count + 4) + 16
 
 
 @lru_cache(maxsize=256)
 def layout(count: int, missing: int, keys_bytes: int, values_bytes: int) -> Layout:
-    """The layout of a body with ``count`` records, ``missing`` of them without a key. Many bodies share one."""
+    """Return the layout of a body with ``count`` records, ``missing`` of them without a key.
+
+    Many bodies share a layout.
+    """
     offsets_bytes, headers_bits_bytes = 4 * count + 4, (count + 7) // 8
     bits_bytes = headers_bits_bytes if missing else 0
     offsets_up = up(offsets_bytes)
@@ -99,12 +104,14 @@ def layout(count: int, missing: int, keys_bytes: int, values_bytes: int) -> Layo
     return Layout(head, bits_bytes, *(HEAD_BYTES + place for place in columns))
 
 
-# A memory view is copied before it is compared: its own comparison looks at one byte after the other.
+# A memory view is copied before it is compared, because its own comparison works byte by byte.
 
 
 def is_plain(body: Buffer, count: int, time_min: int, time_max: int) -> bool:
-    """Whether this is a well-formed plain body with ``count`` records and this smallest and largest event time.
-    False says nothing: it may still be a sound body that is written in another way."""
+    """Return whether this is a valid plain body with ``count`` records and this smallest and largest event time.
+
+    False does not mean that the body is malformed: it may be a valid body that is written in another way.
+    """
     size = len(body)
     if size < HEAD_BYTES:
         return False
@@ -150,25 +157,27 @@ def _has_nulls(bits: Buffer, count: int, missing: int) -> bool:
 
 
 def are_in_order(offsets: Buffer, count: int, size: int, start: int = 0) -> bool:
-    """Whether these are the offsets of ``count`` values that begin at ``start`` and end at ``size``, none of which ends
-    before it begins. Arrow can tell, too, but lets go of the interpreter meanwhile, and where there are many threads it
-    takes long to get that back."""
+    """Return whether these are valid offsets of ``count`` values that begin at ``start`` and end at ``size``.
+
+    No value may end before it begins. Arrow can check this too, but it releases the interpreter lock meanwhile, and
+    with many threads it takes long to get it back.
+    """
     numbers = int.from_bytes(offsets, "little")
     tops, all_but_last = _top_bits(count + 1)
     if numbers & 0xFFFFFFFF != start or numbers >> 32 * count != size or numbers & tops:
         return False
-    # A difference that is not negative leaves the top bit where it was set, and nothing is borrowed from a neighbour.
+    # A difference that is not negative leaves the top bit set, and nothing is borrowed from a neighbour.
     return ((numbers >> 32 | tops) - numbers) & all_but_last == all_but_last
 
 
 @lru_cache(maxsize=16)
 def _top_bits(count: int) -> tuple[int, int]:
-    """The top bits of ``count`` offsets, and of one offset less."""
+    """Return the top bits of ``count`` offsets, and of one offset less."""
     return _repeated(1 << 31, count), _repeated(1 << 31, count - 1)
 
 
 def _repeated(number: int, count: int) -> int:
-    """A number ``count`` times side by side, 32 bits each, as offsets are."""
+    """Return a number repeated ``count`` times, 32 bits each, as offsets are."""
     return int.from_bytes(number.to_bytes(4, "little") * count, "little")
 
 

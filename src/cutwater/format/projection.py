@@ -1,7 +1,7 @@
-"""Projection: a body, or several, cut down to the columns that a reader asked for, without decoding the others.
+"""Projection: reduces one or several bodies to the columns that a reader asked for, without decoding the others.
 
 A body is one Arrow IPC record batch, whose schema is known by its number. Columns are picked before they are
-decompressed, and no value is ever turned into a Python object.
+decompressed, and no value ever becomes a Python object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cutwater.format.ipc_message import may_be_compressed
 
 END_OF_STREAM_BYTES = 8
 TIMESTAMP = pa.timestamp("us", "UTC")
-"""Event time."""
+"""The type of event time."""
 HEADERS = pa.map_(pa.string(), pa.binary())
 KEY_VALUE = pa.schema(
     [
@@ -28,18 +28,20 @@ KEY_VALUE = pa.schema(
         pa.field("headers", HEADERS),
     ]
 )
-"""Records of a topic without a schema of its own. All four columns are always there: one that holds only nulls costs
-four bytes per record, and in return every such batch of every log has the same form."""
+"""Schema of records of a topic without its own schema. All four columns are always present.
+
+A column that holds only nulls costs four bytes per record. In return, every such batch of every log has the same form.
+"""
 
 
 def project(body: Buffer, schema: pa.Schema, columns: Sequence[str], compression: str | None = None) -> pa.Buffer:
-    """The record batch with these columns only, in this order, as a body again."""
+    """Return a body with only these columns, in this order."""
     batch = read_columns(body, schema, columns)
     return serialize(batch, compression) if compression else batch.serialize()
 
 
 def serialize(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
-    """A record batch as a body: the IPC message without the schema before it and the end of stream after it."""
+    """Encode a record batch as a body: the IPC message, without the schema before it and the end of stream after it."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_batch(batch)
@@ -48,13 +50,13 @@ def serialize(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffe
 
 
 def merged(batches: Sequence[pa.RecordBatch]) -> list[Buffer]:
-    """The rows of several batches as one body, in pieces: columns are put together, but not copied again."""
+    """Encode the rows of several batches as one body, in pieces. Columns are concatenated, but not copied again."""
     batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     sink = _Pieces()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema) as writer:
         writer.write_batch(batch)
         found = list(sink.found)
-    # The schema comes first; after the batch, nothing yet.
+    # The schema comes first. Nothing follows the batch yet.
     left = batch.schema.serialize().size
     while left > 0:
         left -= len(found.pop(0))
@@ -63,7 +65,7 @@ def merged(batches: Sequence[pa.RecordBatch]) -> list[Buffer]:
 
 
 class _Pieces:
-    """A file that keeps what is written to it as it comes: small things as bytes, columns as views of them."""
+    """A file that keeps everything that is written to it: small pieces as bytes, columns as views of them."""
 
     closed = False
 
@@ -82,20 +84,22 @@ class _Pieces:
 
 
 def event_times(batch: pa.RecordBatch, event_time: str) -> tuple[int, int]:
-    """The smallest and the largest event time of a batch, by the column with this name."""
+    """Return the smallest and the largest event time of a batch, by the column with this name."""
     found = pc.min_max(timestamps(batch, event_time).view(pa.int64()))
     return found["min"].as_py(), found["max"].as_py()
 
 
 def timestamps(batch: pa.RecordBatch, event_time: str) -> pa.Array:
-    """A column of event time in microseconds UTC; what is finer is cut off."""
+    """Return a column of event time in microseconds UTC. Finer units are truncated."""
     column = batch.column(batch.schema.get_field_index(event_time))
     return column if column.type.equals(TIMESTAMP) else column.cast(TIMESTAMP, safe=False)
 
 
 def no_values(count: int, kind: pa.DataType) -> pa.Array:
-    """A column of nulls. ``pyarrow.nulls`` gives maps and lists something inside that is stored for every row, and with
-    each slice as a whole."""
+    """Return a column of nulls.
+
+    ``pyarrow.nulls`` gives maps and lists content that is stored for every row, and as a whole with each slice.
+    """
     inside = _nothing_inside(kind)
     if inside is None:
         return pa.nulls(count, kind)
@@ -112,7 +116,7 @@ def _nothing_inside(kind: pa.DataType) -> pa.Array | None:
 
 @lru_cache(maxsize=64)
 def decode_schema(data: bytes) -> pa.Schema:
-    """A schema in its IPC form, as it travels."""
+    """Decode a schema from its IPC form."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError, EOFError) as error:
@@ -120,19 +124,19 @@ def decode_schema(data: bytes) -> pa.Schema:
 
 
 def projected_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """The schema of what ``project`` returns."""
+    """Return the schema of what ``project`` returns."""
     return pa.schema([schema.field(i) for i in _indexes(schema, columns)], metadata=schema.metadata)
 
 
 def read_columns(body: Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
-    """The chosen columns of a body. Buffers of uncompressed columns are not copied."""
+    """Read the chosen columns of a body. Buffers of uncompressed columns are not copied."""
     indexes = _indexes(schema, columns)
     message = pa.py_buffer(body)
     try:
         if len(indexes) == len(schema) or not may_be_compressed(body):
             return _sound(pa.ipc.read_record_batch(message, schema).select(list(columns)))
         options = pa.ipc.IpcReadOptions(included_fields=sorted(indexes))
-        # A stream of one batch: the reader then decompresses only the fields that are wanted.
+        # With a stream of one batch, the reader decompresses only the chosen fields.
         stream = pa.BufferReader(pa.py_buffer(b"".join((schema.serialize(), memoryview(message)))))
         with pa.ipc.open_stream(stream, options=options) as reader:
             return _sound(reader.read_next_batch().select(list(columns)))
@@ -141,15 +145,18 @@ def read_columns(body: Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.
 
 
 def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """With a schema that is not its own, a batch may point to bytes that it does not have. Of most columns Arrow uses
-    only the ends to write them again; of others every value, so all of them are looked at."""
+    """Validate a batch, which may point to bytes that it does not have if it was read with a wrong schema.
+
+    To write a column again, Arrow uses only the ends of most columns, but every value of others. Those are fully
+    checked.
+    """
     batch.validate(full=any(_is_followed(field.type) for field in batch.schema))
     return batch
 
 
 @lru_cache(maxsize=256)
 def _is_followed(kind: pa.DataType) -> bool:
-    """Whether Arrow follows what each value says to write such a column."""
+    """Return whether Arrow uses every value as a reference when it writes a column of this type."""
     types = pa.types
     is_one = types.is_union(kind) or types.is_run_end_encoded(kind) or types.is_dictionary(kind)
     is_view = types.is_list_view(kind) or types.is_large_list_view(kind)

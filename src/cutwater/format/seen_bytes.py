@@ -1,8 +1,8 @@
-"""How many bytes the values of a column have for whoever reads them one by one.
+"""Counts the bytes that the values of a column have when they are read one by one.
 
 Most columns have the bytes that they are stored in. Values of views, runs and dense unions may share bytes: a body of a
-few hundred bytes can show the same text in millions of rows. A column is never expanded here to find out: ``_upto`` is
-asked for sums at those places only that values begin or end at.
+few hundred bytes can contain the same text in millions of rows. Columns are never expanded to count them. ``_upto``
+computes sums only at the places where values begin or end.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import types
 
 RUNS_VALUES_MAX: Final = 1 << 24
-"""Runs are counted value by value; more of them are not looked at."""
+"""Runs are counted value by value. Columns with more values are rejected."""
 
 
 class TooMany(Exception):
-    """A column of runs has more values than can be looked at."""
+    """A column of runs has more values than can be counted."""
 
 
 def is_shared(kind: pa.DataType) -> bool:
-    """Whether values of such a column may share bytes."""
+    """Return whether values of a column of this type may share bytes."""
     kind = stored_type(kind)
     is_one = _is_view(kind) or _is_list_view(kind) or types.is_run_end_encoded(kind)
     is_one = is_one or (types.is_union(kind) and kind.mode == "dense")
@@ -30,12 +30,12 @@ def is_shared(kind: pa.DataType) -> bool:
 
 
 def seen_bytes(column: Any) -> float:
-    """Of a column that is sound. Raises ``TooMany``."""
+    """Return the bytes of a column, which must be valid. Raises ``TooMany``."""
     return float(_upto(column, pa.array([len(column)], pa.int64()))[0].as_py())
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """What an extension type is stored as; any other type as it is."""
+    """Return the storage type of an extension type; any other type as it is."""
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind
@@ -59,7 +59,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _upto(values: Any, at: pa.Array) -> pa.Array:
-    """How many bytes the values before each of these places have, as 64-bit numbers with a point: they may be many."""
+    """Return how many bytes the values before each of these places have, as floats, since there may be very many."""
     while isinstance(values.type, pa.BaseExtensionType):
         values = values.storage
     kind = values.type
@@ -82,7 +82,7 @@ def _upto(values: Any, at: pa.Array) -> pa.Array:
             found = pc.add(found, _upto(values.field(i), at))
         return found
     if _is_view(kind):
-        # Sixteen bytes for each value, its length first.
+        # Each value has sixteen bytes, which begin with its length.
         start, end = 16 * values.offset, 16 * (values.offset + len(values))
         lengths = memoryview(values.buffers()[1])[start:end].cast("i")[::4]
         return _summed(values, pa.array(lengths, pa.int32()), at)
@@ -90,7 +90,7 @@ def _upto(values: Any, at: pa.Array) -> pa.Array:
         starts = values.offsets.cast(pa.int64())
         counts = values.sizes.cast(pa.int64())
         inside = pc.subtract(_upto(values.values, pc.add(starts, counts)), _upto(values.values, starts))
-        # A place in a list takes something, also if what is there takes nothing.
+        # A list element counts even if its value takes no bytes.
         return _summed(values, pc.add(inside, counts.cast(pa.float64())), at)
     if types.is_run_end_encoded(kind):
         return _of_runs(values, at)
@@ -102,7 +102,7 @@ def _upto(values: Any, at: pa.Array) -> pa.Array:
 def _of_runs(values: Any, at: pa.Array) -> pa.Array:
     ends, sizes = values.run_ends.cast(pa.int64()), _each(values.values)
     if len(at) == 1 and at[0].as_py() == len(values) == ends[-1].as_py() and not values.offset:
-        # All of it, as nearly always: nothing need be done for each value.
+        # The whole column, as nearly always: no work per value is needed.
         lengths = pc.subtract(ends, pa.concat_arrays([pa.array([0], pa.int64()), ends[:-1]]))
         total = pc.sum(pc.multiply(lengths.cast(pa.float64()), sizes))
         return pa.array([total.as_py()], pa.float64())
@@ -127,14 +127,14 @@ def _of_union(values: Any, at: pa.Array) -> pa.Array:
 
 
 def _each(values: Any) -> pa.Array:
-    """The bytes of each value."""
+    """Return the bytes of each value."""
     places = pa.array(range(len(values) + 1), pa.int64())
     sums = _upto(values, places)
     return pc.subtract(sums[1:], sums[:-1])
 
 
 def _summed(values: Any, sizes: pa.Array, at: pa.Array) -> pa.Array:
-    """The sums of sizes before these places. What is null has nothing."""
+    """Return the sums of sizes before these places. Nulls have size 0."""
     sizes = sizes.cast(pa.float64())
     if values is not None and values.null_count:
         sizes = pc.if_else(values.is_valid(), sizes, pa.scalar(0.0))

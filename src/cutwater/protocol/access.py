@@ -1,4 +1,4 @@
-"""Which peers may call a method, as data: the roles of servers, and what a method demands of its callers."""
+"""Access rules as data: the roles of servers, and which peers may call a method."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ METADATA_NODE = "metadata repository"
 
 
 class Access(Struct, frozen=True):
-    """Which servers may call a method; clients may if none are named. ``subject``: the number of the server for which
-    the argument speaks, which must be the caller's own. ``is_admission``: the caller asks to become known, so any key
-    that it has proved to hold will do; the handler decides. ``is_internal``: refused over the wire.
-    ``client_subject``: clients may call it, too, if the argument speaks for this number."""
+    """The peers that may call a method: the servers that are named, or clients if none are.
+
+    ``subject`` returns the number of the server for which the argument speaks; it must be the caller's own.
+    ``is_admission``: the caller asks to become known, so any key that it has proved to hold is enough, and the handler
+    decides. ``is_internal``: refused over the wire. ``client_subject``: clients may call it too, if the argument speaks
+    for this number.
+    """
 
     servers: tuple[str, ...] = ()
     subject: Callable[[Any], int] | None = None

@@ -1,18 +1,18 @@
-"""What can go wrong on the wire, and how errors travel.
+"""Errors of the wire, and how errors travel.
 
-These classes belong to the tree of ``cutwater.errors``, in its form: a stable code each, and ``retriable``.
+These classes belong to the tree of ``cutwater.errors``: each has a stable code, and ``retriable``.
 
 ::
 
     InvalidArgument
      ├─ FrameTooLarge      frame_too_large    a message exceeds what the receiver takes; nothing was done
-     └─ UnknownMethod      unknown_method     the peer does not know what is asked; it may be of another version
+     └─ UnknownMethod      unknown_method     the peer does not know the method; it may be of another version
     Refused
      ├─ WrongCluster       wrong_cluster      the peer belongs to another cluster
      ├─ WrongVersion       wrong_version      no protocol version that both sides speak
-     ├─ Unauthenticated    unauthenticated    the peer does not believe who we are
+     ├─ Unauthenticated    unauthenticated    the peer rejects our credentials
      ├─ Unproven           unproven           only servers of the cluster may do this, and the peer did not prove to be
-     │                                        one; or a server is not the one that it should be
+     │                                        one; or a server is not the expected one
      └─ Untrusted          untrusted          TLS failed: a certificate is missing, expired or of another authority
     Unavailable
      ├─ ConnectionLost     connection_lost    the connection is gone; says whether the outcome is unknown  (retriable)
@@ -23,9 +23,9 @@ These classes belong to the tree of ``cutwater.errors``, in its form: a stable c
      └─ InternalError      internal_error     a bug at the peer; the incident is in its log
 
 An error travels as ``WireError``: code, message, retriable, fields, history. It comes back as the class of that code
-with the same fields. If this side does not know the code, or a field that the class promises is missing, it comes back
-as the nearest class that is known to be true: in the end a ``CutwaterError`` that has the code. An error that does not
-fit into what the peer takes loses its history first, then its fields, then words, but it always arrives.
+with the same fields. If this side does not know the code, or a field that the class declares is missing, it comes back
+as the nearest base class that fits: in the end a ``CutwaterError`` with that code. An error that is too large for the
+peer loses its history first, then its fields, then part of its message, but it always arrives.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from msgspec import Raw, Struct
 from cutwater.errors import CutwaterError, InvalidArgument, ProtocolViolation, Refused, Unavailable
 
 HEADER_BYTES_MIN = 512
-"""What every side takes at least, so that it can be told any error."""
+"""Every side takes at least this much, so that it can be told any error."""
 CODE_CHARS_MAX = 40
 MESSAGE_CHARS_MAX = 4_096
 MESSAGE_CHARS_SHORT = 80
@@ -88,8 +88,11 @@ class Untrusted(Refused):
 
 
 class ConnectionLost(Unavailable):
-    """``outcome_unknown``: the request had been handed to the connection, so it may or may not have been carried out.
-    Otherwise it never left, and nothing was done."""
+    """The connection is gone.
+
+    ``outcome_unknown``: the request had been handed to the connection, so it may or may not have been carried out.
+    Otherwise it was never sent, and nothing was done.
+    """
 
     code = "connection_lost"
 
@@ -115,12 +118,12 @@ class InternalError(CutwaterError):
 
 
 def why_lost(address: str, exc: Exception | None, *, is_greeting: bool, has_tls: bool) -> Untrusted | ConnectionLost:
-    """What the end of a connection means; ``is_greeting``: who connected has not been greeted yet."""
+    """Return the error for the end of a connection. ``is_greeting``: this side connected and was not greeted yet."""
     if isinstance(exc, SSLError):
         return Untrusted(f"TLS with {address} failed: {exc}")
     message = f"the connection to {address} was {f'lost: {exc}' if exc is not None else 'closed'}"
     if is_greeting:
-        # With TLS 1.3 that is all one hears when a certificate is refused, or when the other side wants TLS.
+        # With TLS 1.3 there is no other sign that a certificate was refused, or that the other side wants TLS.
         message += "; it may want " + (
             "a client certificate, or not trust the one it got" if has_tls else "TLS, which was not used"
         )
@@ -146,7 +149,7 @@ _OWN_NAMES = frozenset({"message", "history"})
 
 
 def to_wire(error: CutwaterError) -> WireError:
-    """The error as data. What is too long is cut off, and fields that are no plain values stay behind."""
+    """Return the error as data. Long texts are cut off, and fields that are no plain values are left out."""
     fields = {name: value for name, value in vars(error).items() if name not in _OWN_NAMES and _travels(name, value)}
     return WireError(
         error.code[:CODE_CHARS_MAX],
@@ -158,7 +161,7 @@ def to_wire(error: CutwaterError) -> WireError:
 
 
 def encode_error(error: CutwaterError, bytes_max: int) -> bytes:
-    """The error as bytes, not more than ``bytes_max``, which is at least ``HEADER_BYTES_MIN``."""
+    """Encode the error in at most ``bytes_max`` bytes, which must be at least ``HEADER_BYTES_MIN``."""
     wire = to_wire(error)
     encoded = _ENCODER.encode(wire)
     if len(encoded) > bytes_max:
@@ -170,7 +173,7 @@ def encode_error(error: CutwaterError, bytes_max: int) -> bytes:
 
 
 def from_wire(wire: WireError) -> CutwaterError:
-    """The error as an exception of its class. Never fails: what makes no sense is left out."""
+    """Return the error as an exception of its class. Never fails: invalid parts are left out."""
     try:
         fields = _FIELDS_DECODER.decode(wire.fields) if wire.fields else {}
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -191,7 +194,7 @@ def from_wire(wire: WireError) -> CutwaterError:
 
 
 def declared_fields(cls: type[CutwaterError]) -> tuple[str, ...]:
-    """What the constructor of an error class wants to know and keeps, besides the text."""
+    """Return the parameters of the constructor of an error class that are kept as fields."""
     parameters = inspect.signature(cls.__init__).parameters
     return tuple(name for name in parameters if name not in _OWN_NAMES | {"self"})
 
@@ -201,8 +204,8 @@ _CLASSES: dict[str, type[CutwaterError]] = {}
 
 def _class_of(code: str) -> type[CutwaterError] | None:
     if code not in _CLASSES:
-        # A module with further classes may have been imported since the last look. One without a code of its own is a
-        # matter of the part that made it.
+        # A module with further classes may have been imported since the last call. A class without its own code is
+        # private to the module that defines it.
         _CLASSES.update((cls.code, cls) for cls in _tree(CutwaterError) if "code" in vars(cls))
     return _CLASSES.get(code)
 

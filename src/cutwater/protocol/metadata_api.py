@@ -1,6 +1,6 @@
-"""What can be asked of the metadata repository, and what its nodes say among each other.
+"""The methods of the metadata repository, for clients and operators, and among its nodes.
 
-Clients and operators may ask any node: one that does not lead passes the request on to the one that does.
+Clients and operators may ask any node. A node that does not lead passes the request on to the leader.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cutwater.types import LeaderEpoch, MetadataNodeId, Report, StorageNodeId
 # Clients and operators.
 
 ASK: Method[Request, Answer] = Method("ask", Request, Answer)
-"""Everything that is decided or known by the leader, see ``core.requests``."""
+"""All requests that the leader decides or answers, see ``core.requests``."""
 
 
 class MetadataNode(Struct, frozen=True):
-    """One process of the metadata repository, and whom it believes to lead (epoch 0: nobody)."""
+    """One process of the metadata repository, and the node that it believes to lead (epoch 0: none)."""
 
     node: MetadataNodeId
     leader: MetadataNodeId
@@ -32,7 +32,7 @@ WHO_LEADS: Method[None, MetadataNode] = Method("who_leads", None, MetadataNode)
 
 
 class ChangeVolumes(Struct, frozen=True):
-    """Let a running storage node use one more directory of its machine, or do without one."""
+    """Lets a running storage node use one more directory of its machine, or stop using one."""
 
     node: StorageNodeId
     path: str
@@ -40,45 +40,45 @@ class ChangeVolumes(Struct, frozen=True):
 
 
 CHANGE_VOLUMES: Method[ChangeVolumes, NodeDescription] = Method("change_volumes", ChangeVolumes, NodeDescription)
-"""Any metadata node asks the storage node, to which it proves itself."""
+"""Any metadata node passes this on to the storage node, to which it proves its identity."""
 
 # Nodes of the metadata repository among each other.
 
 ASK_LEADER: Method[Request, Answer] = Method("ask_leader", Request, Answer)
-"""As ``ASK``, passed on by a follower; refused by who does not lead, so that nothing goes round in circles."""
+"""Same as ``ASK``, passed on by a follower. A node that does not lead refuses it, so that requests cannot circle."""
 JOIN_LEADER: Method[JoinArguments, JoinAnswer] = Method("join_leader", JoinArguments, JoinAnswer)
 
 
 class Follow(Struct, frozen=True):
-    """A follower says that it will pass on what storage nodes tell it."""
+    """A follower announces that it will pass on messages of storage nodes."""
 
     node: MetadataNodeId
 
 
 class Heartbeat(Struct, frozen=True):
-    """The leader lives, can write to its store, and knows these addresses and keys of servers."""
+    """The leader is alive, can write to its store, and knows these addresses and keys of servers."""
 
     leader_epoch: LeaderEpoch
     node: MetadataNodeId
     servers: Addresses | None = None
-    """None: as told before on this connection."""
+    """None: unchanged since the last one on this connection."""
 
 
 class RelayDown(Struct, frozen=True):
-    """For the follower to pass on to a storage node."""
+    """A message that the follower passes on to a storage node."""
 
     node: StorageNodeId
     message: LeaderMessage
 
 
 class Suspect(Struct, frozen=True):
-    """A connection of this storage node broke: the leader should see whether it lives."""
+    """A connection of this storage node broke, so the leader should check whether it is alive."""
 
     node: StorageNodeId
 
 
 MEET: Method[Follow, None] = Method("meet", Follow, None)
-"""A follower asks whether the leader knows its key, before it says anything else; the leader looks into the store."""
+"""A follower asks whether the leader knows its key, before it sends anything else. The leader looks into the store."""
 FOLLOW: Notice[Follow] = Notice("follow", Follow)
 HEARTBEAT: Notice[Heartbeat] = Notice("heartbeat", Heartbeat)
 REPORT_UP: Notice[Report] = Notice("report_up", Report)

@@ -1,8 +1,8 @@
 """Access to every method of both servers, and to every request to the metadata repository.
 
-``CLIENT``: every connected peer. Everything else is for servers that have proved which ones they are (ADR 0036).
-A method that is not in its server's table cannot be answered; ``tests/unit/test_method_access.py`` compares the tables
-with what servers answer, both ways.
+``CLIENT`` means every connected peer. All other methods are for servers that have proved their identity (ADR 0036).
+A method that is not in its server's table cannot be answered. ``tests/unit/test_method_access.py`` compares the tables
+with the methods that servers answer, in both directions.
 """
 
 from __future__ import annotations
@@ -106,4 +106,4 @@ REQUEST_ACCESS: dict[type, Access] = {
     r.EventsRequest: CLIENT,
     r.DescribeRequest: CLIENT,
 }
-"""By the kind of the request in ``ask``. Requests in ``ask_leader`` were checked by the follower."""
+"""By the type of the request in ``ask``. The follower has already checked requests in ``ask_leader``."""

@@ -1,6 +1,6 @@
-"""What can be asked over a connection: a name, and the types of what is sent and of what comes back.
+"""Describes methods: a name, the type of the argument, and the type of the result.
 
-Both sides share the descriptions, so types are the same on both and are checked where bytes arrive::
+Both sides share the descriptions, so both have the same types, which are checked where bytes arrive::
 
     READ = Method("read", ReadRequest, ReadAnswer)
 
@@ -24,21 +24,21 @@ R = TypeVar("R")
 _DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 Body = bytes | bytearray | memoryview
-"""Bytes as they come: small bodies as ``bytes``, large ones as a view of the buffer they were received into."""
+"""Received bytes: small bodies as ``bytes``, large ones as a view of the buffer they were received into."""
 
 Payload = Body | Sequence[Body]
-"""Bytes as they go. Pieces are sent one after another, without being joined first, and must not change meanwhile."""
+"""Bytes to send. Pieces are sent one after another, without being joined first, and must not change meanwhile."""
 
 
 class Received(Struct, Generic[R], eq=False):
-    """What came back from a call, or one item of a stream."""
+    """The result of a call, or one item of a stream."""
 
     value: R
     body: Body
 
 
 class _Described(Generic[A, R]):
-    """A name, the type of the argument, and the type of what comes back."""
+    """A name, the type of the argument, and the type of the result."""
 
     __slots__ = ("_decode_argument", "_decode_result", "name")
 
@@ -64,21 +64,21 @@ class _Described(Generic[A, R]):
 
 
 class Method(_Described[A, R]):
-    """One request, one answer."""
+    """A method with one request and one answer."""
 
     def __init__(self, name: str, argument: type[A] | Any, answer: type[R] | Any) -> None:
         super().__init__(name, argument, answer)
 
 
 class StreamMethod(_Described[A, R]):
-    """One request, and a stream of items that ends or goes on until the caller cancels it."""
+    """A method with one request and a stream of items, which ends or goes on until the caller cancels it."""
 
     def __init__(self, name: str, argument: type[A] | Any, item: type[R] | Any) -> None:
         super().__init__(name, argument, item)
 
 
 class Notice(_Described[A, None]):
-    """Something to be told; nothing comes back."""
+    """A message without an answer."""
 
     def __init__(self, name: str, argument: type[A] | Any) -> None:
         super().__init__(name, argument, None)

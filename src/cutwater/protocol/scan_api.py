@@ -1,5 +1,7 @@
-"""What those who read large ranges in parallel ask of a storage node: how much lies where, what the headers of batches
-say, and the records themselves, with as little as possible to be done for each batch.
+"""The methods with which a storage node serves parallel readers of large ranges.
+
+They return how much data lies where, the headers of batches, and the records themselves, with as little work per batch
+as possible.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from cutwater.protocol.storage_api import Columns
 from cutwater.types import GLSN, LLSN, CutTime, EventTime, LogStreamId
 
 NOTHING: Final = -(2**63)
-"""In a packed head: no such value."""
+"""In a packed head: the value is absent."""
 
 CHECKED: Final = 1 << 40
-"""Added to the number of a schema: the batch is sound."""
+"""Added to the number of a schema: the batch is valid."""
 MALFORMED: Final = 1 << 41
-"""Added to the number of a schema: the checksum of the batch is right, but it is not sound. Its rows do not come."""
+"""Added to the number of a schema: the batch has the right checksum, but invalid content. Its rows are omitted."""
 
 UNKNOWN: Final = LLSN(-1)
 
@@ -29,19 +31,22 @@ POSITIONS_MAX: Final = 8_192
 HEADS_MAX: Final = 65_536
 RUNS_MAX: Final = 16_384
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of how much in a file a storage node tells at once, in how many batches: what it answers stays small."""
+"""The most bytes of a file that one answer of a storage node covers. With the limits above, answers stay small."""
 
 
 class MeasureArguments(Struct, frozen=True):
-    """How much of a stream lies at or below each of these positions, which do not fall."""
+    """Asks how much of a stream lies at or below each of these positions, which must not decrease."""
 
     stream: LogStreamId
     positions: tuple[GLSN, ...]
 
 
 class MeasureAnswer(Struct, frozen=True):
-    """Per position the last LLSN at or below it, exact up to ``complete_through``, or ``UNKNOWN`` if that was forgotten
-    after a trim; and about how many bytes the entries up to there take, of which only differences mean something."""
+    """The last LLSN at or below each position, and about how many bytes the entries up to there take.
+
+    LLSNs are exact up to ``complete_through``, or ``UNKNOWN`` if they were forgotten after a trim. Only differences of
+    bytes are meaningful.
+    """
 
     llsns: tuple[LLSN, ...]
     bytes: tuple[int, ...]
@@ -49,8 +54,11 @@ class MeasureAnswer(Struct, frozen=True):
 
 
 class HeadsArguments(Struct, frozen=True):
-    """The headers of the committed batches that have positions from ``from_glsn`` to ``to_glsn``, at most
-    ``heads_max``. ``with_idle`` asks for the column ``idle`` too, which clients did not know before."""
+    """Asks for the headers of the committed batches with positions from ``from_glsn`` to ``to_glsn``, at most
+    ``heads_max``.
+
+    ``with_idle`` also asks for the column ``idle``, which older clients do not know.
+    """
 
     stream: LogStreamId
     from_glsn: GLSN
@@ -60,9 +68,11 @@ class HeadsArguments(Struct, frozen=True):
 
 
 class EventTimeBefore(Struct, frozen=True):
-    """What the stream had said before the first of the heads: the largest event time, the largest declared watermark,
-    and when its last commit was, trimmed or not; None where there was none. ``idle``: its last entry declares
-    idleness."""
+    """Event time of the stream before the first of the heads.
+
+    These are the largest event time, the largest declared watermark, and the time of its last commit, trimmed or not;
+    None where there was none. ``idle``: its last entry declares idleness.
+    """
 
     time_max: EventTime | None
     declared: EventTime | None
@@ -71,8 +81,10 @@ class EventTimeBefore(Struct, frozen=True):
 
 
 class HeadsAnswer(Struct, frozen=True):
-    """The body is the heads, packed. Nothing else lies at or below ``complete_through``. ``with_idle``: the column
-    ``idle`` is the last one."""
+    """The body is the packed heads. No others lie at or below ``complete_through``.
+
+    ``with_idle``: the last column is ``idle``.
+    """
 
     before: EventTimeBefore
     complete_through: GLSN
@@ -80,26 +92,32 @@ class HeadsAnswer(Struct, frozen=True):
 
 
 COLUMNS: Final = ("first_llsn", "first_glsn", "count", "time", "time_max", "declared")
-"""The columns for each batch, as 64-bit integers; ``time`` is that of its cut. Fences and declarations have no
-``time_max``. After them, if asked for, comes ``idle``: 1 if the batch declares idleness, otherwise 0."""
+"""The columns for each batch, as 64-bit integers. ``time`` is that of its cut. Fences and declarations have no
+``time_max``. If asked for, ``idle`` follows: 1 if the batch declares idleness, otherwise 0.
+"""
 
 
 class GroupsAnswer(Struct, frozen=True):
-    """The answer to ``HeadsArguments`` from one who wants to know what runs have published: the body is what is told of
-    each batch that belongs to a group, packed. No other one lies at or below ``complete_through``."""
+    """Answer to ``HeadsArguments`` of ``GROUPS``, which lists what runs have published.
+
+    The body describes each batch that belongs to a group, packed. No others lie at or below ``complete_through``.
+    """
 
     complete_through: GLSN
 
 
 GROUP_COLUMNS: Final = ("first_glsn", "count", "run", "batch", "rows", "decided")
-"""Only the last batch of a group says which one that is, how many ``rows`` all of it has, and which decision made it.
-Those before it have 0 there."""
+"""Only the last batch of a group says which group it is, how many ``rows`` all of it has, and which decision made it.
+The batches before it have 0 there.
+"""
 
 
 class ScanArguments(Struct, frozen=True):
-    """The committed records of a stream that have positions from ``from_glsn`` to ``to_glsn``, as many as fit.
-    ``projection`` is as in ``ReadArguments``. ``opens_files``: the reader is on the same machine, and would rather be
-    told where the records are; of ``file_bytes_max``, if that is more."""
+    """Asks for the committed records of a stream with positions from ``from_glsn`` to ``to_glsn``, as many as fit.
+
+    ``projection`` is as in ``ReadArguments``. ``opens_files``: the reader is on the same machine, and prefers to be
+    told where the records are. Then the limit is ``file_bytes_max``, if that is more.
+    """
 
     stream: LogStreamId
     from_glsn: GLSN
@@ -109,14 +127,16 @@ class ScanArguments(Struct, frozen=True):
     opens_files: bool = False
     file_bytes_max: int = 0
     tells_checked: bool = False
-    """The reader wants to know of each batch whether it was looked into: see ``CHECKED`` and ``MALFORMED``."""
+    """The reader wants to know of each batch whether it was checked: see ``CHECKED`` and ``MALFORMED``."""
 
 
 class ScanAnswer(Struct, frozen=True):
-    """The body begins with ``runs`` runs, packed, and ``checksum`` is their CRC32C. What follows are Arrow record
-    batches, as stored or with the wanted columns only. No other record lies from ``from_glsn`` to ``complete_through``.
-    With ``path``, they are in that file instead, as stored, in the ``bytes`` from ``start`` on; nobody has checked
-    them."""
+    """The body begins with ``runs`` packed runs, and ``checksum`` is their CRC32C. Arrow record batches follow, as
+    stored or with the wanted columns only. No other record lies from ``from_glsn`` to ``complete_through``.
+
+    With ``path``, the batches are in that file instead, as stored, in the ``bytes`` bytes from ``start`` on. They were
+    not checked.
+    """
 
     runs: int
     complete_through: GLSN
@@ -137,13 +157,14 @@ RUN_COLUMNS: Final = (
     "bytes",
     "checksum",
 )
-"""What is told of each batch that was appended. ``offset`` and ``bytes`` say where the record batch is that begins with
-its rows, counted from the end of the runs, and ``checksum`` is its CRC32C; without ``bytes``, its rows are in the same
-one as those of the run before. The schema of a fence or declaration, which has no rows, is ``NOTHING``."""
+"""The columns for each appended batch. ``offset`` and ``bytes`` locate the record batch that begins with its rows,
+counted from the end of the runs, and ``checksum`` is its CRC32C. If ``bytes`` is 0, its rows are in the same record
+batch as those of the run before. The schema of a fence or declaration, which has no rows, is ``NOTHING``.
+"""
 
 
 def pack(columns: Sequence[array[int]]) -> bytes:
-    """One column after the other, little-endian."""
+    """Pack one column after the other, little-endian."""
     if sys.byteorder == "big":
         for column in columns:
             column.byteswap()
@@ -151,7 +172,7 @@ def pack(columns: Sequence[array[int]]) -> bytes:
 
 
 def unpack(data: Body, count: int) -> tuple[array[int], ...]:
-    """As many columns as were packed."""
+    """Unpack ``count`` columns."""
     values = array("q")
     values.frombytes(data)
     if sys.byteorder == "big":

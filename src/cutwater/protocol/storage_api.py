@@ -1,7 +1,7 @@
-"""What can be asked of a storage node, by clients, by other storage nodes and by the metadata repository; and what a
-storage node asks of the metadata repository.
+"""The methods of a storage node, for clients, other storage nodes and the metadata repository, and the methods of the
+metadata repository that a storage node calls.
 
-Records never travel in headers: the body of a batch, and frames as they are stored, are the bodies of messages.
+Records never travel in headers: the body of a batch, and stored frames, are the bodies of messages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from cutwater.types import (
 
 
 class AppendArguments(Struct, frozen=True):
-    """``batch`` has an empty body; the real one is the body of the message."""
+    """Arguments of an append. ``batch`` has an empty body; the real one is the body of the message."""
 
     stream: LogStreamId
     epoch: Epoch
@@ -58,7 +58,10 @@ class AppendArguments(Struct, frozen=True):
 
 
 class AppendAnswer(Struct, frozen=True):
-    """``revision``: that of the newest catalog which the replica has heard of with a cut; 0 if the server is older."""
+    """Answer to an append.
+
+    ``revision`` is that of the newest catalog that the replica knows from a cut; 0 if the server is older.
+    """
 
     ack: Ack
     last_sequence: Sequence
@@ -66,8 +69,11 @@ class AppendAnswer(Struct, frozen=True):
 
 
 class Columns(Struct, frozen=True):
-    """Which columns of a schema a reader wants, in this order. The reader tells the schema: an Arrow schema in its IPC
-    form. ``event_time`` names its column with event time, empty if it has none; None if the reader does not say."""
+    """The columns of a schema that a reader wants, in this order.
+
+    The reader sends the schema: an Arrow schema in its IPC form. ``event_time`` names its column with event time; empty
+    if it has none; None if the reader does not say.
+    """
 
     schema: bytes
     columns: tuple[str, ...]
@@ -75,8 +81,10 @@ class Columns(Struct, frozen=True):
 
 
 class ReadArguments(Struct, frozen=True):
-    """Committed records of a stream from a GLSN on. ``projection``: of batches with these schemas, only some columns;
-    batches with others come as they are."""
+    """Asks for the committed records of a stream from a GLSN on.
+
+    ``projection`` picks columns from batches with these schemas. Batches with other schemas come unchanged.
+    """
 
     stream: LogStreamId
     from_glsn: GLSN
@@ -85,8 +93,11 @@ class ReadArguments(Struct, frozen=True):
 
 
 class ReadAnswerHeader(Struct, frozen=True):
-    """The frames are the body; those of batches of which columns were picked are made anew, with their own checksums.
-    ``complete_through`` and ``revision`` are as in ``core.read.merge_reader.ReadAnswer``."""
+    """Header of an answer whose body is the frames.
+
+    Frames of batches from which columns were picked are encoded again, with their own checksums. ``complete_through``
+    and ``revision`` are as in ``core.read.merge_reader.ReadAnswer``.
+    """
 
     stream: LogStreamId
     commits: tuple[CommitContext, ...]
@@ -95,7 +106,7 @@ class ReadAnswerHeader(Struct, frozen=True):
 
 
 class FollowArguments(Struct, frozen=True):
-    """As ``ReadArguments``, for a reader that stays: each message has about ``bytes_max``, and they go on for ever."""
+    """Same as ``ReadArguments``, for a reader that follows: messages of about ``bytes_max`` come until it cancels."""
 
     stream: LogStreamId
     from_glsn: GLSN
@@ -104,8 +115,10 @@ class FollowArguments(Struct, frozen=True):
 
 
 class FindArguments(Struct, frozen=True):
-    """Where the records begin that were committed at or after this time; or, with ``bytes_max``, the newest that fit
-    into so many bytes."""
+    """Asks for the first record that was committed at or after this time.
+
+    With ``bytes_max``, asks for the first of the newest records that fit into that many bytes instead.
+    """
 
     stream: LogStreamId
     time: CutTime
@@ -113,25 +126,28 @@ class FindArguments(Struct, frozen=True):
 
 
 class FindAnswer(Struct, frozen=True):
-    """``glsn``: the first such record that is there, None if none is. Later ones lie above ``complete_through``."""
+    """``glsn`` is the first such record, or None if there is none. Later ones lie above ``complete_through``."""
 
     glsn: GLSN | None
     complete_through: GLSN
     size_bytes: int = 0
-    """Of all entries that are there."""
+    """Size of all entries of the replica."""
 
 
 class EventTimeArguments(Struct, frozen=True):
-    """How far the event time of a log stream had come after this position."""
+    """Asks for the event time of a log stream after this position."""
 
     stream: LogStreamId
     at: GLSN
 
 
 class EventTimeAnswer(Struct, frozen=True):
-    """The largest event time and the largest declared watermark of all batches that end at or below the position, also
-    of those that are trimmed. ``commit``: the last one that begins at or below it and is not trimmed. ``idle``: the
-    last entry that begins at or below the position declares idleness."""
+    """Event time after a position.
+
+    ``time_max`` and ``declared`` are the largest event time and the largest declared watermark of all batches that end
+    at or below the position, including trimmed ones. ``commit`` is the last one that begins at or below it and is not
+    trimmed. ``idle``: the last entry that begins at or below the position declares idleness.
+    """
 
     time_max: EventTime | None
     declared: EventTime | None
@@ -156,14 +172,17 @@ class ReplicaStatus(Struct, frozen=True):
     durable_end: LLSN
     complete_through: GLSN
     problem: str = ""
-    """Why it cannot be trusted, if it cannot."""
+    """Why the replica cannot be trusted, if it cannot."""
     source: StorageNodeId | None = None
-    """The storage node that it learns from now."""
+    """The storage node that it copies from now."""
 
 
 class DamageStatus(Struct, frozen=True):
-    """Something of a replica that cannot be read: these LLSNs, or no entries if both are 0. ``since_us``: the wall
-    clock when it was met. ``trouble``: why it is not repaired; empty while a repair is under way."""
+    """A part of a replica that cannot be read: these LLSNs, or no entries if both are 0.
+
+    ``since_us`` is the wall clock when it was found. ``trouble`` says why it is not repaired; it is empty while a
+    repair is under way.
+    """
 
     stream: LogStreamId
     what: str
@@ -174,9 +193,12 @@ class DamageStatus(Struct, frozen=True):
 
 
 class NodeStatus(Struct, frozen=True):
-    """``unreadable``: log streams whose files cannot even be opened; they wait to be learned from a peer. ``problems``:
-    why each of them cannot be opened. ``leftovers``: replicas that the cluster does not count any more, as the node was
-    told."""
+    """Status of a storage node.
+
+    ``unreadable`` lists log streams whose files cannot be opened; they wait to be copied from a peer. ``problems`` says
+    why each of them cannot be opened. ``leftovers`` lists replicas that the cluster does not count any more, as the
+    node was told.
+    """
 
     node: StorageNodeId
     state: NodeState
@@ -194,8 +216,10 @@ class VolumeRoom(Struct, frozen=True):
 
 
 class NodeDescription(Struct, frozen=True):
-    """The identity of a storage node. ``cluster_key`` is None until it has been added to a cluster. ``node_key`` is
-    empty: clients need not know it."""
+    """The identity of a storage node.
+
+    ``cluster_key`` is None until it has been added to a cluster. ``node_key`` is empty, since clients need not know it.
+    """
 
     cluster: ClusterId
     node: StorageNodeId
@@ -208,9 +232,12 @@ class NodeDescription(Struct, frozen=True):
 
 
 class VerifyFinding(Struct, frozen=True):
-    """``stream`` is ``NO_STREAM`` for what is staged. ``is_content``: the bytes are intact, but hold no records of the
-    topic. The LLSNs are those of the entries that are concerned, None if none or all of them are; ``next_glsn`` is the
-    first position behind them, if they are committed."""
+    """A fault that verification found.
+
+    ``stream`` is ``NO_STREAM`` for staged parts. ``is_content``: the bytes are intact, but hold no records of the
+    topic. The LLSNs are those of the affected entries, None if none or all of them are affected. ``next_glsn`` is the
+    first position after them, if they are committed.
+    """
 
     stream: LogStreamId
     where: str
@@ -225,28 +252,34 @@ NO_STREAM = LogStreamId(0)
 
 
 class StageArguments(Struct, frozen=True):
-    """The next frames of a part, which are the body of the message: each whole, numbered within the part, and so many
-    as fit. ``offset``: how many bytes of frames came before."""
+    """Sends the next frames of a part, which are the body of the message: whole, numbered within the part, as many as
+    fit.
+
+    ``offset`` is the number of bytes of frames that came before.
+    """
 
     part: StagedPart
     offset: int
 
 
 class StageAnswer(Struct, frozen=True):
-    """How many bytes of the part are there now. They are durable when it is complete, not before."""
+    """``end`` is how many bytes of the part the node has now.
+
+    They are durable when the part is finished, not before.
+    """
 
     end: int
 
 
 class FinishArguments(Struct, frozen=True):
-    """The part is complete and has this size."""
+    """Says that the part is complete and has this size."""
 
     part: str
     size: PartSize
 
 
 class FetchArguments(Struct, frozen=True):
-    """Frames of a complete part from this offset on: at least one and otherwise at most ``bytes_max``."""
+    """Asks for frames of a complete part from this offset on: at least one and otherwise at most ``bytes_max``."""
 
     part: str
     offset: int
@@ -254,7 +287,7 @@ class FetchArguments(Struct, frozen=True):
 
 
 class FetchAnswer(Struct, frozen=True):
-    """The frames are the body; none are left if it is empty. ``checked``: what is in them was found to be sound."""
+    """The frames are the body; an empty one means that none are left. ``checked``: their content was found valid."""
 
     part: StagedPart
     size: PartSize
@@ -262,7 +295,7 @@ class FetchAnswer(Struct, frozen=True):
 
 
 class StagedInfo(Struct, frozen=True):
-    """What a storage node has staged of a batch. ``age_us``: how long its newest part has been there."""
+    """The staged parts of a batch on a storage node. ``age_us`` is the age of the newest part."""
 
     run: RunId
     batch: BatchNumber
@@ -275,7 +308,7 @@ class StagedInfo(Struct, frozen=True):
 APPEND: Method[AppendArguments, AppendAnswer] = Method("append", AppendArguments, AppendAnswer)
 READ: Method[ReadArguments, ReadAnswerHeader] = Method("read", ReadArguments, ReadAnswerHeader)
 FOLLOW: StreamMethod[FollowArguments, ReadAnswerHeader] = StreamMethod("follow", FollowArguments, ReadAnswerHeader)
-"""Also told, without a body, is that a log stream is complete further although nothing was appended to it."""
+"""A message without a body says that a log stream is complete further, although nothing was appended to it."""
 FIND: Method[FindArguments, FindAnswer] = Method("find", FindArguments, FindAnswer)
 EVENT_TIME: Method[EventTimeArguments, EventTimeAnswer] = Method("event_time", EventTimeArguments, EventTimeAnswer)
 FATE: Method[FateArguments, Fate] = Method("fate", FateArguments, Fate)
@@ -283,24 +316,25 @@ STATUS: Method[None, NodeStatus] = Method("status", None, NodeStatus)
 DESCRIBE: Method[None, NodeDescription] = Method("describe", None, NodeDescription)
 VERIFY: Method[LogStreamId, tuple[VerifyFinding, ...]] = Method("verify", int, tuple[VerifyFinding, ...])
 STAGE: Method[StageArguments, StageAnswer] = Method("stage", StageArguments, StageAnswer)
-"""What is repeated, because an answer was lost, is not taken twice. ``NotFound``: the node has not, or no longer, what
-came before, so the part has to be staged again, under another name."""
+"""Frames that are sent again, because an answer was lost, are not stored twice. ``NotFound``: the node does not have
+the frames before, or not any more, so the part must be staged again under another name.
+"""
 FINISH_PART: Method[FinishArguments, None] = Method("finish_part", FinishArguments, None)
 """The part is durable when this is answered."""
 DISCARD_PART: Method[str, None] = Method("discard_part", str, None)
-"""A part that is not complete is not wanted any more."""
+"""Drops an incomplete part that is no longer wanted."""
 STAGED: Method[None, tuple[StagedInfo, ...]] = Method("staged", None, tuple[StagedInfo, ...])
 VERIFY_STAGED: Method[None, tuple[VerifyFinding, ...]] = Method("verify_staged", None, tuple[VerifyFinding, ...])
 ADD_VOLUME: Method[str, NodeDescription] = Method("add_volume", str, NodeDescription)
-"""A directory on the machine of the storage node. It is used, and in the catalog, when the answer comes."""
+"""Adds a directory on the machine of the storage node. When the answer comes, it is in use and in the catalog."""
 REMOVE_VOLUME: Method[str, NodeDescription] = Method("remove_volume", str, NodeDescription)
-"""Refused while anything lies there."""
+"""Refused while any data lies there."""
 
 # Storage nodes among each other.
 
 
 class EntryRefused(Struct, frozen=True):
-    """The next replica of the chain did not take an entry."""
+    """The next replica of the chain refused an entry."""
 
     stream: LogStreamId
     epoch: Epoch
@@ -313,25 +347,28 @@ class SyncContexts(Struct, frozen=True, tag=True):
 
 
 class SyncDedup(Struct, frozen=True, tag=True):
-    """The next bytes of the deduplication checkpoint, in the form of its file, which are the body of the message."""
+    """The next bytes of the deduplication checkpoint, in the form of its file. They are the body of the message."""
 
 
 class CopyArguments(Struct, frozen=True):
-    """An intact copy of the committed entry that holds this LLSN is wanted, to repair a damaged one."""
+    """Asks for an intact copy of the committed entry that holds this LLSN, to repair a damaged one."""
 
     stream: LogStreamId
     llsn: LLSN
 
 
 class CopyAnswer(Struct, frozen=True):
-    """The frame is the body. ``commits`` are those that give it its GLSNs."""
+    """The frame is the body. ``commits`` are the commits that give it its GLSNs."""
 
     commits: tuple[CommitContext, ...]
 
 
 class KeepUpArguments(Struct, frozen=True):
-    """Whoever sends a group, of which nothing is committed before the end, waits for those that follow in the chain.
-    ``bytes_to_come``: what they should have room for."""
+    """Asks a replica and those after it in the chain to catch up.
+
+    A replica that sends a group needs this, since nothing of the group is committed before its end. ``bytes_to_come``
+    is the room that the others should have.
+    """
 
     stream: LogStreamId
     epoch: Epoch
@@ -343,21 +380,25 @@ REPLICATE: Notice[Replicate] = Notice("replicate", Replicate)
 ENTRY_REFUSED: Notice[EntryRefused] = Notice("entry_refused", EntryRefused)
 SyncItem = SyncBegin | SyncEntries | SyncContexts | SyncDedup | SyncEnd | SyncFailed
 SYNC: StreamMethod[SyncRequest, SyncItem] = StreamMethod("sync", SyncRequest, SyncItem)
-"""With ``SyncBegin`` comes, as the body, how far event time had come before the first entry; with ``SyncEntries`` the
-entries, as frames. Commit contexts and deduplication come in parts before ``SyncEnd``, which itself has neither."""
+"""The body of ``SyncBegin`` is event time before the first entry. The body of ``SyncEntries`` is the entries, as
+frames. Commit contexts and deduplication come in parts before ``SyncEnd``, which contains neither.
+"""
 COPY: Method[CopyArguments, CopyAnswer] = Method("copy", CopyArguments, CopyAnswer)
 FETCH: Method[FetchArguments, FetchAnswer] = Method("fetch", FetchArguments, FetchAnswer)
-"""Staged entries, of one who holds them."""
+"""Fetches staged entries from a node that holds them."""
 KEEP_UP: Method[KeepUpArguments, None] = Method("keep_up", KeepUpArguments, None)
-"""Answered when little of the log stream waits for a disk, here and further down the chain. ``ReadOnly``: someone there
-has no room."""
+"""Answered when little of the log stream waits for a disk, here and further down the chain. ``ReadOnly``: a node there
+has no room.
+"""
 
 # The metadata repository.
 
 
 class Addresses(Struct, frozen=True):
-    """Where storage nodes listen, and the public keys of all servers, by their numbers. ``revision``: that of the
-    catalog in which the addresses and keys of storage nodes became what they are."""
+    """The addresses of storage nodes, and the public keys of all servers, by number.
+
+    ``revision`` is that of the catalog that last changed addresses or keys of storage nodes.
+    """
 
     storage_nodes: dict[StorageNodeId, str]
     keys: dict[StorageNodeId, str] = {}
@@ -366,8 +407,11 @@ class Addresses(Struct, frozen=True):
 
 
 class JoinArguments(Struct, frozen=True):
-    """The identity and address of a storage node. ``cluster_key`` is the one that it got when it was added, if it was.
-    ``server_key``: the key that it has proved to hold, as the metadata node says that passes this on."""
+    """The identity and address of a storage node.
+
+    ``cluster_key`` is the one that it got when it was added, if it was. ``server_key`` is the key that it has proved to
+    hold, as stated by the metadata node that passes this on.
+    """
 
     node: StorageNodeId
     node_key: str
@@ -379,8 +423,11 @@ class JoinArguments(Struct, frozen=True):
 
 
 class JoinAnswer(Struct, frozen=True):
-    """``known``: the node has been added to the cluster, and its reports are welcome. ``metadata_keys``: the public
-    keys of all metadata nodes."""
+    """Answer to a join.
+
+    ``known``: the node has been added to the cluster, and the repository accepts its reports. ``metadata_keys`` are the
+    public keys of all metadata nodes.
+    """
 
     cluster_key: str
     known: bool
@@ -388,7 +435,7 @@ class JoinAnswer(Struct, frozen=True):
 
 
 A_CLIENT = StorageNodeId(0)
-"""Stands for a client that complains of a storage node."""
+"""Stands for a client that complains about a storage node."""
 
 
 class Complaint(Struct, frozen=True):
@@ -398,8 +445,9 @@ class Complaint(Struct, frozen=True):
 
 
 JOIN: Method[JoinArguments, JoinAnswer] = Method("join", JoinArguments, JoinAnswer)
-"""Asked by a storage node on every new connection, before anything else. Keys that do not belong together get
-``WrongIdentity``, which the node takes as a reason to stop."""
+"""A storage node sends this first on every new connection. If the keys do not belong together, the answer is
+``WrongIdentity``, and the node stops.
+"""
 REPORT: Notice[Report] = Notice("report", Report)
 COMPLAINT: Notice[Complaint] = Notice("complaint", Complaint)
 GROUP_OUTCOME: Notice[GroupOutcome] = Notice("group_outcome", GroupOutcome)

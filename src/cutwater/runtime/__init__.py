@@ -1,4 +1,4 @@
-"""What every shell needs of the machine: processes, the event loop, threads, deadlines, permissions of files.
+"""Access to the machine for every shell: processes, the event loop, threads, deadlines, permissions of files.
 
 Shells are the parts that touch files, sockets or processes: storage, wire, servers, client, admin, jobs, spark, cli.
 The pure parts (``core``, ``format``, ``protocol`` and ``pipeline``) import nothing from here: they get time and

@@ -1,7 +1,7 @@
 """A thread pool that works until it is shut down, also while the interpreter waits for other threads to end.
 
-The standard library's pools refuse work as soon as the main thread has ended. A program may well go on in other
-threads then, and the servers of an embedded log with it.
+The pools of the standard library refuse work as soon as the main thread has ended. But the program may go on in other
+threads, and so may the servers of an embedded log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ R = TypeVar("R")
 
 
 class DaemonExecutor(ThreadPoolExecutor):
-    """A ``ThreadPoolExecutor`` in name, because event loops demand one; its own threads are never started."""
+    """A thread pool of daemon threads.
+
+    It derives from ``ThreadPoolExecutor`` only because event loops demand that; the threads of the base class are never
+    started.
+    """
 
     def __init__(self, threads_max: int, name: str) -> None:
         super().__init__(1)
@@ -59,7 +63,7 @@ class DaemonExecutor(ThreadPoolExecutor):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was shut down, and has nothing to do any more."""
+        """Whether it was shut down and all its threads have ended."""
         return self._is_shut and not any(thread.is_alive() for thread in self._running)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -1,7 +1,8 @@
 """One timer for the deadlines of many calls.
 
-Most calls end long before their deadline, so a timer each would be set and cancelled for nothing. Here a timer runs
-to the earliest deadline noted; when it fires, whoever keeps the calls looks through them and says which is the next.
+Most calls end long before their deadline, so a timer for each would be set and cancelled for nothing. Here one timer
+runs to the earliest noted deadline. When it fires, ``expire`` ends the calls that are due and returns the next
+deadline.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from collections.abc import Callable
 from math import inf
 
 PRECISION_SECONDS = 0.005
-"""The timer does not fire more often than this, so a deadline may be noticed that much late."""
+"""The timer fires at most once in this time, so a deadline may be noticed this much late."""
 
 
 class DeadlineWatch:
-    """Calls ``expire(now)`` when a deadline may have passed. It returns the earliest one that is left, or infinity."""
+    """Calls ``expire(now)`` when a deadline may have passed.
+
+    ``expire`` returns the earliest deadline that is left, or infinity.
+    """
 
     __slots__ = ("_expire", "_loop", "_timer", "armed")
 
@@ -24,7 +28,7 @@ class DeadlineWatch:
         self._expire = expire
         self._timer: asyncio.TimerHandle | None = None
         self.armed = inf
-        """When it will fire. A later deadline need not be noted."""
+        """When the timer will fire. A later deadline need not be noted."""
 
     def note(self, deadline: float) -> None:
         if deadline < self.armed:

@@ -1,4 +1,4 @@
-"""How much time a call has left. Every public call makes one of these and hands it down."""
+"""The time that a call has left. Every public call makes a ``Deadline`` and passes it down."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import asyncio
 from cutwater.errors import DeadlineExceeded, InvalidArgument
 
 TIMEOUT_SECONDS = 30.0
-"""What a call may take, unless its caller or the maker of the client says otherwise."""
+"""How long a call may take, unless its caller or the creator of the client says otherwise."""
 TIMEOUT_SECONDS_MAX = 10_000_000.0
 SLOW_SECONDS = 0.5
-"""A storage node that owes an answer for this long may hang: that is evidence against it, and others are asked too."""
+"""A storage node that owes an answer for this long may hang. That counts against it, and other nodes are asked too."""
 
 
 def check_timeout(seconds: float) -> float:
@@ -22,7 +22,7 @@ def check_timeout(seconds: float) -> float:
 
 
 def check_wait(seconds: float) -> float:
-    """How long to wait for what may come; not at all is possible, too."""
+    """Check a time to wait for something that may come. It may be 0, which means not to wait."""
     if not isinstance(seconds, int | float):
         raise InvalidArgument(f"a timeout is a number of seconds, not {seconds!r}")
     if not 0 <= seconds <= TIMEOUT_SECONDS_MAX:
@@ -31,12 +31,12 @@ def check_wait(seconds: float) -> float:
 
 
 class Deadline:
-    """``at`` is in the time of the event loop."""
+    """The time at which a call must end. ``at`` is in the time of the event loop."""
 
     __slots__ = ("_loop", "at", "seconds")
 
     def __init__(self, seconds: float, at: float | None = None) -> None:
-        """In so many seconds; or at a time that was made of them before."""
+        """Set the deadline ``seconds`` from now, or at ``at``, which was computed from them before."""
         self._loop = loop = asyncio.get_running_loop()
         self.seconds = check_timeout(seconds)
         self.at = loop.time() + seconds if at is None else at
@@ -47,7 +47,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds; not below 0."""
+        """Seconds left; never below 0."""
         return max(0.0, self.at - self._loop.time())
 
     @property
@@ -55,12 +55,12 @@ class Deadline:
         return self._loop.time() >= self.at
 
     def left_ms(self, at_most: int | None = None) -> int:
-        """For a call over the wire, which wants at least a millisecond."""
+        """Milliseconds left, for a call over the wire, which needs at least one."""
         left = max(1, int(self.left * 1_000))
         return left if at_most is None else min(left, at_most)
 
     def check(self, what: str) -> None:
-        """Raise if the time is over; ``what`` says what was not done, and why if that is known."""
+        """Raise if the time is over. ``what`` says what was not done, and why if that is known."""
         if self.is_over:
             raise DeadlineExceeded(f"{what}, after {self.seconds:g} s")
 

@@ -1,4 +1,4 @@
-"""The event loop that Cutwater runs on: uvloop where there is one."""
+"""The event loop that Cutwater runs on: uvloop where it is installed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 RECEIVE_BYTES = 64 * 1024
 KEPT_BYTES = 128 * 1024 * 1024
-"""Free memory that a server does not give back to the operating system."""
+"""Free memory that a server does not return to the operating system."""
 HEAP_STEP_BYTES = 16 * 1024 * 1024
 MAPPED_BYTES_MIN = 32 * 1024 * 1024
-"""What is larger is mapped by itself, and given back at once; glibc takes no larger limit."""
+"""Larger blocks are mapped separately and returned to the operating system at once. glibc allows no larger limit."""
 STANDARD_ERROR = 2
 DESCRIPTORS_MAX = 65_536
 _MALLOPT_SETTINGS = ((-1, KEPT_BYTES), (-2, HEAP_STEP_BYTES), (-3, MAPPED_BYTES_MIN))
@@ -36,14 +36,19 @@ _received = _Received()
 
 
 def receive_buffer() -> memoryview:
-    """What all transports of this thread's event loop receive into: whoever receives takes it out at once."""
+    """Return the buffer that all transports of this thread's event loop receive into.
+
+    The receiver must empty it at once.
+    """
     return _received.view
 
 
 def occupy_standard_descriptors() -> None:
-    """Whoever has closed standard input, output or error would get the next file or socket in its place. What is
-    printed would go there, and libuv ends the process when it is closed. So the null device takes the place, if there
-    is one."""
+    """Open the null device in place of closed standard input, output or error, if it exists.
+
+    Otherwise the next file or socket would get the closed descriptor. Printed text would go there, and libuv ends the
+    process when it is closed.
+    """
     with suppress(OSError):
         while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
             os.set_inheritable(descriptor, True)
@@ -51,8 +56,11 @@ def occupy_standard_descriptors() -> None:
 
 
 def allow_descriptors() -> None:
-    """For a server process: use as many file descriptors as the system allows, and not only the soft limit, which is
-    usually 1,024 for programs that call ``select``. Connections and files of replicas share them."""
+    """Raise the limit of file descriptors as far as the system allows. For a server process.
+
+    The soft limit is usually 1,024, for programs that call ``select``. Connections and files of replicas share the
+    descriptors.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else DESCRIPTORS_MAX
     wanted = min(wanted, DESCRIPTORS_MAX)
@@ -63,7 +71,7 @@ def allow_descriptors() -> None:
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     occupy_standard_descriptors()
-    if find_spec("uvloop") is None:  # It does not exist for Windows.
+    if find_spec("uvloop") is None:  # uvloop does not exist for Windows.
         return asyncio.new_event_loop()
     import uvloop  # noqa: PLC0415
 
@@ -71,15 +79,18 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``."""
+    """Run a coroutine as ``asyncio.run`` does, on this event loop."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
 
 
 def settle_in() -> None:
-    """For a server that has just started: what is in memory now stays there, so the garbage collector need not look
-    through it again and again while requests wait; and memory that large messages were received into is used again,
-    because to get it anew from the operating system costs more than to fill it."""
+    """Prepare memory for a server that has just started.
+
+    Objects that exist now will stay, so the garbage collector need not scan them again and again while requests wait.
+    Memory that large messages were received into is reused, because getting it from the operating system again costs
+    more than filling it.
+    """
     gc.collect()
     gc.freeze()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,9 +1,10 @@
 """Permissions of the files that Cutwater makes (ADR 0037).
 
-Directories of logs, clusters, jobs, checkpoints and savepoints are for their owner (0700), files in them for the owner,
-and for a group that may read the directory (0640); the umask takes away more. Files with a secret are for the owner
-(0600). A directory that was made for everyone, by hand or by an earlier version, is closed when it is opened, if it
-belongs to this user; one that the owner opened to a group (``chmod 0750``) stays as it is.
+Directories of logs, clusters, jobs, checkpoints and savepoints are for their owner (0700). Files in them are for the
+owner, and for a group that may read the directory (0640); the umask takes away more. Files with a secret are for the
+owner (0600). A directory that every user can access, made by hand or by an earlier version, is closed to others when
+Cutwater opens it, if it belongs to this user. A directory that the owner opened to a group (``chmod 0750``) stays as it
+is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _GROUP_READS_DIRECTORY = 0o050
 
 
 def make_directory(path: Path) -> None:
-    """A directory of ours, and those above it as the umask says. One that is there already is closed to others."""
+    """Make a directory for the owner, with parents as the umask says. An existing directory is closed to others."""
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
@@ -37,8 +38,11 @@ def make_directory(path: Path) -> None:
 
 
 def close_to_others(path: Path) -> None:
-    """Take a directory or file from users that are neither its owner nor in its group. A directory that everybody
-    could use was not given to its group on purpose, so the group loses it too. If it is another user's, only warn."""
+    """Deny access to users that are neither the owner nor in the group of a directory or file.
+
+    A directory that every user could use was not given to its group on purpose, so the group loses access too. If it
+    belongs to another user, only log a warning.
+    """
     try:
         found = path.stat()
     except OSError:
@@ -67,19 +71,21 @@ def close_to_others(path: Path) -> None:
 
 
 def open_file(path: str, flags: int) -> int:
-    """For the argument ``opener`` of ``open``: a new file is for its owner and group."""
+    """Open a file that its owner and group may read, for the argument ``opener`` of ``open``."""
     return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Make the file, or replace its content."""
+    """Write the file, or replace its content."""
     with open(path, "wb", opener=open_file) as file:
         file.write(data)
 
 
 def write_secret(path: Path, data: bytes, *, is_lasting: bool = False) -> None:
-    """Put a secret in place, whole or not at all: for the owner, and for the group exactly if the directory is.
-    ``is_lasting``: a private key, which is for the owner alone, and on disk when this returns."""
+    """Write a secret, all of it or nothing: for the owner, and for the group if the group may read the directory.
+
+    ``is_lasting``: a private key, which is for the owner alone, and durable on return.
+    """
     shared = path.parent.stat().st_mode & (_GROUP_READS_DIRECTORY | _OTHERS) == _GROUP_READS_DIRECTORY
     temporary = path.with_name(f"{path.name}.new")
     temporary.unlink(missing_ok=True)
@@ -100,8 +106,10 @@ def write_secret(path: Path, data: bytes, *, is_lasting: bool = False) -> None:
 
 
 def read_secret(path: Path, what: str, way_out: str) -> bytes | None:
-    """A secret that nobody else can read; None if there is no such file. ``way_out``: what to do if others may have
-    read it."""
+    """Read a secret that no other user can read. Returns None if there is no such file.
+
+    ``way_out`` says what to do if others may have read it.
+    """
     try:
         with open(path, "rb") as file:
             _check_mode(os.fstat(file.fileno()), path, what, way_out)
@@ -113,14 +121,17 @@ def read_secret(path: Path, what: str, way_out: str) -> bytes | None:
 
 
 def check_secret(path: Path, what: str) -> None:
-    """Refuse a private key or a file of tokens that others can read, which somebody else will read."""
+    """Refuse a private key or a file of tokens that other users can read."""
     with suppress(OSError):
-        # The error of reading it says more.
+        # If this fails, reading the file gives a better error.
         _check_mode(path.stat(), path, what, "replace it")
 
 
 def _check_mode(found: os.stat_result, path: Path, what: str, way_out: str) -> None:
-    """A file of another user, such as root, may be readable by a group, which is how it is given to this process."""
+    """Raise if other users can use the file. A file of another user, such as root, may be readable by a group.
+
+    That is how such a file is given to this process.
+    """
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode):
         return

@@ -1,4 +1,4 @@
-"""Child processes of a local cluster: started with a log file, stopped politely, and never left behind half started."""
+"""Child processes of a local cluster: started with a log file, stopped gracefully, never left behind half started."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ LOG_TAIL_BYTES = 2_000
 SERVER_LOG_BYTES = 64 * 1024
 REASON_CHARS_MAX = 1_000
 _ERROR = re.compile(r'^(internal )?error: |\[(error|critical) *\]|"level": ?"(error|critical|fatal|panic)"')
-"""How an error begins on standard error, and as a log message in text or JSON, of etcd too."""
+"""The beginning of an error on standard error, and in log messages as text or JSON, including those of etcd."""
 _FRAME = " \t│╭╮╰╯─"
-"""The frame around the error of a command that was called with wrong options."""
+"""Characters of the frame around the error of a command that was called with wrong options."""
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.\-]+):(\d+)")
 
 
 def start(command: list[str], log: Path) -> int:
-    """Start a process in a session of its own, so that a Ctrl-C in this terminal does not reach it; its pid."""
+    """Start a process in its own session, so that Ctrl-C in this terminal does not reach it. Returns its pid."""
     with open(log, "ab", opener=open_file) as out:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     return _let_go(child)
 
 
 def _let_go(child: subprocess.Popen[bytes]) -> int:
-    """The process outlives the object, which would otherwise warn that the process was not waited for."""
+    """Return the pid. The process outlives ``child``, which would otherwise warn that it was not waited for."""
     child.returncode = 0
     return child.pid
 
 
 class Starting:
-    """A server that was started and has yet to say, in its first line, where it listens. An object that is dropped
-    before leaves the process to the caller, which knows its pid."""
+    """A server that was started and has yet to print, in its first line, where it listens.
+
+    If the object is dropped before that, the caller has to end the process, whose pid it knows.
+    """
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._command, self._log = command, log
-        # How this user reaches another cluster is not how the servers of this one listen.
+        # Settings with which this user reaches another cluster do not apply to the servers of this one.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("CUTWATER_TLS_", "CUTWATER_TOKEN"))}
         self._log_start = log.stat().st_size if log.exists() else 0
         self._out, out = os.pipe()
@@ -65,7 +67,7 @@ class Starting:
         self.pid = _let_go(child)
 
     def served(self) -> str:
-        """Wait until it serves; the address."""
+        """Wait until the server serves, and return its address."""
         line = _first_line(self._out, time.monotonic() + START_SECONDS_MAX)
         found = _ADDRESS.search(line)
         if found is None:
@@ -78,7 +80,7 @@ class Starting:
 
 
 def _killed(pid: int) -> int:
-    """End a child; the exit code, which is its own if it had ended by itself."""
+    """Kill a child. Returns the exit code, which is its own if it had ended already."""
     os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -95,7 +97,7 @@ def _first_line(fd: int, deadline: float) -> str:
 
 
 def tail(log: Path, start: int = 0, bytes_max: int = LOG_TAIL_BYTES) -> str:
-    """The end of a log file, from this offset on."""
+    """Return the end of a log file, from this offset on."""
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - bytes_max))
@@ -103,15 +105,14 @@ def tail(log: Path, start: int = 0, bytes_max: int = LOG_TAIL_BYTES) -> str:
 
 
 def reason_in(log: Path, start: int = 0) -> str:
-    """Why a server ended: the last error in its log behind this offset, else the last line, if there is one."""
+    """Return why a server ended: the last error in its log after this offset, or else the last line, if any."""
     lines = [line.strip(_FRAME) for line in tail(log, start, SERVER_LOG_BYTES).splitlines() if line.strip(_FRAME)]
     found = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "")
     return found.removeprefix("error: ")[:REASON_CHARS_MAX].rstrip(".")
 
 
 def is_running(pid: int, started: int = 0) -> bool:
-    """As ``lives_on``, for processes that were started here or by a command: a child that ended is put to rest on the
-    way."""
+    """Same as ``lives_on``, for processes started by this process or by a command. Reaps a child that has ended."""
     if pid > 0:
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
@@ -119,16 +120,20 @@ def is_running(pid: int, started: int = 0) -> bool:
 
 
 def started_at(pid: int) -> int:
-    """When the process was started, in ticks since the machine was: a number that is used again is told by it. 0 if it
-    does not live, or nothing is known."""
+    """Return when the process was started, in clock ticks since the machine started.
+
+    This tells apart processes that had the same number. 0 if the process does not exist, or the time is unknown.
+    """
     fields = _stat(pid)
     return int(fields[19]) if len(fields) > 19 else 0
 
 
 def lives_on(pid: int, started: int) -> bool:
-    """Whether the process lives that was started then, and not another that got its number since; 0 if it is not known
-    when. A process of another user counts, too: it exists if it may not be signalled. Its parent still hears of its
-    end."""
+    """Return whether the process that was started at this time lives, and not another one that got its number since.
+
+    ``started`` is 0 if the time is unknown. A process of another user counts too: if it may not be signalled, it
+    exists. The parent can still wait for the process.
+    """
     if pid <= 0:
         return False
     try:
@@ -144,7 +149,7 @@ def lives_on(pid: int, started: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the system says of a process, from its state on."""
+    """Return the fields of ``/proc/<pid>/stat``, from the state on."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -152,7 +157,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def stop(pids: list[int], seconds: float) -> list[int]:
-    """Ask all to end; those that do not in time are killed. Returns the killed ones."""
+    """Ask all processes to end, and kill those that do not in time. Returns the killed ones."""
     for pid in pids:
         _signal(pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds
@@ -172,7 +177,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
         if number is signal.SIGTERM:
-            # One that was stopped could not hear it.
+            # A stopped process could not handle SIGTERM.
             os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
         return

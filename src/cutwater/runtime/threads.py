@@ -1,4 +1,4 @@
-"""Work in threads, for coroutines that may be cancelled."""
+"""Runs work in threads, for coroutines that may be cancelled."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ T = TypeVar("T")
 
 
 async def in_thread(threads: ThreadPoolExecutor, job: Callable[[], T]) -> T:
-    """The result of the job. Also whoever is cancelled waits for its end: what comes next finds things as they are, and
-    not half done."""
+    """Run the job in a thread and return its result.
+
+    A cancelled caller also waits for its end, so that the next operation never finds it half done.
+    """
     return await to_the_end(asyncio.get_running_loop().run_in_executor(threads, job))
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
-    """The result of work that goes on in a thread. Also whoever is cancelled, however often, waits for its end: memory
-    or a lock that the thread uses is given back when it is really free."""
+    """Return the result of work that goes on in a thread.
+
+    A caller that is cancelled, even repeatedly, also waits for its end. So memory or a lock that the thread uses is
+    released only when the thread no longer uses it.
+    """
     future = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(future)
@@ -28,6 +33,6 @@ async def to_the_end(work: Awaitable[T]) -> T:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({future})
         if not future.cancelled():
-            # Nobody is left to be told of an error.
+            # No caller is left to be told of an error.
             future.exception()
         raise

@@ -1,7 +1,8 @@
-"""Commit contexts on disk: fixed-size records in files of equal length, so the n-th one is found by arithmetic.
+"""Commit contexts on disk: fixed-size records in files of equal length, so the position of the n-th one can be
+computed.
 
-To readers this is a sequence of commit contexts, and the binary searches of ``core.read.commit_index`` run on it as
-they do on a list; each step reads and checks one record. Nothing is kept in memory but the last one.
+For readers this is a sequence of commit contexts. The binary searches of ``core.read.commit_index`` run on it as on a
+list; each step reads and checks one record. Only the last commit context is kept in memory.
 """
 
 from __future__ import annotations
@@ -27,34 +28,38 @@ SUFFIX = ".commits"
 OPEN_FILES_MAX = 16
 BLOCK_RECORDS = 64
 BLOCK_BYTES = BLOCK_RECORDS * CONTEXT_BYTES
-"""What is read at once: neighbours are what a search or a reader asks for next."""
+"""Size of one read. A search or a reader usually asks for neighbouring records next."""
 ROOM_AHEAD_BYTES = 16 * 1024
-"""How much longer than its records a file is made, up to its full length; see ADR 0010."""
+"""How much longer than its records a file becomes, up to its full length; see ADR 0010."""
 
 _last_llsn = attrgetter("last_llsn")
 
 
 class CommitLog:
-    """Written by one thread; others may read meanwhile, through ``contexts``."""
+    """The commit contexts of a replica. One thread writes; others may read through ``contexts`` meanwhile."""
 
     def __init__(self, files: Files, directory: Path, generation: int, options: SegmentOptions) -> None:
         self._files, self._directory = files, directory
         self._generation, self._per_file = generation, options.commits_per_file
         self._shape: tuple[tuple[LLSN, ...], int] = ((), 0)
-        """The first LLSN of each file, and the records in the last one; the others are full. Both change at once, or
-        readers would miscount."""
+        """The first LLSN of each file, and the number of records in the last one; the others are full.
+
+        Both change together, or readers would miscount.
+        """
         self._file: MarkedFile | None = None
         self._durable_count = 0
         self.lost = ""
-        """Which of the newest commits could not be read when the files were opened, in words."""
+        """Describes the newest commits that could not be read when the files were opened."""
         self.last: CommitContext | None = None
         self.durable: CommitContext | None = None
         self._closed: dict[LLSN, MarkedFile] = {}
         self._closed_lock = Lock()
 
     def recover(self, firsts: Sequence[LLSN], first_llsn: LLSN) -> None:
-        """Open what is there: the files that begin with these LLSNs, of which some may be left from a trim. Of what
-        lies above the last file's mark, intact records are kept and the torn rest is removed."""
+        """Open the files that begin with these LLSNs. Some may be left from a trim.
+
+        Above the mark of the last file, intact records are kept and the torn rest is removed.
+        """
         self._shape = (tuple(firsts), 0)
         self.forget_before(first_llsn)
         if not firsts:
@@ -79,11 +84,11 @@ class CommitLog:
         self.last = self.contexts[-1] if len(self.contexts) else None
         self._scan(file)
         if not self._count:
-            # Made for a commit that did not survive.
+            # The file was made for a commit that did not survive.
             self._remove_last_file()
             return
         end = HEADER_BYTES + self._count * CONTEXT_BYTES
-        # What is there may have been written, or cut off, and never synced.
+        # The records may have been written or cut off without a sync.
         file.rewrite(0, HEADER_BYTES)
         file.rewrite(HEADER_BYTES + marked * CONTEXT_BYTES, end)
         file.sync_all()
@@ -94,7 +99,7 @@ class CommitLog:
         self._durable_count, self.durable = self._count, self.last
 
     def _go_on_without_last_file(self, error: DamagedFile) -> None:
-        """The file stays in place until commits with the same LLSNs are written and replace it."""
+        """Leave out the last file. It stays in place until commits with the same LLSNs are written and replace it."""
         self.lost = f"{error.path} is damaged ({error.what})"
         firsts = self._firsts[:-1]
         if not firsts:
@@ -107,7 +112,7 @@ class CommitLog:
         self.last = self.durable = self.contexts[-1]
 
     def _readable(self, file: MarkedFile, count: int) -> int:
-        """How many of the first ``count`` records there are up to the last one that can be read."""
+        """Return how many of the first ``count`` records there are, up to the last readable one."""
         while count > 0:
             record = file.file.pread(CONTEXT_BYTES, HEADER_BYTES + (count - 1) * CONTEXT_BYTES)
             if decode_context(record, count - 1) is not None:
@@ -117,7 +122,7 @@ class CommitLog:
 
     @property
     def _file_bytes(self) -> int:
-        """How long a full file is."""
+        """Length of a full file."""
         return HEADER_BYTES + self._per_file * CONTEXT_BYTES
 
     @property
@@ -147,7 +152,7 @@ class CommitLog:
     # Writing.
 
     def write(self, contexts: Sequence[CommitContext]) -> None:
-        """Write, not sync."""
+        """Write commit contexts without syncing."""
         start = 0
         while start < len(contexts):
             file = self._file_for(contexts[start])
@@ -164,12 +169,12 @@ class CommitLog:
             start += len(records)
 
     def _file_for(self, context: CommitContext) -> MarkedFile:
-        """The file that takes the next record, which is a new one if the last one is full."""
+        """Return the file for the next record. It is a new one if the last one is full."""
         firsts, count = self._shape
         if self._file is not None and count < self._per_file:
             if count or firsts[-1] == context.first_llsn:
                 return self._file
-            # Made for a commit that never came; its name would be wrong.
+            # The file was made for a commit that never came, so its name would be wrong.
             self._remove_last_file()
         self.sync()
         self.close()
@@ -189,12 +194,12 @@ class CommitLog:
         self._durable_count, self.durable = self._count, self.last
 
     def close(self) -> None:
-        """Make the file as long as its records are, and the mark durable too."""
+        """Shorten the file to the end of its records, and make the mark durable too."""
         if self._file is not None:
             self._file.finish(HEADER_BYTES + self._count * CONTEXT_BYTES)
 
     def cut_back(self, end: LLSN) -> None:
-        """Durably remove the commits above ``end``: newest files first, so a crash leaves no hole."""
+        """Durably remove the commits above ``end``: newest files first, so that a crash leaves no hole."""
         keep = bisect_left(self.contexts, end + 1, key=_last_llsn)
         while self._file is not None and keep <= (len(self._firsts) - 1) * self._per_file:
             self._remove_last_file()
@@ -220,7 +225,7 @@ class CommitLog:
         self.last = self.durable = self.contexts[-1]
 
     def forget_before(self, first_llsn: LLSN) -> None:
-        """Remove files that tell only of records before the one that comes before this LLSN; never the last file."""
+        """Remove files that are not needed when the entries begin at ``first_llsn``, but never the last file."""
         keep = droppable(self._firsts, first_llsn)
         gone = self._firsts[:keep]
         self._shape = (self._firsts[keep:], self._count)
@@ -233,11 +238,11 @@ class CommitLog:
 
     @property
     def contexts(self) -> ContextView:
-        """All commit contexts as they are now."""
+        """A view of all commit contexts as they are now."""
         return ContextView(self, *self._shape, self._per_file)
 
     def read_block(self, first_llsn: LLSN, number: int) -> bytes:
-        """Some consecutive records of one file, as they are."""
+        """Read some consecutive records of one file, without checking them."""
         file = self._file
         if file is None or file.header.first_llsn != first_llsn:
             file = self._open_closed(first_llsn)
@@ -254,13 +259,13 @@ class CommitLog:
         try:
             first = self.contexts[0] if len(self.contexts) else None
         except DamagedFile:
-            # Whoever needs it will find out, and it can be repaired.
+            # A reader that needs it will get an error, and it can be repaired.
             return
         if first is not None and first.first_llsn > first_llsn:
             raise self.missing(first.first_llsn)
 
     def repair(self, context: CommitContext) -> bool:
-        """Put an intact copy of a commit context in the place of a damaged one, durably; False if none is missing."""
+        """Replace a damaged commit context durably with this copy. Returns False if it fits in no damaged place."""
         view = self.contexts
         for number, first in enumerate(self._firsts):
             count = self._count if number == len(self._firsts) - 1 else self._per_file
@@ -278,8 +283,10 @@ class CommitLog:
         return False
 
     def _belongs(self, i: int, context: CommitContext) -> bool:
-        """Whether the neighbours leave exactly room for this context. A damaged neighbour is no help: repair it first,
-        or the other one."""
+        """Return whether this context fills exactly the gap between its neighbours.
+
+        A damaged neighbour gives no information: repair it first.
+        """
         view = self.contexts
         try:
             before = view[i - 1] if i else None
@@ -290,7 +297,7 @@ class CommitLog:
         return fits_before and (after is None or context.last_llsn + 1 == after.first_llsn)
 
     def files(self) -> Iterator[tuple[LLSN, MarkedFile, int]]:
-        """First LLSN, file and durable records of each, oldest first."""
+        """Yield first LLSN, file and number of durable records of each file, oldest first."""
         file, durable_count, firsts = self._file, self._durable_count, self._firsts
         for first in firsts:
             if file is not None and first == file.header.first_llsn:
@@ -321,13 +328,13 @@ class CommitLog:
 
 
 class ContextView(Sequence[CommitContext]):
-    """The commit contexts of a replica at one moment, read and checked when asked for."""
+    """The commit contexts of a replica at one moment. Each is read and checked when it is accessed."""
 
     def __init__(self, log: CommitLog, firsts: tuple[LLSN, ...], count: int, per_file: int) -> None:
         self._log, self._firsts, self._per_file = log, firsts, per_file
         self._length = max(len(firsts) - 1, 0) * per_file + count
         self._block: tuple[int, int, bytes] = (-1, -1, b"")
-        """File, number and content of the block that was read last."""
+        """File, number and content of the last block that was read."""
 
     def __len__(self) -> int:
         return self._length
@@ -348,11 +355,11 @@ class ContextView(Sequence[CommitContext]):
         return context
 
     def _check_goes_on(self, at: int, context: CommitContext) -> None:
-        """Raise if a file is missing before this context, the first one of its file."""
+        """Raise if a file is missing before this context, which is the first one of its file."""
         try:
             end = self._record(at - 1).last_llsn
         except DamagedFile:
-            # That one can be told apart by its number, and is for those who need it.
+            # The damaged record raises its own error when it is read.
             return
         if end + 1 != context.first_llsn:
             raise self._log.missing(context.first_llsn)
@@ -369,7 +376,7 @@ class ContextView(Sequence[CommitContext]):
         return context
 
     def covering(self, first: LLSN, last: LLSN) -> list[CommitContext]:
-        """The commits that have any of these LLSNs."""
+        """Return the commits that contain any of these LLSNs."""
         found: list[CommitContext] = []
         for i in range(bisect_left(self, first, key=_last_llsn), self._length):
             context = self[i]
@@ -380,14 +387,17 @@ class ContextView(Sequence[CommitContext]):
 
 
 def droppable(firsts: Sequence[LLSN], first_llsn: LLSN) -> int:
-    """How many files may go when the entries begin at ``first_llsn``: the commit of the record before that one is
-    still needed, because it says where the log stream stood. Entries go only after their commits are durable, so a file
-    that begins below ``first_llsn`` has a durable commit, and the last file is never needed less than this."""
+    """Return how many files may be removed when the entries begin at ``first_llsn``.
+
+    The commit of the record before ``first_llsn`` is still needed, because it says where the log stream stood. Entries
+    are removed only after their commits are durable. So a file that begins below ``first_llsn`` has a durable commit,
+    and the last file is always kept.
+    """
     return sum(1 for following in firsts[1:] if following < first_llsn)
 
 
 def follows(before: CommitContext, after: CommitContext) -> bool:
-    """Whether the two can be consecutive commits of one log stream."""
+    """Return whether the two can be consecutive commits of one log stream."""
     return (
         after.first_llsn == before.last_llsn + 1
         and after.first_glsn > before.last_glsn

@@ -1,8 +1,8 @@
-"""The file layer: the few operations that storage needs, and what each of them promises.
+"""The file layer: the few file operations that storage needs, and what each of them guarantees.
 
-Nothing is durable before a sync says so: data and size of a file after ``sync_data`` or ``sync_all``, names in a
-directory after ``sync_dir``. ``cutwater.testing.fault_files`` is the twin that keeps exactly these promises and no
-other, so whatever is built on this layer can be tested against every crash that the promises allow.
+Nothing is durable before a sync: data and size of a file after ``sync_data`` or ``sync_all``, names in a directory
+after ``sync_dir``. ``cutwater.testing.fault_files`` implements exactly these guarantees and no others, so code on this
+layer can be tested against every crash that they allow.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from cutwater.format.errors import DamagedFile
 from cutwater.runtime.permissions import DIRECTORY_MODE, FILE_MODE
 
 BLOCK_BYTES = 4096
-"""What a disk reads at once, or not at all."""
+"""Size of a block. A disk reads a block as a whole or not at all."""
 
 BUFFERS_MAX = 1024
-"""How many buffers the system takes in one call (IOV_MAX)."""
+"""Number of buffers that the operating system takes in one call (IOV_MAX)."""
 
 TEMPORARY = ".tmp"
-"""Names that end like this were never finished; whoever opens the directory removes them."""
+"""Suffix of files that were never finished. Opening the directory removes them."""
 
 LOOKS_MAX = 16
-"""How often a reader looks again. A file that is still missing then was not trimmed."""
+"""How often a reader tries again. A file that is still missing then was not trimmed."""
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def pread(self, size: int, offset: int) -> bytes:
-        """At most ``size`` bytes; fewer at the end of the file."""
+        """Read at most ``size`` bytes; fewer at the end of the file."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all of the buffers, one after the other, without copying them."""
@@ -51,10 +51,10 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync_data(self) -> None:
-        """Data, and the size if the file has grown, are on disk (``fdatasync``)."""
+        """Make data durable, and the size if the file has grown (``fdatasync``)."""
 
     def sync_all(self) -> None:
-        """Everything, also after the file was shortened (``fsync``)."""
+        """Make everything durable, also after the file was shortened (``fsync``)."""
 
 
 class Lock(Protocol):
@@ -63,36 +63,39 @@ class Lock(Protocol):
 
 class Files(Protocol):
     def open(self, path: Path) -> File:
-        """An existing file."""
+        """Open an existing file."""
 
     def create(self, path: Path) -> File:
-        """A new file; its name is durable after ``sync_dir``."""
+        """Create a file. Its name is durable after ``sync_dir``."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Atomic; replaces the target; durable after ``sync_dir``."""
+        """Rename atomically, and replace the target. Durable after ``sync_dir``."""
 
     def unlink(self, path: Path) -> None:
-        """Durable after ``sync_dir``; a missing file is fine."""
+        """Remove a file, if it exists. Durable after ``sync_dir``."""
 
     def sync_dir(self, path: Path) -> None: ...
 
     def names(self, path: Path) -> list[str]:
-        """What the directory holds, sorted."""
+        """Return the names in the directory, sorted."""
 
     def make_dir(self, path: Path) -> None:
-        """The directory and its parents, durably; an existing one is fine."""
+        """Make the directory and its parents durably. An existing directory is no error."""
 
     def is_dir(self, path: Path) -> bool: ...
 
     def exists(self, path: Path) -> bool: ...
 
     def lock(self, path: Path) -> Lock | None:
-        """Lock the file, which is made if need be, for this process; None if another one holds it."""
+        """Lock the file for this process, and create it if needed. Returns None if another process holds the lock."""
 
 
 class OsFile:
-    """A file of the operating system. It is closed when nobody refers to it any more, so a reader that still holds it
-    goes on reading while its name is already gone."""
+    """A file of the operating system.
+
+    It is closed when the last reference to it goes, so a reader that still holds it can read on after the file was
+    removed.
+    """
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -137,7 +140,7 @@ class OsFile:
 
 
 def _after(buffers: Sequence[Buffer], written: int) -> list[Buffer]:
-    """What is left of the buffers."""
+    """Return the part of the buffers that is not written yet."""
     left: list[Buffer] = []
     for buffer in buffers:
         if written >= len(buffer):
@@ -208,7 +211,7 @@ class OsFiles:
 
 
 def replace(files: Files, path: Path, data: bytes) -> None:
-    """Put a whole file in place: afterwards the new content is durable, and a crash leaves the old or the new one."""
+    """Replace a whole file. Afterwards the new content is durable. A crash leaves the old content or the new."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         file = files.create(temporary)
@@ -222,8 +225,11 @@ def replace(files: Files, path: Path, data: bytes) -> None:
 
 
 def lenient_pread(file: File, size: int, offset: int) -> bytes:
-    """As ``pread``, with zeros for each block that the disk cannot read: there checksums are wrong, as with any other
-    damage, and only there. Not for whoever takes what has no checksum for the end of the file."""
+    """Read as ``pread`` does, but return zeros for each block that the disk cannot read.
+
+    In those blocks, and only there, checksums are wrong, as with any other damage. Do not use it to find the end of a
+    file by the first wrong checksum.
+    """
     with suppress(OSError):
         return file.pread(size, offset)
     end = min(offset + size, file.size())
@@ -239,8 +245,11 @@ def lenient_pread(file: File, size: int, offset: int) -> bytes:
 
 
 def make_readable(file: File, size: int, offset: int) -> None:
-    """Before a part of a block is written that the disk cannot read: the system would read it first. The whole block is
-    written, with zeros, so what else lies there has to be repaired too. What can be read stays as it is."""
+    """Prepare a write to blocks that the disk may be unable to read.
+
+    The operating system reads a block before it writes a part of it. So an unreadable block is first overwritten with
+    zeros as a whole, and its other content must be repaired too. Readable blocks stay as they are.
+    """
     try:
         file.pread(size, offset)
     except OSError:
@@ -249,13 +258,15 @@ def make_readable(file: File, size: int, offset: int) -> None:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the error says that there is no room, and nothing worse."""
+    """Return whether the error only says that there is no room."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def look_again(what: Callable[[], T], directory: Path) -> T:
-    """What is read from the files of a replica; once more from the beginning whenever a trim has removed one of them.
-    ``what`` has no effects, and looks at nothing that was found before it was called."""
+    """Read from the files of a replica, and start again from the beginning whenever a trim has removed one of them.
+
+    ``what`` must have no side effects, and must not use anything that was found before it was called.
+    """
     missing: OSError
     for _ in range(LOOKS_MAX):
         try:

@@ -1,9 +1,9 @@
-"""Files as bytes, pure: how headers, marks, index points, commit contexts and small whole files are laid out.
+"""The bytes of files: layout of headers, marks, index points, commit contexts and small whole files. Pure.
 
-All numbers are little-endian. Every file opens with the same 16 bytes, in every version of the format: magic, version,
-and a checksum of both. So a file of a newer version is told apart from a damaged one before anything else is read.
-The layout of frames, which also travel over the wire, is in ``format/entry_codec.py``; ``docs/data-files.md`` shows it
-all.
+All numbers are little-endian. Every file begins with the same 16 bytes, in every version of the format: magic, version,
+and a checksum of both. So a file of a newer version can be told apart from a damaged one before anything else is read.
+The layout of frames, which also travel over the wire, is in ``format/entry_codec.py``. ``docs/data-files.md`` describes
+all layouts.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ NODE = b"CWNODEID"
 STAGED = b"CWSTAGED"
 
 SECTOR_BYTES = 512
-"""What a disk writes at once. Nothing that is rewritten in place shares a sector with anything else."""
+"""Size of an atomic disk write. Nothing that is rewritten in place shares a sector with anything else."""
 
 HEADER_BYTES = 4 * SECTOR_BYTES
 """The header of a segment or commit file: a sector that never changes, two for the mark, written in turn, and the first
-one again."""
+sector again.
+"""
 
 POINT_BYTES = 16
 CONTEXT_BYTES = 64
@@ -61,7 +62,7 @@ _CONTEXT_MAGIC = 0x43435743
 
 
 class FileHeader(Struct, frozen=True):
-    """What a segment or commit file says of itself once and for all.
+    """The unchanging header of a segment or commit file.
 
     ``running`` is event time before the first entry. ``points`` is the room for index points, and a new one is due
     every ``interval`` bytes; both are 0 in commit files.
@@ -75,13 +76,13 @@ class FileHeader(Struct, frozen=True):
 
     @property
     def data_start(self) -> int:
-        """Where the header and the index end: always at a sector."""
+        """Offset at which the header and the index end. It is a multiple of the sector size."""
         sectors = -(-self.points * POINT_BYTES // SECTOR_BYTES)
         return HEADER_BYTES + sectors * SECTOR_BYTES
 
 
 class Mark(Struct, frozen=True):
-    """Everything below ``offset``, which is everything up to ``llsn``, was synced. The higher ``sequence`` counts."""
+    """Notes that everything below ``offset``, the entries up to ``llsn``, was synced. Higher ``sequence`` counts."""
 
     sequence: int
     offset: int
@@ -90,8 +91,10 @@ class Mark(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """What a replica's directory is, and which of its files count: those of this generation that hold this LLSN, with
-    which the entries begin, or a later one."""
+    """Identifies a replica's directory, and says which of its files count.
+
+    These are the files of this generation that hold ``first_llsn``, at which the entries begin, or a later LLSN.
+    """
 
     cluster: int
     node: int
@@ -99,10 +102,10 @@ class Manifest(Struct, frozen=True):
     generation: int
     first_llsn: LLSN
     has_commits: bool = False
-    """Something was committed in this generation, durably, so there is a file of commits."""
+    """A commit in this generation is durable, so there must be a file of commits."""
 
 
-# The same for all files.
+# Common to all files.
 
 
 def _prefix(magic: bytes) -> bytes:
@@ -111,7 +114,7 @@ def _prefix(magic: bytes) -> bytes:
 
 
 def check_prefix(data: Buffer, magic: bytes, path: Path) -> None:
-    """Raise unless this is the beginning of a file of this kind that we can read."""
+    """Raise unless this is the beginning of a file of this kind, in a version that this release can read."""
     if len(data) < _PREFIX.size:
         raise DamagedFile(path, f"{len(data)} bytes are less than its header")
     found, version, reserved, crc = _PREFIX.unpack_from(data)
@@ -126,7 +129,7 @@ def check_prefix(data: Buffer, magic: bytes, path: Path) -> None:
 
 
 def _sector(data: bytes) -> bytes:
-    """Fill up with zeros and close with a checksum."""
+    """Pad with zeros, and append a checksum."""
     filled = data.ljust(SECTOR_BYTES - _CRC.size, b"\0")
     return filled + _CRC.pack(crc32c(filled))
 
@@ -151,7 +154,7 @@ def _unpack_running(flags: int, time_max: int, declared: int) -> Running:
 
 
 def encode_header(magic: bytes, header: FileHeader) -> bytes:
-    """The first sector."""
+    """Encode the header, one sector."""
     fields = _HEADER.pack(
         header.generation, header.first_llsn, header.points, header.interval, *_pack_running(header.running)
     )
@@ -167,12 +170,12 @@ def decode_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """One sector."""
+    """Encode the mark, one sector."""
     return _sector(_MARK.pack(mark.sequence, mark.offset, mark.llsn, *_pack_running(mark.running)))
 
 
 def decode_mark(sector: bytes) -> Mark | None:
-    """None if there is none, or if it is damaged."""
+    """Decode a mark. Returns None if there is none, or it is damaged."""
     if not _is_sound(sector):
         return None
     sequence, offset, llsn, *running = _MARK.unpack_from(sector)
@@ -180,13 +183,13 @@ def decode_mark(sector: bytes) -> Mark | None:
 
 
 def encode_point(llsn: LLSN, offset: int) -> bytes:
-    """An index point: the frame at this offset of the file begins with this LLSN."""
+    """Encode an index point: the frame at this offset of the file begins with this LLSN."""
     point = _POINT.pack(llsn, offset, 0)[: -_CRC.size]
     return point + _CRC.pack(crc32c(point))
 
 
 def decode_point(data: bytes) -> tuple[LLSN, int] | None:
-    """None if there is none, or if it is damaged."""
+    """Decode an index point. Returns None if there is none, or it is damaged."""
     llsn, offset, crc = _POINT.unpack(data)
     if crc != crc32c(data[: -_CRC.size]) or not llsn:
         return None
@@ -194,7 +197,7 @@ def decode_point(data: bytes) -> tuple[LLSN, int] | None:
 
 
 def encode_context(context: CommitContext, number: int) -> bytes:
-    """A commit context as the ``number``-th of its file."""
+    """Encode a commit context as the ``number``-th of its file."""
     record = _CONTEXT.pack(
         context.first_llsn,
         context.first_glsn,
@@ -210,7 +213,7 @@ def encode_context(context: CommitContext, number: int) -> bytes:
 
 
 def decode_context(record: bytes, number: int) -> CommitContext | None:
-    """None if there is none, or if it is damaged, or not the one that belongs here."""
+    """Decode a commit context. Returns None if there is none, it is damaged, or it does not belong here."""
     if len(record) != CONTEXT_BYTES:
         return None
     first_llsn, first_glsn, hwm, prev_hwm, time, count, epoch, found, magic, crc = _CONTEXT_AND_CRC.unpack(record)
@@ -223,7 +226,7 @@ def decode_context(record: bytes, number: int) -> CommitContext | None:
     )
 
 
-# Small files, always replaced as a whole.
+# Small files, which are always replaced as a whole.
 
 T = TypeVar("T")
 WHOLE_START_BYTES = _PREFIX.size + _WHOLE.size + _CRC.size
@@ -235,7 +238,7 @@ def encode_whole(magic: bytes, body: bytes) -> bytes:
 
 
 def whole_bytes(start: bytes, path: Path) -> int:
-    """How long a whole file is, or a header in its form, that begins with these ``WHOLE_START_BYTES``."""
+    """Return the length of a whole file, or of a header in that form, from its first ``WHOLE_START_BYTES``."""
     check_prefix(start, start[:8], path)
     if len(start) < WHOLE_START_BYTES:
         raise DamagedFile(path, f"{len(start)} bytes are less than its header")

@@ -1,8 +1,9 @@
-"""What a storage node needs of the storage of one replica. ``SegmentStorage`` keeps it in files, ``MemoryStorage`` does
-not; one conformance suite runs on both.
+"""The interface between a storage node and the storage of one replica.
 
-One thread writes: ``write``, ``write_contexts`` and ``sync`` are separate so that it can collect what arrives while a
-sync is under way and sync it together. Other threads may read committed entries meanwhile.
+``SegmentStorage`` implements it with files, ``MemoryStorage`` without. One conformance suite runs on both.
+
+One thread writes. ``write``, ``write_contexts`` and ``sync`` are separate, so that the thread can collect what arrives
+while a sync is under way and sync it together. Other threads may read committed entries meanwhile.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
 class Synced(Struct, frozen=True):
-    """Everything that is on disk now: entries up to ``entries_end``, commits up to ``context``."""
+    """What is durable now: entries up to ``entries_end``, commits up to ``context``."""
 
     entries_end: LLSN
     context: CommitContext | None
 
 
 class Range(Struct, frozen=True):
-    """Consecutive entries as they are stored: ``data`` is all frames in one buffer, ``frames`` are its parts, and
-    ``commits`` are the commit contexts that give them their GLSNs."""
+    """Consecutive entries as they are stored.
+
+    ``data`` is all frames in one buffer, ``frames`` are its parts, and ``commits`` are the commit contexts that give
+    them their GLSNs.
+    """
 
     data: memoryview
     frames: tuple[Frame, ...]
@@ -43,8 +47,7 @@ class Range(Struct, frozen=True):
 
 
 class Located(Struct, frozen=True):
-    """Where consecutive entries lie: in one file, from ``start`` to ``end``, one right after the other. Nobody has
-    looked at their bodies."""
+    """The place of consecutive entries in one file, from ``start`` to ``end``. Their bodies were not checked."""
 
     path: str
     start: int
@@ -54,18 +57,18 @@ class Located(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True):
-    """Something that ``verify`` does not like; the LLSNs that are concerned, if it is known which."""
+    """A fault that ``verify`` found, with the LLSNs that are affected, if they are known."""
 
     where: str
     what: str
     first_llsn: LLSN | None = None
     last_llsn: LLSN | None = None
     is_content: bool = False
-    """The bytes are as they were written, on all replicas, but make no sense: nothing can repair them."""
+    """The bytes are as they were written, on all replicas, but their content is malformed. Nothing can repair them."""
 
 
 FrameCheck = Callable[[Frame], str]
-"""Describes the fault of an intact frame's content; empty if it is sound."""
+"""Returns the fault in the content of an intact frame, or an empty string if it is sound."""
 
 
 def malformed(where: str, problem: str, header: FrameHeader) -> Finding:
@@ -73,22 +76,22 @@ def malformed(where: str, problem: str, header: FrameHeader) -> Finding:
 
 
 class ReplicaStorage(Protocol):
-    # What is there.
+    # State.
 
     @property
     def first_llsn(self) -> LLSN:
-        """Where the entries begin."""
+        """The LLSN at which the entries begin."""
 
     @property
     def end(self) -> LLSN:
-        """Where they end, synced or not."""
+        """The LLSN at which the entries end, synced or not."""
 
     @property
     def durable_end(self) -> LLSN: ...
 
     @property
     def last_commit(self) -> CommitContext | None:
-        """The last one written, synced or not."""
+        """The last commit context that was written, synced or not."""
 
     @property
     def durable_commit(self) -> CommitContext | None: ...
@@ -101,28 +104,31 @@ class ReplicaStorage(Protocol):
 
     @property
     def contexts(self) -> Sequence[CommitContext]:
-        """All commit contexts that are kept, for the searches of ``core.read.commit_index``."""
+        """All stored commit contexts, for the searches of ``core.read.commit_index``."""
 
     def find(self) -> Found:
-        """What opening the files gave, for ``core.replica.recovery.judge``."""
+        """Return what opening the files found, for ``core.replica.recovery.judge``."""
 
-    # Writing. All of it raises ``DiskFull`` if there is no room: then nothing is lost and it may be tried again; and
-    # ``StorageBroken`` if anything else fails: then so does every later call, until ``cut_back``.
+    # Writing. All methods raise ``DiskFull`` if there is no room: then nothing is lost, and the caller may try again.
+    # They raise ``StorageBroken`` if anything else fails: then every later call fails too, until ``cut_back``.
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Entries that follow the last one; durable after ``sync``."""
+        """Write entries that follow the last one. They are durable after ``sync``."""
 
     def write_contexts(self, contexts: Sequence[CommitContext]) -> None:
-        """Commits that follow the last one, of durable entries only; durable after ``sync``."""
+        """Write commits that follow the last one, of durable entries only. They are durable after ``sync``."""
 
     def sync(self, *, entries: bool = True, contexts: bool = True, marks: bool = True) -> Synced:
-        """``marks``: note in the files how far entries are durable. Whoever leaves that for later calls ``mark``."""
+        """Make written data durable.
+
+        ``marks``: note in the files how far entries are durable. Without it, call ``mark`` later.
+        """
 
     def mark(self) -> None:
-        """Note what ``sync`` did not: a hint for the next opening, for which nobody has to wait."""
+        """Note how far entries are durable, if ``sync`` did not. It is a hint for the next opening, so it can wait."""
 
     def save_hard_state(self, hard_state: HardState) -> None:
-        """Durable when it returns, like everything below."""
+        """Save the hard state. It is durable on return, as with all methods below."""
 
     def save_dedup(self, checkpoint: DedupCheckpoint) -> None: ...
 
@@ -130,67 +136,78 @@ class ReplicaStorage(Protocol):
         """Remove the entries above ``end``, none of which is committed."""
 
     def restart(self, first_llsn: LLSN, running: Running = NO_TIME, keep_end: LLSN | None = None) -> None:
-        """Remove all commit contexts, and all entries but those from ``first_llsn`` to ``keep_end``, which are durable
-        then; without such the next entry is ``first_llsn``. ``running`` is event time before it."""
+        """Remove all commit contexts, and all entries except those from ``first_llsn`` to ``keep_end``.
+
+        The entries that are kept are durable afterwards. If none is kept, the next entry is ``first_llsn``. ``running``
+        is event time before it.
+        """
 
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
-        """Remove committed entries below this GLSN and none above ``upto``; where the entries begin now."""
+        """Remove committed entries below this GLSN, but none above ``upto``. Returns where the entries begin now."""
 
     def cut_back(self, end: LLSN | None, committed_end: LLSN | None) -> None:
-        """Open anew and remove whatever is not known to be durable; nothing, if that is not known. The only way on
-        after ``StorageBroken``."""
+        """Reopen the files, and remove everything above these ends, which are known to be durable.
+
+        If either is None, nothing is removed. After ``StorageBroken``, this is the only call that can succeed.
+        """
 
     def repair(self, entry: Entry, running: Running | None = None) -> bool:
-        """Put an intact copy in the place of a damaged entry; False if it does not belong there. Where several entries
-        in a row are damaged beyond recognition, the first one or the last one can be repaired, one after the other; the
-        last one needs the copy's ``running``."""
+        """Replace a damaged entry with an intact copy. Returns False if the copy does not belong there.
+
+        If several entries in a row are damaged beyond recognition, the first or the last one can be repaired, one after
+        the other. The last one needs the copy's ``running``.
+        """
 
     def repair_context(self, context: CommitContext) -> bool: ...
 
     def repair_headers(self) -> int:
-        """Repair what can be repaired without a copy from elsewhere; how many files that were."""
+        """Repair what needs no copy from elsewhere. Returns the number of repaired files."""
 
     def close(self) -> None: ...
 
-    # Reading. Everything is verified; what is damaged is never returned but raised as ``Damaged``.
+    # Reading. Everything is verified. Damaged data is never returned; ``Damaged`` is raised instead.
 
     def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
-        """Committed entries from the one that holds ``from_llsn`` on: at least one, otherwise at most ``bytes_max``,
-        and perhaps fewer than there are."""
+        """Read committed entries, beginning with the one that holds ``from_llsn``.
+
+        Returns at least one entry, otherwise at most ``bytes_max``, and perhaps fewer than there are.
+        """
 
     def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Located | None:
-        """Where these entries are, at most so many; None if they are in no file, or something is damaged."""
+        """Return where these entries are, at most ``count_max``. None if they are in no file, or one is damaged."""
 
     def entry_at(self, llsn: LLSN) -> Entry:
-        """The entry that holds this LLSN, committed or not."""
+        """Return the entry that holds this LLSN, committed or not."""
 
     def entries(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]: ...
 
     def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
-        """The same without reading bodies: all entries have empty ones. What is damaged and trimmed is left out."""
+        """Return the same entries with empty bodies, which are not read. Damaged trimmed entries are left out."""
 
     def running_before(self, llsn: LLSN) -> Running:
-        """How far event time had come before the entry that begins with this LLSN."""
+        """Return event time before the entry that begins with this LLSN."""
 
     def from_glsn(self, glsn: GLSN) -> LLSN | None:
-        """Where a reader that starts at this GLSN finds its first record; None if there is none yet; ``Trimmed``."""
+        """Return the first LLSN at or after this GLSN, or None if there is none yet. Raises ``Trimmed``."""
 
     def from_time(self, time: CutTime) -> GLSN | None:
-        """The first record that was committed at or after this time and is not trimmed."""
+        """Return the first record that was committed at or after this time and is not trimmed."""
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes all entries that are there take."""
+        """Size of all entries in bytes."""
 
     def within(self, bytes_max: int) -> GLSN | None:
-        """The first committed record of the newest ones that fit into about so many bytes, by whole files; None if
-        nothing is committed."""
+        """Return the first committed record of the newest files that together have at most about ``bytes_max`` bytes.
+
+        None if nothing is committed.
+        """
 
     def bytes_through(self, llsns: Sequence[LLSN]) -> list[int]:
-        """About how many bytes the entries up to each of these LLSNs take. Only differences mean something."""
+        """Return about how many bytes the entries up to each of these LLSNs take. Only differences are meaningful."""
 
     def check_files(self) -> list[Finding]:
-        """Faults of small files, headers, marks and indexes. Entries and commits are not read."""
+        """Return faults of small files, headers, marks and indexes. Entries and commits are not read."""
 
     def verify(self, check: FrameCheck | None = None) -> list[Finding]:
-        """Read everything and check it against everything else; and look into batches, if it is said how."""
+        """Read everything and check that it is consistent. ``check`` also checks the content of each entry."""

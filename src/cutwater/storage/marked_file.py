@@ -1,11 +1,12 @@
-"""A file that knows how far it was synced: a header that never changes, two marks written in turn, the header again,
-then data.
+"""A file that records how far it was synced.
 
-After each sync the new mark is written, not synced: it becomes durable with the next sync, at no cost. So after a power
-cut or the death of the process the mark is at most one sync behind. Whatever lies above the mark may be torn; whatever
-lies below it was once on disk, so if it is wrong now, it is damage.
+It consists of a header that never changes, two marks that are written in turn, the header again, and data.
 
-A file that is still written to may be longer than its data: zeros make room for what comes next.
+After each sync the new mark is written but not synced. The next sync makes it durable at no extra cost. So after a
+power cut or a crash of the process, the mark is at most one sync behind. Data above the mark may be torn. Data below it
+was once on disk, so if it is wrong now, it is damaged.
+
+A file that is still written to may be longer than its data: zeros make room for later writes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from cutwater.types import LLSN
 MARKS = 2
 REWRITE_BYTES = 1 << 20
 COPIES = (0, 3)
-"""The sectors of the header."""
+"""The sectors that hold the header."""
 POINTS_MAX = 1 << 16
 
 
@@ -40,15 +41,15 @@ class MarkedFile:
     def __init__(self, file: File, magic: bytes, header: FileHeader, mark: Mark | None) -> None:
         self.file, self.magic, self.header = file, magic, header
         self.newest = mark
-        """The last mark that was set; None if neither of the two can be read."""
+        """The last mark that was set, or None if neither mark can be read."""
         self.size = file.size()
-        """With the room ahead of the data."""
+        """Size of the file, including the room ahead of the data."""
         self.torn = False
-        """Whether one of the two marks could not be read when the file was opened; setting a mark replaces it."""
+        """Whether one of the two marks could not be read when the file was opened. Setting a mark replaces it."""
 
     @classmethod
     def create(cls, files: Files, path: Path, magic: bytes, header: FileHeader) -> MarkedFile:
-        """Under its name the file is always complete, so a wrong header is damage, never half a creation."""
+        """Create a file. It gets its name when it is complete, so a wrong header is damage, never a half-made file."""
         mark = Mark(1, header.data_start, LLSN(header.first_llsn - 1), header.running)
         sector = encode_header(magic, header)
         empty = sector + encode_mark(mark) + bytes(SECTOR_BYTES) + sector
@@ -57,14 +58,14 @@ class MarkedFile:
 
     @classmethod
     def open(cls, files: Files, path: Path, magic: bytes, generation: int, first_llsn: LLSN) -> MarkedFile:
-        """The file, which must say the same of itself as its name does."""
+        """Open a file. Its header must match its name."""
         file = files.open(path)
         start = file.pread(HEADER_BYTES, 0)
         header = _either_header(start, magic, path)
         if (header.generation, header.first_llsn) != (generation, first_llsn):
             raise DamagedFile(path, f"its header says generation {header.generation}, LLSN {header.first_llsn}")
         if header.points > POINTS_MAX:
-            raise DamagedFile(path, f"an index of {header.points} points cannot be")
+            raise DamagedFile(path, f"implausible index size: {header.points} points")
         marks = [_mark_in(start, i, header) for i in range(MARKS)]
         newest = max((mark for mark in marks if mark is not None), key=lambda mark: mark.sequence, default=None)
         marked = cls(file, magic, header, newest)
@@ -78,15 +79,17 @@ class MarkedFile:
         return self.newest
 
     def set_mark(self, offset: int, llsn: LLSN, running: Running) -> None:
-        """Say how far the file is durable; call it only after the sync that made it so."""
+        """Note how far the file is durable. Call this only after the sync that made it so."""
         mark = Mark(self.mark.sequence + 1, offset, llsn, running)
         self.file.pwritev([encode_mark(mark)], SECTOR_BYTES * (1 + (mark.sequence - 1) % MARKS))
         self.newest, self.torn = mark, False
 
     def extend(self, buffers: Sequence[Buffer], offset: int, end: int, room_end: int) -> None:
-        """Write data at the end, from ``offset`` to ``end``. If the file gets longer by it, it gets longer up to
-        ``room_end``, with zeros: so most of the syncs to come need not wait for the file system to note a new length.
-        What can be written of the data alone is written where there is no room for more."""
+        """Write data at the end, from ``offset`` to ``end``.
+
+        If the file must grow, it is extended with zeros up to ``room_end``. So most later syncs need not wait for the
+        file system to note a new length. If there is no room on the disk for the zeros, only the data is written.
+        """
         size, zeros = self.size, b""
         if end > size:
             size = max(end, room_end)
@@ -106,14 +109,16 @@ class MarkedFile:
         self.size = size
 
     def finish(self, offset: int) -> None:
-        """Cut off the room ahead, durably, and make the mark durable too."""
+        """Durably cut off the room ahead, and make the mark durable too."""
         if self.size > offset:
             self.shorten(offset)
         self.sync_all()
 
     def sync_data(self) -> None:
-        """Data is durable afterwards. A failure is final: the system may have dropped what it could not write, and
-        would call the next sync a success."""
+        """Make data durable.
+
+        A failure is final: the system may have dropped what it could not write, and report the next sync as a success.
+        """
         try:
             self.file.sync_data()
         except OSError as error:
@@ -126,37 +131,42 @@ class MarkedFile:
             raise StorageBroken(f"{self.file.path} cannot be synced ({error}): reopen and cut back") from error
 
     def cut(self, offset: int, llsn: LLSN, running: Running) -> None:
-        """Durably remove what lies above ``offset``; what lies below is durable already. The mark goes first, or it
-        would tell of what is gone."""
+        """Durably remove what lies above ``offset``. What lies below must be durable already.
+
+        The mark goes first, or it would point to removed data.
+        """
         self.set_mark(offset, llsn, running)
         self.sync_all()
         self.shorten(offset)
         self.sync_all()
 
     def rewrite(self, start: int, end: int) -> None:
-        """Write what is there once more, as it is; durable after a sync. A process may have died of a sync that failed:
-        then the system still shows what it could not write, and would not write it again by itself."""
+        """Write existing data once more, unchanged. It is durable after a sync.
+
+        A process may have died of a failed sync. Then the operating system still returns what it could not write,
+        and would not write it again by itself.
+        """
         while start < end:
             data = self.file.pread(min(end - start, REWRITE_BYTES), start)
             self.file.pwritev([data], start)
             start += len(data)
 
     def heal(self) -> bool:
-        """Write damaged copies of the header and damaged marks anew, durably; whether there were any."""
+        """Durably rewrite damaged copies of the header and damaged marks. Returns whether there were any."""
         if not self.header_problems():
             return False
         mark = self.mark
         make_readable(self.file, HEADER_BYTES, 0)
         for copy in COPIES:
             self.file.pwritev([encode_header(self.magic, self.header)], copy * SECTOR_BYTES)
-        # The two are written in turn, and one of them is good until the other one is.
+        # The two marks are written in turn, so at least one of them is good at any time.
         for _ in range(MARKS):
             self.set_mark(mark.offset, mark.llsn, mark.running)
             self.sync_data()
         return True
 
     def header_problems(self) -> list[str]:
-        """What is wrong with the header and the marks, as they are on disk now."""
+        """Return what is wrong with the header and the marks on disk now."""
         start = lenient_pread(self.file, HEADER_BYTES, 0)
         expected = encode_header(self.magic, self.header)
         problems = [f"copy {copy} of the header is wrong" for copy in COPIES if _sector(start, copy) != expected]

@@ -1,7 +1,7 @@
-"""The twin of ``SegmentStorage`` without files: for tests, and for logs that need not outlive their process.
+"""Implements ``ReplicaStorage`` without files: for tests, and for logs that need not outlive their process.
 
-A ``MemoryReplica`` stands for the disk, a ``MemoryStorage`` for the open files on it. What was not synced is lost only
-when someone says so, with ``lose_unsynced``.
+A ``MemoryReplica`` takes the place of the disk, a ``MemoryStorage`` that of the open files on it. Unsynced data is lost
+only on a call of ``lose_unsynced``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class MemoryReplica:
         self.contexts_synced = 0
 
     def lose_unsynced(self) -> None:
-        """The power goes, and takes all that it may."""
+        """Drop everything that was not synced, as a power cut may do."""
         del self.frames[self.frames_synced :]
         del self.contexts[self.contexts_synced :]
 
     def end_of(self, count: int) -> LLSN:
-        """Where the first ``count`` entries end."""
+        """Return where the first ``count`` entries end."""
         return self.frames[count - 1].header.last_llsn if count else LLSN(self.first_llsn - 1)
 
 
@@ -52,11 +52,11 @@ class MemoryStorage:
     def __init__(self, memory: MemoryReplica | None = None) -> None:
         self.memory = memory or MemoryReplica()
         self._closed = False
-        # Opening makes durable what is there.
+        # Opening makes existing data durable.
         self.memory.frames_synced = len(self.memory.frames)
         self.memory.contexts_synced = len(self.memory.contexts)
 
-    # What is there.
+    # State.
 
     @property
     def first_llsn(self) -> LLSN:
@@ -115,7 +115,7 @@ class MemoryStorage:
             raise StorageBroken("the storage was closed: open it again")
 
     def _index(self, llsn: LLSN) -> int:
-        """The entry that holds this LLSN, or the first one after it."""
+        """Return the index of the entry that holds this LLSN, or of the first one after it."""
         return bisect_left(self.memory.frames, llsn, key=lambda frame: frame.header.last_llsn)
 
     # Writing.
@@ -211,7 +211,7 @@ class MemoryStorage:
         return True
 
     def repair_context(self, context: CommitContext) -> bool:
-        """Nothing here can be damaged."""
+        """Return False, as commit contexts in memory cannot be damaged."""
         self._check()
         return False
 

@@ -1,14 +1,14 @@
-"""Staged parts on the volumes of a storage node: files of frames that belong to no log stream yet.
+"""Staged parts on the volumes of a storage node: files of frames that do not belong to a log stream yet.
 
 ::
 
     <volume>/cid=<cid>/snid=<snid>/staged/
         <run>-<batch>-<generation>-<part>.part        a part, complete under this name
-        <run>-<batch>-<generation>-<part>.part.tmp    one that is being written, or was when the node died
+        <run>-<batch>-<generation>-<part>.part.tmp    a part that is being written, or was when the node died
 
-A part is written under a temporary name and gets its own when it is complete and synced. So what has its name was
-acknowledged, or may have been; anything else was not and is removed at the next start. Frames are numbered within the
-part: the first record has number 1. All of this is plain file work, for threads that may wait for a disk.
+A part is written under a temporary name, and is renamed when it is complete and synced. So a part with its final name
+was acknowledged, or may have been. Other files were not, and are removed at the next start. Frames are numbered within
+the part: the first record has number 1. These are blocking file operations, for threads that may wait for a disk.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from cutwater.types import Batch
 
 SUFFIX = ".part"
 PART_HEADER_BYTES_MAX = 1024 * 1024
-"""Of which nearly all is a schema with very many columns."""
+"""Nearly all of it is the schema, for very many columns."""
 VERIFY_BYTES = 4 * 1024 * 1024
 
 _END = Layout("<8sQQQq")
 _END_MAGIC = b"CWSTGEND"
 _CRC = Layout("<I")
 END_BYTES = _END.size + _CRC.size
-"""What closes a part: how much there is of it, and when it was staged."""
+"""Size of the end of a part, which contains the size of the part and when it was staged."""
 
 _PART = re.compile(r"[0-9a-f]{32}")
 _ADVICE = "it is had from another holder, if there is one"
 
 
 class Held(Struct, frozen=True):
-    """A complete part that is on disk here. ``staged_us`` is when, by the clock of this node."""
+    """A complete part on the disk of this node. ``staged_us`` is the time of staging, by the clock of this node."""
 
     part: StagedPart
     size: PartSize
@@ -56,25 +56,31 @@ class Held(Struct, frozen=True):
     path: Path
     data_start: int
     checked: bool = False
-    """Whether all that is in it was found to be sound before it counted as staged. Older versions did not look."""
+    """Whether the content was checked before the part counted as staged. Older versions did not check it."""
 
 
 class _Header(StagedPart, frozen=True):
-    """What a file begins with."""
+    """The header of a file."""
 
     checked: bool = False
 
 
 class StagingFiles:
-    """``place`` says where a new part goes, and keeps the volume from being taken away until the part is begun there.
-    The directory need not exist."""
+    """Reads and writes staged parts.
+
+    ``place`` returns the directory for a new part, and keeps its volume from being removed until the part is begun
+    there. The directory need not exist.
+    """
 
     def __init__(self, place: Callable[[], AbstractContextManager[Path]], files: Files | None = None) -> None:
         self._place = place
         self._files = files or OsFiles()
 
     def open(self, directories: Iterable[Path]) -> tuple[list[Held], list[CannotUse]]:
-        """What is there, and what cannot be used. What was never finished is removed: nobody may be writing there."""
+        """Find the parts, and the files that cannot be used.
+
+        Removes unfinished files, so no part may be written at the same time.
+        """
         found: list[Held] = []
         broken: list[CannotUse] = []
         for directory in directories:
@@ -105,8 +111,10 @@ class StagingFiles:
             return PartWriter(self._files, part, directory / (name_of(part) + TEMPORARY), checked)
 
     def read(self, held: Held, offset: int, bytes_max: int) -> bytes:
-        """Whole frames from this offset on, at least one and otherwise at most ``bytes_max``; nothing at the end. Each
-        is verified."""
+        """Read whole frames from this offset on: at least one, otherwise at most ``bytes_max``, and nothing at the end.
+
+        Each frame is verified.
+        """
         left = held.size.bytes - offset
         if not 0 <= offset <= held.size.bytes:
             raise InvalidArgument(
@@ -131,7 +139,7 @@ class StagingFiles:
         return data
 
     def drop(self, parts: Sequence[Held]) -> list[tuple[Held, str]]:
-        """Remove parts for ever; which of them could not be removed, and why."""
+        """Remove parts permanently. Returns those that could not be removed, and why."""
         failed: list[tuple[Held, str]] = []
         removed: dict[Path, list[Held]] = {}
         for held in parts:
@@ -144,12 +152,12 @@ class StagingFiles:
             try:
                 self._files.sync_dir(directory)
             except OSError as error:
-                # They may be there again after a crash, and are then asked about again.
+                # They may reappear after a crash. Then the node asks about them again.
                 failed += [(held, f"{directory}: {error}") for held in gone]
         return failed
 
     def frames(self, held: Held) -> Iterator[Frame]:
-        """All of a part, frame by frame. Raises ``Damaged`` at what is not as it was when it was staged."""
+        """Yield all frames of a part. Raises ``Damaged`` at the first difference from what was staged."""
         if self._open(held.path) != held:
             raise DamagedFile(held.path, "it is not what it was when it was staged", _ADVICE)
         progress = _Progress(PartSize())
@@ -178,7 +186,7 @@ class StagingFiles:
         except OSError as error:
             raise DamagedFile(path, str(error), _ADVICE) from error
         except DamagedFile as error:
-            # What is said of other files in this form, to learn from a peer, does not help here.
+            # The usual advice for damaged files, to copy from a peer, does not help here.
             raise DamagedFile(path, error.what, _ADVICE) from error
 
     def _open_as_is(self, path: Path) -> Held:
@@ -199,14 +207,14 @@ class StagingFiles:
 
 
 class CannotUse(Struct, frozen=True):
-    """A file that is damaged, or cannot be read; it is left where it is."""
+    """A file that is damaged or cannot be read. It is left where it is."""
 
     path: Path
     why: str
 
 
 class PartWriter:
-    """One part that is being written, by one thread at a time."""
+    """Writes one part. Only one thread may use it at a time."""
 
     def __init__(self, files: Files, part: StagedPart, path: Path, checked: bool = False) -> None:
         self.part, self.size = part, PartSize()
@@ -219,7 +227,7 @@ class PartWriter:
         self._file.pwritev([header], 0)
 
     def append(self, data: Buffer) -> None:
-        """These whole frames, which are checked."""
+        """Append whole frames, which are checked."""
         progress = _Progress(self.size)
         progress.take(data)
         with _at(self._path.parent):
@@ -227,7 +235,7 @@ class PartWriter:
         self.size = progress.size
 
     def finish(self, staged_us: int) -> Held:
-        """The part is complete; durable when this returns."""
+        """Complete the part. It is durable on return."""
         size, path = self.size, self._path.with_name(self._path.name.removesuffix(TEMPORARY))
         with _at(path.parent):
             self._file.pwritev([_encode_end(size, staged_us)], self._data_start + size.bytes)
@@ -237,7 +245,7 @@ class PartWriter:
         return Held(self.part, size, staged_us, path, self._data_start, self._checked)
 
     def so_far(self) -> Held:
-        """What is there, for whoever writes it to read it again. Nothing is durable."""
+        """Return what is written so far, so that the writer can read it again. Nothing of it is durable."""
         return Held(self.part, self.size, 0, self._path, self._data_start)
 
     def discard(self) -> None:
@@ -246,7 +254,7 @@ class PartWriter:
 
 
 class _Progress:
-    """Counts frames, and checks that each is one that a part may have and follows the one before."""
+    """Counts frames, and checks that each is allowed in a part and follows the one before."""
 
     def __init__(self, size: PartSize) -> None:
         self.size = size
@@ -276,7 +284,7 @@ def name_of(part: StagedPart) -> str:
 
 
 def check_part(part: StagedPart) -> None:
-    """Raise if this cannot name a part."""
+    """Raise if the name or a number of the part is invalid."""
     if not _PART.fullmatch(part.part):
         raise InvalidArgument(f"a part is named by 32 hexadecimal digits, not {part.part[:64]!r}")
     for what, number in (("run", part.run), ("batch", part.batch), ("generation", part.generation)):
@@ -299,20 +307,20 @@ def _decode_end(data: bytes, path: Path) -> tuple[PartSize, int]:
 
 
 def _whole_frames(data: bytes, bytes_max: int) -> int:
-    """Where the last frame ends that is wholly within ``bytes_max``; where the first one ends, if none is."""
+    """Return where the last frame ends that lies within ``bytes_max``, or where the first one ends if none does."""
     end = 0
     while end < len(data):
         header = decode_header(data, end)
         if header is None or (end and end + header.frame_bytes > bytes_max):
             break
         end += header.frame_bytes
-    # Without an intact header nothing can be said of it; whoever verifies it will.
+    # Without an intact header the length is unknown. The verification of the frames reports it.
     return end or len(data)
 
 
 @contextmanager
 def _at(directory: Path) -> Iterator[None]:
-    """Errors of the file system become ours here."""
+    """Turn errors of the file system into errors of Cutwater."""
     try:
         yield
     except OSError as error:

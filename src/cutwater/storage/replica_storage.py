@@ -1,4 +1,4 @@
-"""The files of one replica.
+"""Stores one replica in files.
 
 ::
 
@@ -8,9 +8,9 @@
     <generation>-<llsn>.entries    segments of entries, by first LLSN
     <generation>-<llsn>.commits    commit contexts, by the first LLSN of the first one
 
-The first three are replaced as a whole. To start over is to begin files of the next generation and then to replace the
-manifest; to trim is to replace the manifest and then to remove what no longer counts. So both happen at one instant,
-and what a crash leaves behind is known by its name and removed when the replica is opened.
+The first three are replaced as a whole. A restart begins files of the next generation and then replaces the manifest. A
+trim replaces the manifest and then removes the files that no longer count. So both happen at one instant. Files that a
+crash leaves behind are recognized by their names and removed when the replica is opened.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ReplicaIdentity(Struct, frozen=True):
 
 
 class _Guard:
-    """Foreign errors become ours inside of it. All but a full disk are final."""
+    """Turns errors of the file system into errors of Cutwater. All errors except a full disk are final."""
 
     __slots__ = ("_directory", "broken")
 
@@ -103,15 +103,14 @@ class SegmentStorage:
         options: SegmentOptions | None = None,
         files: Files | None = None,
     ) -> None:
-        """Open what is there, or begin with nothing: whether that may be is for ``core.replica.recovery.judge`` to
-        say."""
+        """Open the files, or begin empty. ``core.replica.recovery.judge`` decides whether that is allowed."""
         self._directory, self._identity = directory, identity
         self._options, self._files = options or SegmentOptions(), files or OsFiles()
         self._guard = _Guard(directory)
         self._hard_state: HardState | None = None
         self._dedup: DedupCheckpoint | None = None
         self._lost = ""
-        """The small files that could not be read when the replica was opened, in words."""
+        """Describes the small files that could not be read when the replica was opened."""
         with self._guard:
             self._open()
 
@@ -124,7 +123,7 @@ class SegmentStorage:
     def _open(self) -> None:
         files, directory = self._files, self._directory
         files.make_dir(directory)
-        # Names that were given just before the process died may not be durable yet.
+        # File names from just before the process died may not be durable yet.
         files.sync_dir(directory)
         names = files.names(directory)
         if "manifest" in names:
@@ -137,7 +136,8 @@ class SegmentStorage:
         lost: list[str] = []
         hard_state = self._load("state", decode_hard_state, names, lost)
         dedup = self._load_dedup(names, lost)
-        # Whoever reads meanwhile finds what was open before, or all of this, and nothing that is half recovered.
+        # Concurrent readers see either the logs that were open before or the recovered ones, never a half-recovered
+        # state.
         self._commits, self._log = self._recover_logs(names)
         self._hard_state, self._dedup = hard_state, dedup
         if self._manifest.has_commits and not any(name.endswith(commits.SUFFIX) for name in names):
@@ -145,7 +145,7 @@ class SegmentStorage:
         self._lost = "; ".join([*lost, self._commits.lost] if self._commits.lost else lost)
 
     def _load(self, name: str, decode: Callable[[bytes, Path], T], names: Sequence[str], lost: list[str]) -> T | None:
-        """The content of a small file; None if it is missing or damaged. Damage is noted in ``lost``."""
+        """Return the content of a small file, or None if it is missing or damaged. Damage is noted in ``lost``."""
         if name not in names:
             return None
         try:
@@ -155,7 +155,7 @@ class SegmentStorage:
             return None
 
     def _load_dedup(self, names: Sequence[str], lost: list[str]) -> DedupCheckpoint | None:
-        """Where nothing was trimmed, all that a checkpoint says is also in the headers of the entries."""
+        """Load the deduplication checkpoint. If nothing was trimmed, the headers of the entries contain the same."""
         damage: list[str] = []
         dedup = self._load("dedup", decode_dedup, names, damage)
         if damage and self._manifest.first_llsn == 1:
@@ -165,7 +165,7 @@ class SegmentStorage:
         return dedup
 
     def _begin(self, names: Sequence[str]) -> None:
-        """The first segment comes first and the manifest last, so without a manifest there is nothing else."""
+        """Begin an empty replica: the first segment first, the manifest last. So nothing exists without a manifest."""
         begun = segment_log.file_name(1, LLSN(1), segment_log.SUFFIX)
         known = [name for name in names if not name.endswith(TEMPORARY) and name != begun]
         if known:
@@ -184,8 +184,11 @@ class SegmentStorage:
             return self._rebuild_manifest(names, error)
 
     def _rebuild_manifest(self, names: Sequence[str], error: DamagedFile) -> Manifest:
-        """The names of the other files say the same: which generation there is, if there is only one, and where it
-        begins, but for entries that are trimmed and lie in a file with others, which the hard state knows."""
+        """Rebuild the manifest from the names of the other files.
+
+        They say which generation there is, if there is only one, and where it begins. They do not say which entries of
+        the first file are trimmed, but the hard state does.
+        """
         entries = [one for one in (parse_name(name, segment_log.SUFFIX) for name in names) if one is not None]
         committed = [one for one in (parse_name(name, commits.SUFFIX) for name in names) if one is not None]
         generations = {generation for generation, _ in (*entries, *committed)}
@@ -210,7 +213,7 @@ class SegmentStorage:
             )
 
     def _remove_leftovers(self, names: Sequence[str]) -> None:
-        """What never came to count, or no longer does."""
+        """Remove unfinished files and files of other generations."""
         for name in names:
             parsed = parse_name(name, segment_log.SUFFIX) or parse_name(name, commits.SUFFIX)
             if name.endswith(TEMPORARY) or (parsed is not None and parsed[0] != self._manifest.generation):
@@ -244,18 +247,18 @@ class SegmentStorage:
         file = self._files.open(path)
         size = file.size()
         if size > WHOLE_FILE_BYTES_MAX:
-            raise DamagedFile(path, f"{size} bytes cannot be")
+            raise DamagedFile(path, f"implausible size: {size} bytes")
         return file.pread(size, 0)
 
     def _save_manifest(self, manifest: Manifest) -> None:
         replace(self._files, self._directory / "manifest", encode_manifest(manifest))
         self._manifest = manifest
 
-    # What is there.
+    # State.
 
     @property
     def first_llsn(self) -> LLSN:
-        """What lies before it in the first segment is trimmed, and goes with the rest of that file."""
+        """Entries before it in the first segment are trimmed. They are removed with the rest of that file."""
         return self._manifest.first_llsn
 
     @property
@@ -276,7 +279,7 @@ class SegmentStorage:
 
     @property
     def committed_end(self) -> LLSN:
-        """Where the committed entries end, as far as the files say."""
+        """The end of the committed entries, according to the files."""
         last = self._commits.last
         if last is not None:
             return last.last_llsn
@@ -302,7 +305,7 @@ class SegmentStorage:
         bad = [] if log.lost is None else [log.lost]
         for place in log.places(LLSN(max(self.committed_end + 1, self.first_llsn)), log.end_llsn):
             try:
-                # A group that was not finished may be larger than memory, and nobody needs the bodies.
+                # An unfinished group may be larger than memory, and the bodies are not needed.
                 tail.append(log.frame_of(place.first_llsn).header.entry(b""))
             except Damaged:
                 bad.append(place.first_llsn)
@@ -335,7 +338,7 @@ class SegmentStorage:
             if contexts:
                 self._commits.sync()
                 if self._commits.durable is not None and not self._manifest.has_commits:
-                    # Only now: a crash before this point may leave no file of commits, and nothing is lost by it.
+                    # Only now: a crash before this point may leave no file of commits, and then nothing is lost.
                     self._save_manifest(structs.replace(self._manifest, has_commits=True))
             if marks:
                 self._log.mark()
@@ -403,16 +406,16 @@ class SegmentStorage:
             try:
                 self._open()
             except Damaged as error:
-                # What was opened before is closed, and nothing has taken its place.
+                # The logs that were open before are closed, and nothing has replaced them.
                 self._guard.broken = error.message
                 raise
             if end is None or committed_end is None:
                 return
             if self._manifest.has_commits and not bisect_right(self._commits.contexts, committed_end, key=_last_llsn):
-                # None of them is left: without a word of it their files would be missing.
+                # No commit is left. Without this, their files would be reported as missing.
                 self._save_manifest(structs.replace(self._manifest, has_commits=False))
             self._commits.cut_back(committed_end)
-            # What failed may have been a new beginning, which then happened after all.
+            # The failed operation may have been a restart that succeeded after all.
             end = max(end, LLSN(self.first_llsn - 1))
             if self._log.end_llsn > end:
                 self._log.truncate(end)
@@ -430,8 +433,10 @@ class SegmentStorage:
             return self._commits.repair(context)
 
     def repair_headers(self) -> int:
-        """Write what is damaged in the headers of files anew: they hold everything twice. The small files too: all that
-        they say is in memory. How many there were."""
+        """Repair damaged file headers, of which each file has a copy, and small files, whose content is in memory.
+
+        Returns the number of repaired files.
+        """
         with self._guard:
             repaired = self._repair_whole_files()
             marked = [self._log.segment_of(first).marked for first in self._log.firsts]
@@ -450,7 +455,7 @@ class SegmentStorage:
         return len(damaged)
 
     def close(self) -> None:
-        """Sync what is not, and then the marks that say so."""
+        """Sync everything, and then write the marks that say so."""
         if self._guard.broken is None:
             self.sync()
             with self._guard:
@@ -458,10 +463,10 @@ class SegmentStorage:
                 self._commits.close()
         self._guard.broken = "it was closed"
 
-    # Reading. A trim may take away files between two steps of a reader, who then looks again.
+    # Reading. A trim may remove files between two steps of a reader. Then the reader starts again.
 
     def _read(self, what: Callable[[], T], llsn: LLSN | None = None) -> T:
-        """Read something, of the entry that holds ``llsn`` or of none in particular."""
+        """Call ``what``, again if a trim interferes. ``llsn`` is an LLSN of the entry that it reads, if any."""
         self._guard.check()
 
         def read() -> T:
@@ -477,7 +482,7 @@ class SegmentStorage:
             raise NotYetCommitted(f"LLSN {from_llsn} is not committed here, only up to {committed_end}: wait for it")
 
         def read() -> Range:
-            # The commits as they are now: while entries are read, a trim may remove both.
+            # Take the commits first: while entries are read, a trim may remove both.
             contexts = self._commits.contexts
             found = self._log.read(from_llsn, min(to_llsn, committed_end), bytes_max)
             first, last = found.frames[0].header.first_llsn, found.frames[-1].header.last_llsn
@@ -526,7 +531,7 @@ class SegmentStorage:
         return list(islice(self._log.places(from_llsn, to_llsn), HEADS_AT_ONCE))
 
     def _first_live(self) -> LLSN:
-        """The first LLSN that is not trimmed, dropped or not."""
+        """The first LLSN that is not trimmed, whether its files are removed or not."""
         trimmed_before = self._hard_state.trimmed_before if self._hard_state else GLSN(1)
         live = self._read(lambda: first_llsn_at_or_after(self._commits.contexts, trimmed_before))
         return LLSN(self.committed_end + 1) if live is None else live
@@ -561,7 +566,7 @@ class SegmentStorage:
         return self._read(lambda: self._log.bytes_through(llsns))
 
     def _first_left(self) -> GLSN:
-        """The GLSN after the last record that is gone, or what was asked for if that is more."""
+        """Return the GLSN after the last removed record, or the GLSN that was trimmed up to if that is larger."""
         hard_state = self._hard_state or HardState()
         gone = glsn_of_llsn(self._commits.contexts, LLSN(self.first_llsn - 1))
         return GLSN(max(hard_state.trimmed_before, (gone or hard_state.base_glsn) + 1))
@@ -569,7 +574,7 @@ class SegmentStorage:
     def verify(self, check: FrameCheck | None = None) -> list[Finding]:
         self._guard.check()
         findings = verify(self._log, self._commits, self._whole_files(), check)
-        # What is trimmed may still lie in a segment with what is not, but nobody has a copy and nobody asks for it.
+        # Trimmed entries may share a segment with others, but no replica has a copy of them and no reader needs them.
         first = self.first_llsn
         return [finding for finding in findings if finding.last_llsn is None or finding.last_llsn >= first]
 
@@ -578,7 +583,7 @@ class SegmentStorage:
         return self._read(lambda: check_files(self._log, self._commits, self._whole_files()))
 
     def _whole_files(self) -> list[Finding]:
-        """Whether the small files can still be read."""
+        """Return the small files that cannot be read any more."""
         findings = []
         for name, decode, there in (
             ("manifest", decode_manifest, True),

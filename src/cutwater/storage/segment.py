@@ -1,9 +1,9 @@
 """One segment file: frames of contiguous LLSNs behind a header, a mark and a sparse index.
 
-An index point says where the frame of an LLSN begins, once every few KiB. Points lie in the file itself, so they are
-synced together with the frames they tell of and need no file of their own. They are hints: whoever follows one checks
-the header it leads to. From a point on, readers walk from header to header; where a header is damaged they walk back
-from the next point, by the trailers, and so know exactly which entries they cannot read.
+An index point says where the frame of an LLSN begins. There is one every few KiB. Points lie in the file itself, so
+they are synced together with their frames and need no file of their own. They are hints: a reader checks the header
+that a point leads to. From a point on, readers walk from header to header. At a damaged header they walk back from the
+next point, by the trailers, and so know exactly which entries they cannot read.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from cutwater.types import LLSN, Entry
 
 READ_AHEAD_BYTES = 8 * 1024
 SMALL_SHARE = 4
-"""A write is small if at least so many like it fit into the room that it makes."""
+"""A write is small if at least this many like it fit into the room that it makes."""
 
 
 class Place(Struct, frozen=True):
-    """Where an entry lies. Without a header the place is damaged, and may hold more than one entry."""
+    """The place of an entry. Without a header the place is damaged, and may hold more than one entry."""
 
     offset: int
     end: int
@@ -49,7 +49,7 @@ class Place(Struct, frozen=True):
     last_llsn: LLSN
     header: FrameHeader | None
     trailer: Trailer | None = None
-    """Of a damaged place, if it is known to be one frame."""
+    """The trailer of a damaged place, if the place is known to be one frame."""
 
 
 class Frames(Struct, frozen=True):
@@ -61,7 +61,7 @@ class Frames(Struct, frozen=True):
 
 
 class Outlines(NamedTuple):
-    """Consecutive frames that lie from one offset to another."""
+    """Headers of consecutive frames, and the offsets at which these frames begin and end."""
 
     start: int
     end: int
@@ -69,14 +69,14 @@ class Outlines(NamedTuple):
 
 
 class End(NamedTuple):
-    """Where entries end, in a file. The two change at once, or a reader might see one without the other."""
+    """The end of the entries in a file. Both fields change together, or a reader might see one without the other."""
 
     llsn: LLSN
     offset: int
 
 
 class Segment:
-    """Written by one thread; others may read meanwhile what is durable."""
+    """One segment file. One thread writes it; others may read what is durable meanwhile."""
 
     def __init__(self, marked: MarkedFile) -> None:
         header = marked.header
@@ -87,9 +87,9 @@ class Segment:
         self.running = header.running
         """Event time after the last entry."""
         self.lost: LLSN | None = None
-        """The first LLSN that should be here and is not, found when the file was opened."""
+        """The first LLSN that was missing when the file was opened."""
         self._unmarked: tuple[End, Running] | None = None
-        """What is durable and not noted in the file."""
+        """The end that is durable and not noted in the file yet."""
         self._points: list[tuple[LLSN, int]] = []
         self._slots_used = 0
 
@@ -113,8 +113,10 @@ class Segment:
 
     @classmethod
     def open_closed(cls, files: Files, path: Path, generation: int, first_llsn: LLSN, end_llsn: LLSN) -> Segment:
-        """A segment that another one follows: synced as a whole. Its mark says where it ends; if that is damaged, the
-        length of the file does."""
+        """Open a segment that is not the last one, so all of it was synced.
+
+        Its mark says where it ends. If the mark is damaged, the length of the file does.
+        """
         try:
             segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
         except FileNotFoundError:
@@ -132,8 +134,11 @@ class Segment:
 
     @classmethod
     def recover(cls, files: Files, path: Path, generation: int, first_llsn: LLSN, committed_end: LLSN) -> Segment:
-        """The last segment. Everything up to its mark, or up to ``committed_end``, was durable once: if that is not
-        there, it is lost and nothing is cut. Above it, intact frames are kept and the torn rest is removed."""
+        """Open the last segment.
+
+        Everything up to its mark, or up to ``committed_end``, was durable once. If any of it is missing, it is lost,
+        and nothing is cut. Above that, intact frames are kept and the torn rest is removed.
+        """
         segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
         mark, size = segment._marked.mark, segment._file.size()
         segment._load_points(min(mark.offset, size))
@@ -155,7 +160,7 @@ class Segment:
         return LLSN(self.first_llsn - 1), self.data_start, self._marked.header.running
 
     def _scan(self, start: tuple[LLSN, int, Running], size: int) -> None:
-        """Take in the intact frames from here on, and their index points."""
+        """Find the intact frames from here on, and their index points."""
         llsn, offset, running = start
         while offset < size:
             frame = _frame_at(self._file, offset, LLSN(llsn + 1), size)
@@ -169,8 +174,7 @@ class Segment:
         self.end, self.running = End(llsn, offset), running
 
     def _settle(self, size: int) -> None:
-        """Make what was found durable: it may have been written, or cut off, and never synced. Then cut off the
-        rest."""
+        """Make what was found durable, since it may never have been synced. Then cut off the rest."""
         mark = self._marked.mark
         self._write_points(self._first_slot_at(mark.offset))
         self._marked.rewrite(mark.offset, self.end.offset)
@@ -184,7 +188,7 @@ class Segment:
     # The index.
 
     def _load_points(self, limit: int) -> None:
-        """The points below ``limit``. Damaged ones among them are left out, but keep their place."""
+        """Load the points below ``limit``. Damaged points are skipped, but keep their slots."""
         header = self._marked.header
         area = lenient_pread(self._file, header.points * POINT_BYTES, HEADER_BYTES).rstrip(b"\0")
         for slot in range(-(-len(area) // POINT_BYTES)):
@@ -195,12 +199,12 @@ class Segment:
                 self._slots_used = slot + 1
 
     def offset_after(self, llsn: LLSN) -> int:
-        """About where the entry with this LLSN ends: at the next index point, or at the end."""
+        """Return about where the entry with this LLSN ends: at the next index point, or at the end."""
         i = bisect_right(self._points, llsn, key=lambda point: point[0])
         return self._points[i][1] if i < len(self._points) else self.end.offset
 
     def _point_before(self, llsn: LLSN) -> tuple[LLSN, int]:
-        """The last place that is known without looking, at or before this LLSN."""
+        """Return the last index point at or before this LLSN, or the beginning of the file."""
         i = bisect_right(self._points, llsn, key=lambda point: point[0]) - 1
         return self._points[i] if i >= 0 else (self.first_llsn, self.data_start)
 
@@ -209,12 +213,12 @@ class Segment:
         return self._slots_used < header.points and offset >= self.data_start + self._slots_used * header.interval
 
     def _first_slot_at(self, offset: int) -> int:
-        """The first slot that tells, or could tell, of a frame at or above this offset."""
+        """Return the first slot whose point belongs, or could belong, to a frame at or above this offset."""
         above = sum(1 for _, point_offset in reversed(self._points) if point_offset >= offset)
         return self._slots_used - above
 
     def _write_points(self, first: int) -> None:
-        """Write the slots from this one on, and clear the rest of the index if anything is in it."""
+        """Write the slots from this one on, and clear the rest of the index if it is not empty."""
         header = self._marked.header
         count = self._slots_used - first
         points = b"".join(encode_point(*point) for point in self._points[len(self._points) - count :])
@@ -227,8 +231,10 @@ class Segment:
     # Writing.
 
     def append(self, entries: Sequence[Entry], bytes_max: int, room_ahead_bytes: int) -> int:
-        """Write, not sync, as many of the entries as there are until they would need more than ``bytes_max``, and one
-        in any case if there is none yet. The result is how many. If it fails, nothing was written."""
+        """Write entries without syncing, as many as fit into ``bytes_max``. The first entry of a segment always fits.
+
+        Returns the number of entries written. If it fails, nothing was written.
+        """
         buffers: list[bytes] = []
         points: list[tuple[LLSN, int]] = []
         (llsn, offset), running = self.end, self.running
@@ -262,33 +268,36 @@ class Segment:
         return taken
 
     def _room_end(self, offset: int, room_ahead_bytes: int) -> int:
-        """How long to make the file for entries up to ``offset``, if it has to get longer: not longer than a full one.
-        Large writes make no room, because they would spend more on zeros than they save."""
+        """Return how long to make the file for entries up to ``offset``, if it must grow. It is at most as long as a
+        full one.
+
+        Large writes make no room ahead, because they would spend more on zeros than they save.
+        """
         if offset <= self._marked.size or (offset - self.end.offset) * SMALL_SHARE > room_ahead_bytes:
             return offset
         header = self._marked.header
         return min(offset + room_ahead_bytes, self.data_start + header.points * header.interval)
 
     def sync(self) -> None:
-        """Everything written is durable afterwards; to be followed by ``mark``."""
+        """Make everything written durable. Call ``mark`` afterwards."""
         if self.end != self.durable:
             self._marked.sync_data()
             self.durable = self.end
             self._unmarked = self.end, self.running
 
     def mark(self) -> None:
-        """Note how far the last sync made the file durable."""
+        """Note in the file how far the last sync made it durable."""
         if self._unmarked is not None:
             (llsn, offset), running = self._unmarked
             self._marked.set_mark(offset, llsn, running)
             self._unmarked = None
 
     def truncate(self, end: LLSN) -> None:
-        """Durably remove the entries above ``end``, and whatever else lies there."""
+        """Durably remove the entries above ``end``, and everything else that lies there."""
         assert self.first_llsn - 1 <= end <= self.end.llsn
         offset, running = self._end_of(end)
         self._marked.sync_data()
-        # The mark goes first, or it would tell of what is gone. Then the index, which counts only below the mark.
+        # The mark goes first, or it would point to removed data. Then the index, which counts only below the mark.
         self._unmarked = None
         self._marked.set_mark(offset, end, running)
         self._marked.sync_data()
@@ -301,18 +310,18 @@ class Segment:
         self.running, self.lost = running, None
 
     def finish(self) -> None:
-        """Make the file as long as its entries are, and everything durable, the mark too."""
+        """Shorten the file to the end of its entries, and make everything durable, including the mark."""
         self.sync()
         self.mark()
         self._marked.finish(self.end.offset)
 
     def go_on(self, running: Running) -> None:
-        """A closed segment, complete and durable, is the last one again."""
+        """Make a closed segment, complete and durable, the last one again."""
         self.running = running
         self._marked.set_mark(self.end.offset, self.end.llsn, running)
 
     def _end_of(self, end: LLSN) -> tuple[int, Running]:
-        """Where the entry that ends with this LLSN ends, and event time there."""
+        """Return where the entry that ends with this LLSN ends, and event time there."""
         if end == self.end.llsn:
             return self.end.offset, self.running
         running = self._marked.header.running
@@ -329,13 +338,13 @@ class Segment:
             if place.header is not None:
                 running = place.header.running.after(place.header)
         damaged = before if before is not None and before.header is None else place
-        what = f"so nobody can tell how to go on after {end}"
+        what = f"so the offset or event time after LLSN {end} is unknown"
         raise DamagedEntries(str(self.path), damaged.first_llsn, damaged.last_llsn, what)
 
     # Reading.
 
     def places(self, llsn: LLSN) -> Iterator[Place]:
-        """The places from the index point before this LLSN on, good and damaged ones, without gap."""
+        """Yield the places, intact and damaged, from the index point before this LLSN on, without gaps."""
         end = self.end
         expected, offset = self._point_before(llsn)
         reader = _Reader(self._file)
@@ -353,7 +362,7 @@ class Segment:
             yield Place(offset, offset, expected, end.llsn, None)
 
     def _damaged_place(self, offset: int, expected: LLSN, file_end: End) -> Place:
-        """How far the damage goes that begins at this offset: walk back from the next place that is known."""
+        """Find how far the damage goes that begins at this offset, by walking back from the next known place."""
         after = bisect_right(self._points, offset, key=lambda point: point[1])
         llsn, end = self._points[after] if after < len(self._points) else (LLSN(file_end.llsn + 1), file_end.offset)
         while True:
@@ -366,12 +375,15 @@ class Segment:
             llsn, end = trailer.first_llsn, start
 
     def place_of(self, llsn: LLSN) -> Place:
-        """The place that holds this LLSN, damaged or not."""
+        """Return the place that holds this LLSN, damaged or not."""
         return next(place for place in self.places(llsn) if llsn <= place.last_llsn)
 
     def read(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int, hint: int | None = None) -> Frames:
-        """Intact frames from the one that holds ``llsn`` on, at least one and otherwise at most ``bytes_max``. The hint
-        is what reading up to here returned."""
+        """Read intact frames, beginning with the one that holds ``llsn``: at least one, otherwise at most
+        ``bytes_max``.
+
+        ``hint`` is the ``end`` of the read that ended just before ``llsn``.
+        """
         offset, expected = (hint, llsn) if hint is not None else self._start_of(llsn)
         file_end = self.end
         size = min(max(bytes_max, READ_AHEAD_BYTES), file_end.offset - offset)
@@ -396,8 +408,10 @@ class Segment:
         return Frames(frame.data, (frame,), end)
 
     def located(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Outlines:
-        """Where the frames are, from the one that holds ``llsn`` on: as many as ``read`` would give, at most
-        ``count_max``, and none if damage is in the way. Only their headers are read."""
+        """Find the frames from the one that holds ``llsn`` on, as many as ``read`` would return, at most ``count_max``.
+
+        Returns none if damage is in the way. Only the headers are read.
+        """
         end = self.end
         expected, offset = self._point_before(llsn)
         start = offset
@@ -423,7 +437,7 @@ class Segment:
         return place.offset, place.first_llsn
 
     def frame_of(self, llsn: LLSN) -> Frame:
-        """The intact frame that holds this LLSN; raises what is wrong with it otherwise."""
+        """Return the intact frame that holds this LLSN. Raises if it is damaged."""
         return self._frame_of(llsn)[0]
 
     def _frame_of(self, llsn: LLSN) -> tuple[Frame, int]:
@@ -431,7 +445,7 @@ class Segment:
         return self.frame_at(place), place.end
 
     def frame_at(self, place: Place) -> Frame:
-        """The intact frame at this place; raises what is wrong with it otherwise."""
+        """Return the intact frame at this place. Raises if it is damaged."""
         problem: str | None = "the header is wrong"
         if place.header is not None:
             data = lenient_pread(self._file, place.end - place.offset, place.offset)
@@ -450,8 +464,10 @@ class Segment:
     # Repair.
 
     def heal_index(self) -> bool:
-        """Write the index anew from the frames if something in it is wrong, durably; whether that was so. Where an
-        entry is damaged too, that has to be repaired first."""
+        """Rewrite the index durably from the frames if it is damaged. Returns whether it did so.
+
+        If an entry is damaged too, the entry must be repaired first.
+        """
         if not self.index_problems():
             return False
         header = self._marked.header
@@ -471,7 +487,7 @@ class Segment:
         return True
 
     def index_problems(self) -> list[str]:
-        """Faults of the index on disk that show without reading the frames."""
+        """Return faults of the index on disk that can be found without reading the frames."""
         try:
             area = self._file.pread(self.data_start - HEADER_BYTES, HEADER_BYTES)
         except OSError as error:
@@ -487,8 +503,10 @@ class Segment:
         return problems
 
     def repair(self, entry: Entry, running: Running | None) -> bool:
-        """Put an intact copy of an entry in its place, durably; False if it is not the entry that belongs there.
-        ``running`` is event time before it, if the copy says so."""
+        """Replace a damaged entry durably with an intact copy. Returns False if the copy does not belong there.
+
+        ``running`` is event time before the entry, if the copy says it.
+        """
         before: Running | None = self._marked.header.running
         places = self.places(LLSN(max(entry.first_llsn - 1, self.first_llsn)))
         for place in places:
@@ -503,7 +521,7 @@ class Segment:
             return self._repair_last(entry, running, place, next(places, None))
         running = before or running
         if running is None:
-            # The entry before this one is damaged too, and has to be repaired first.
+            # The entry before this one is damaged too, and must be repaired first.
             return False
         header, trailer = encode_frame(entry, running)
         size = len(header) + len(entry.batch.body) + len(trailer)
@@ -512,8 +530,10 @@ class Segment:
         return self._put(place.offset, [header, entry.batch.body, trailer])
 
     def _repair_last(self, entry: Entry, running: Running | None, place: Place, following: Place | None) -> bool:
-        """Put the last of several damaged entries in its place, which is known by where they end: the first ones may be
-        trimmed, and then nobody has a copy of them."""
+        """Repair the last of several damaged entries, whose place is known from where they end.
+
+        The first ones may be trimmed, and then no replica has a copy of them.
+        """
         if place.header is not None or entry.last_llsn != place.last_llsn or running is None:
             return False
         expected = following.header.running if following is not None and following.header is not None else None
@@ -531,7 +551,7 @@ class Segment:
 
 
 def _frame_at(file: File, offset: int, expected: LLSN, size: int) -> Frame | None:
-    """The intact frame at this offset with this LLSN, or None."""
+    """Return the intact frame at this offset with this LLSN, or None."""
     header = decode_header(file.pread(HEADER_BYTES_MAX, offset))
     if header is None or header.first_llsn != expected or header.frame_bytes > min(size - offset, FRAME_BYTES_MAX):
         return None
@@ -549,7 +569,7 @@ def _fits(header: FrameHeader | Outline | None, expected: LLSN, offset: int, end
 
 
 def _replaces(place: Place, entry: Entry, header: bytes, size: int) -> bool:
-    """Whether the frame that begins with ``header`` is the one that was here before the damage."""
+    """Return whether the frame that begins with ``header`` is the one that was here before the damage."""
     if place.header is not None:
         return decode_header(header) == place.header
     if place.trailer is not None:
@@ -561,7 +581,7 @@ def _replaces(place: Place, entry: Entry, header: bytes, size: int) -> bool:
 
 
 class _Reader:
-    """Reads small pieces, a little ahead where they are close to each other."""
+    """Reads small pieces, and reads ahead a little where they are close to each other."""
 
     def __init__(self, file: File) -> None:
         self._file = file

@@ -1,8 +1,8 @@
-"""The entries of a replica: segment files in LLSN order, of which only the last one is written to.
+"""The entries of a replica: segment files in LLSN order. Only the last one is written to.
 
-A file's name says its generation and its first LLSN, so opening a replica reads the last file and the names of the
-others. When a segment is full it is synced as a whole before the next one is created; so a segment that another one
-follows is complete, and a crash can tear the last one only.
+The name of a file contains its generation and its first LLSN, so opening a replica reads only the last file and the
+names of the others. A full segment is synced as a whole before the next one is created. So every segment but the last
+is complete, and a crash can tear only the last one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ HINTS_MAX = 256
 
 class SegmentOptions(Struct, frozen=True):
     segment_bytes: int = 64 * 1024 * 1024
-    """A segment ends before its entries would need more than this, unless a single one does."""
+    """A segment ends before its entries would need more than this, unless a single entry does."""
     index_interval_bytes: int = 32 * 1024
-    """How far apart index points are: what a reader has to walk through at most to find an LLSN."""
+    """Distance between index points, which is the most that a reader has to walk to find an LLSN."""
     commits_per_file: int = 65_536
     room_ahead_bytes: int = 1024 * 1024
-    """How much longer than its entries a segment is made when small writes make it longer; see ADR 0010."""
+    """How much longer than its entries a segment becomes when small writes extend it; see ADR 0010."""
 
 
 def file_name(generation: int, first_llsn: LLSN, suffix: str) -> str:
@@ -42,7 +42,7 @@ def file_name(generation: int, first_llsn: LLSN, suffix: str) -> str:
 
 
 def parse_name(name: str, suffix: str) -> tuple[int, LLSN] | None:
-    """Generation and first LLSN, or None if this is not the name of such a file."""
+    """Return generation and first LLSN, or None if the file has another kind of name."""
     if not name.endswith(suffix):
         return None
     generation, dash, llsn = name.removesuffix(suffix).partition("-")
@@ -53,7 +53,7 @@ def parse_name(name: str, suffix: str) -> tuple[int, LLSN] | None:
 
 class SegmentLog:
     def __init__(self, files: Files, directory: Path, generation: int, options: SegmentOptions) -> None:
-        """Empty until it is created or recovered."""
+        """Make an object without files. Call ``create`` or ``recover`` next."""
         self._files, self._directory, self._options = files, directory, options
         self.generation = generation
         self._firsts: list[LLSN] = []
@@ -61,19 +61,19 @@ class SegmentLog:
         self._closed: dict[LLSN, Segment] = {}
         self._closed_lock = Lock()
         self._hints: dict[LLSN, int] = {}
-        """Where the entry after one that was read begins: the next read of the same reader will ask for it."""
+        """First LLSN of the entry after a read → its offset. The next read of the same reader will ask for it."""
 
     def create(self, first_llsn: LLSN, running: Running) -> None:
         self._last = self._create_segment(first_llsn, running)
         self._firsts = [first_llsn]
 
     def recover(self, firsts: Sequence[LLSN], committed_end: LLSN) -> None:
-        """Open what is there: the segments that begin with these LLSNs."""
+        """Open the segments that begin with these LLSNs."""
         self._firsts = list(firsts)
         path = self._path(firsts[-1])
         self._last = Segment.recover(self._files, path, self.generation, firsts[-1], committed_end)
 
-    # Where it begins and ends.
+    # Beginning and end.
 
     @property
     def first_llsn(self) -> LLSN:
@@ -106,7 +106,7 @@ class SegmentLog:
         return closed + self._last.end.offset
 
     def first_within(self, bytes_max: int) -> LLSN:
-        """Where the newest segments begin that have no more bytes than this together; the last one always counts."""
+        """Return where the newest segments begin that fit into ``bytes_max`` together. The last one always counts."""
         firsts, left = self._firsts, bytes_max - self._last.end.offset
         first = firsts[-1]
         for before in reversed(firsts[:-1]):
@@ -117,7 +117,7 @@ class SegmentLog:
         return first
 
     def bytes_through(self, llsns: Sequence[LLSN]) -> list[int]:
-        """About where each of these LLSNs ends, counted over all files: as exact as the index is."""
+        """Return about where each of these LLSNs ends, counted over all files. It is as exact as the index."""
         firsts = list(self._firsts)
         starts = [0]
         for first in firsts[:-1]:
@@ -131,7 +131,7 @@ class SegmentLog:
     # Writing.
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Write, not sync, beginning a new segment where one is full."""
+        """Write entries without syncing, and begin a new segment when one is full."""
         bytes_max, room_ahead_bytes = self._options.segment_bytes, self._options.room_ahead_bytes
         taken = self._last.append(entries, bytes_max, room_ahead_bytes)
         while taken < len(entries):
@@ -148,13 +148,13 @@ class SegmentLog:
         self._last.finish()
 
     def roll(self) -> None:
-        """Close the last segment, which makes it durable as a whole, mark and all, and begin the next."""
+        """Close the last segment, which makes all of it durable including its mark, and begin the next."""
         last = self._last
         last.finish()
         following = self._create_segment(LLSN(last.end.llsn + 1), last.running)
         with self._closed_lock:
             self._closed[last.first_llsn] = last
-        # In this order, so that readers find every LLSN in one segment or the other.
+        # This order lets readers find every LLSN in one segment or the other.
         self._firsts = [*self._firsts, following.first_llsn]
         self._last = following
 
@@ -165,7 +165,7 @@ class SegmentLog:
         return Segment.create(self._files, self._path(first_llsn), header)
 
     def truncate(self, end: LLSN) -> None:
-        """Durably remove the entries above ``end``: newest files first, so a crash leaves no hole."""
+        """Durably remove the entries above ``end``: newest files first, so that a crash leaves no hole."""
         self._hints.clear()
         while self._last.first_llsn > end + 1:
             removed = self._last
@@ -175,19 +175,19 @@ class SegmentLog:
             with self._closed_lock:
                 self._closed.pop(before.first_llsn, None)
             before.go_on(removed.marked.header.running)
-            # In this order, so that readers find every LLSN in one segment or the other.
+            # This order lets readers find every LLSN in one segment or the other.
             self._last = before
             self._firsts = self._firsts[:-1]
         if end < self._last.end.llsn or self._last.lost is not None:
             self._last.truncate(end)
 
     def roll_if_all_below(self, llsn: LLSN) -> None:
-        """If nothing of the last segment is needed any more, begin a new one, so that it can go."""
+        """Begin a new segment if nothing in the last one is needed any more, so that it can be removed."""
         if self._last.first_llsn <= self._last.end.llsn < llsn:
             self.roll()
 
     def entry_start(self, llsn: LLSN) -> LLSN:
-        """Where the entry begins that holds this LLSN; where its segment does, if damage hides it."""
+        """Return where the entry that holds this LLSN begins, or where its segment begins if damage hides it."""
         if llsn > self.end_llsn:
             return llsn
         try:
@@ -196,8 +196,7 @@ class SegmentLog:
             return self._firsts[bisect_right(self._firsts, llsn) - 1]
 
     def forget_before(self, first_llsn: LLSN) -> None:
-        """Remove the segments that lie before this LLSN as a whole. The manifest already says that they do not
-        count."""
+        """Remove the segments that lie completely before this LLSN. The manifest does not count them any more."""
         keep = bisect_right(self._firsts, first_llsn) - 1
         gone, self._firsts = self._firsts[:keep], self._firsts[keep:]
         for first in gone:
@@ -208,7 +207,7 @@ class SegmentLog:
     # Reading.
 
     def read(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Frames:
-        """At least one frame, all of one segment."""
+        """Read at least one frame. All frames are of one segment."""
         segment = self.segment_of(llsn)
         hint = self._hints.pop(llsn, None)
         found = segment.read(llsn, to_llsn, bytes_max, hint)
@@ -223,7 +222,7 @@ class SegmentLog:
         return self.segment_of(llsn).frame_of(llsn)
 
     def places(self, llsn: LLSN, to_llsn: LLSN) -> Iterator[Place]:
-        """The places that hold these LLSNs, good and damaged ones."""
+        """Yield the places that hold these LLSNs, intact and damaged."""
         while llsn <= to_llsn:
             for place in self.segment_of(llsn).places(llsn):
                 if place.first_llsn > to_llsn:
@@ -236,8 +235,10 @@ class SegmentLog:
         return self.segment_of(entry.first_llsn).repair(entry, running)
 
     def segment_of(self, llsn: LLSN) -> Segment:
-        """The segment that holds this LLSN, or would hold it. One that was trimmed since the reader looked is not
-        found, as with any file that is gone."""
+        """Return the segment that holds this LLSN, or would hold it.
+
+        Raises ``FileNotFoundError`` if it was trimmed meanwhile, as opening any removed file does.
+        """
         last, firsts = self._last, self._firsts
         if llsn >= last.first_llsn:
             return last
@@ -257,7 +258,7 @@ class SegmentLog:
         with self._closed_lock:
             self._closed[first_llsn] = segment
             while len(self._closed) > OPEN_SEGMENTS_MAX:
-                # Whoever still reads from it keeps it open until then.
+                # A reader that still uses the segment keeps its file open.
                 del self._closed[next(iter(self._closed))]
         return segment
 

@@ -1,7 +1,7 @@
-"""Verification: read every byte that was synced, and hold all of it against all of it.
+"""Verification: reads every synced byte, and checks that everything is consistent.
 
-Works next to the writer: only what was durable when it began is looked at, and what is rewritten in place (marks) is
-read again before it is called damaged.
+It can run while the replica is written to. It looks only at what was durable when it began, and reads data that is
+rewritten in place (marks) again before it reports damage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOKS_MAX = 3
 
 
 class _Head(Struct, frozen=True):
-    """An entry as the commit contexts see it; epoch 0 if the entry cannot be read."""
+    """The parts of an entry that commit contexts must match. The epoch is 0 if the entry cannot be read."""
 
     path: Path
     first_llsn: LLSN
@@ -38,7 +38,7 @@ class _Head(Struct, frozen=True):
 def verify(
     log: SegmentLog, commits: CommitLog, findings: list[Finding], check: FrameCheck | None = None
 ) -> list[Finding]:
-    """Everything that is wrong with the entries and the commit contexts of a replica; ``check`` looks into entries."""
+    """Return all faults of the entries and commit contexts of a replica. ``check`` checks the content of entries."""
     findings = list(findings)
     durable_commit = commits.durable
     if log.lost is not None:
@@ -51,7 +51,7 @@ def verify(
 
 
 def check_files(log: SegmentLog, commits: CommitLog, findings: list[Finding]) -> list[Finding]:
-    """Faults of headers, marks and indexes. Neither entries nor commit contexts are read."""
+    """Return faults of headers, marks and indexes. Neither entries nor commit contexts are read."""
     findings = list(findings)
     for first in list(log.firsts):
         try:
@@ -72,19 +72,19 @@ def check_files(log: SegmentLog, commits: CommitLog, findings: list[Finding]) ->
 
 
 def _place(error: Exception, otherwise: str = "entries") -> str:
-    """The file that an error is about."""
+    """Return the file that an error is about."""
     if isinstance(error, DamagedEntries):
         return error.where
     return str(error.path) if isinstance(error, DamagedFile) else otherwise
 
 
 def _cause(error: Exception) -> str:
-    """The cause alone, without place and advice: a finding has a place of its own."""
+    """Return only the cause, without place and advice: a finding has its own place."""
     return error.what if isinstance(error, (DamagedEntries, DamagedFile)) else str(error)
 
 
 def _persistent(look: Callable[[], list[str]]) -> list[str]:
-    """Problems that are still there after a few looks: something may be written just now."""
+    """Return problems that remain after a few looks. Others may come from a write at the same time."""
     problems: list[str] = []
     for _ in range(LOOKS_MAX):
         problems = look()
@@ -135,7 +135,7 @@ class _SegmentCheck:
             self._find("event time does not go on from the segment before", segment.first_llsn)
 
     def heads(self) -> Iterator[_Head]:
-        """Check frame by frame."""
+        """Check frame by frame, and yield what is to be compared with the commits."""
         at, llsn = self.segment.data_start, LLSN(self.segment.first_llsn - 1)
         try:
             for place in self.segment.places(self.segment.first_llsn):
@@ -165,7 +165,7 @@ class _SegmentCheck:
             if problem:
                 self.findings.append(malformed(str(segment.path), problem, place.header))
         except Unavailable:
-            # This machine lacks memory, say: that is no finding.
+            # For example, this machine lacks memory. That is no finding.
             raise
         except CutwaterError as error:
             self._find(_cause(error), place.first_llsn, place.last_llsn)
@@ -175,7 +175,7 @@ class _SegmentCheck:
         return _Head(segment.path, place.first_llsn, place.last_llsn, place.header.epoch)
 
     def _check_index(self) -> None:
-        """Every point leads to the frame it names, and nothing else is written between the header and the frames."""
+        """Check that every point leads to its frame, and that nothing else lies between the header and the frames."""
         marked, start = self.segment.marked, HEADER_BYTES
         area = lenient_pread(marked.file, self.segment.data_start - start, start)
         room = marked.header.points * POINT_BYTES
@@ -199,7 +199,7 @@ class _SegmentCheck:
 
 
 def _check_commits(commits: CommitLog, findings: list[Finding]) -> list[CommitContext | None]:
-    """All commit contexts, None where one is damaged."""
+    """Return all commit contexts, with None for each damaged one."""
     found: list[CommitContext | None] = []
     try:
         for first, marked, count in commits.files():
@@ -230,7 +230,7 @@ def _check_records(
 def _check_against_commits(
     heads: Iterator[_Head], contexts: list[CommitContext | None], findings: list[Finding]
 ) -> None:
-    """Every commit begins and ends with an entry and has its epoch; together they cover the entries without a gap."""
+    """Check that each commit begins and ends with an entry of its epoch, and that all together cover the entries."""
     good = [context for context in contexts if context is not None]
     complete = len(good) == len(contexts)
     i = 0

@@ -1,22 +1,22 @@
-"""The volumes of a storage node: which directories are whose, and who may use them.
+"""The volumes of a storage node: which directories belong to it, and which process may use them.
 
 ::
 
     <volume>/cid=<cid>/snid=<snid>/            the storage node's path on this volume
-        lock                                   held while the node runs, and says by which process
+        lock                                   locked while the node runs; contains the id of its process
         node                                   keys of cluster and node, number of starts
         staged/                                parts that are staged and not published yet, see ``part_files.py``
         lsid=<lsid>/                           one replica
-        lsid=<lsid>.new/                       one that is being created: it counts from when it has its name
-        lsid=<lsid>.removed/                   one whose topic was deleted, until it is gone
-        lsid=<lsid>.damaged-<start>/           one that could not be opened and was replaced by a copy of a peer's; the
-                                               second one of the same start has -2 after that, and so on
+        lsid=<lsid>.new/                       a replica that is being created; it counts once it is renamed
+        lsid=<lsid>.removed/                   a replica whose topic was deleted, until its files are removed
+        lsid=<lsid>.damaged-<start>/           a replica that could not be opened and was replaced by a copy from a
+                                               peer; the second one of the same start ends with -2, and so on
 
-A directory's name proves nothing, because directories are copied and mounted elsewhere. So the keys, random and made
-once, are stored with the data on every volume, and all volumes of a node must agree.
+The name of a directory proves nothing, because directories can be copied and mounted elsewhere. So random keys, made
+once, are stored with the data on every volume, and all volumes of a node must have the same ones.
 
-A node uses the volumes that it is started with and those that were added while it ran. It remembers the latter, on all
-its volumes, until it is started with them.
+A node uses the volumes that it is started with and those that were added while it ran. It remembers the added volumes,
+on all its volumes, until it is started with them.
 """
 
 from __future__ import annotations
@@ -53,14 +53,19 @@ N = TypeVar("N", bound=int)
 
 
 NODE_FILES = ("node", "node.copy")
-"""No other server knows the identity of the node, so it is written twice. The copy is written first: before a start
-uses its number, both have it."""
+"""Files of the node's identity, which no other server knows, so there are two.
+
+The copy is written first: before a start uses its number, both files have it.
+"""
 
 
 class NodeIdentity(Struct, frozen=True):
-    """Whose data this is. ``cluster_key`` is None until the node has been added to a cluster. ``added``: volumes that
-    the node got while it ran and was not started with since. ``metadata_keys``: the public keys of the metadata nodes
-    that the node believes, by their numbers."""
+    """The node that owns the data.
+
+    ``cluster_key`` is None until the node has been added to a cluster. ``added`` lists volumes that were added while
+    the node ran and that it was not started with since. ``metadata_keys`` are the public keys of the metadata nodes
+    that the node trusts, by number.
+    """
 
     cluster: ClusterId
     node: StorageNodeId
@@ -80,7 +85,7 @@ def replica_path(volume: Path, cluster: ClusterId, node: StorageNodeId, stream: 
 
 
 def free_bytes(volumes: Iterable[Path]) -> dict[Path, int]:
-    """How much room each volume has; nothing if that cannot be told. Volumes of one file system have the same."""
+    """Return the free bytes of each volume; 0 if they cannot be found out. Volumes of one file system share them."""
     by_device: dict[int, int] = {}
     found = {}
     for volume in volumes:
@@ -96,8 +101,11 @@ def free_bytes(volumes: Iterable[Path]) -> dict[Path, int]:
 
 
 class NodeVolumes:
-    """The volumes of a running storage node, locked until ``release``. ``forget``: added ones that are lost.
-    ``forget_metadata_keys``: all metadata nodes were replaced, and those that answer now are to be believed."""
+    """The volumes of a running storage node, locked until ``release``.
+
+    ``forget`` lists added volumes that are lost. ``forget_metadata_keys``: all metadata nodes were replaced, so trust
+    those that answer now.
+    """
 
     def __init__(
         self,
@@ -117,9 +125,9 @@ class NodeVolumes:
         self.volumes = tuple(volumes)
         self._locks: dict[Path, Lock] = {}
         self._changing = threading.RLock()
-        """Held by whoever changes which volumes there are, or chooses one of them."""
+        """Held while the set of volumes changes, or one of them is chosen."""
         self._making: dict[LogStreamId, Path] = {}
-        """Replicas that are being created, and where."""
+        """Replicas that are being created, and their paths."""
         self._check_volumes()
         if error_if_exists:
             self._check_new()
@@ -169,7 +177,7 @@ class NodeVolumes:
 
     @contextmanager
     def _at(self, volume: Path, doing: str = "written") -> Iterator[None]:
-        """Errors of the file system become ours here."""
+        """Turn errors of the file system into errors of Cutwater."""
         try:
             yield
         except OSError as error:
@@ -196,7 +204,8 @@ class NodeVolumes:
         with self._at(volume):
             self._files.make_dir(path)
             if isinstance(self._files, OsFiles):
-                # The volume itself is the operator's; these are ours, and earlier versions let everyone read them.
+                # The volume itself belongs to the operator. These directories are ours, and earlier versions let
+                # everyone read them.
                 close_to_others(path.parent)
                 close_to_others(path)
             lock = self._files.lock(path / "lock")
@@ -206,14 +215,14 @@ class NodeVolumes:
                 "another --id or volume"
             )
         self._locks[volume] = lock
-        # Only for the message above, so it does not matter if it cannot be written.
+        # The process id is only for the message above, so a failed write does not matter.
         with suppress(OSError):
             file = self._files.open(path / "lock")
             file.truncate(0)
             file.pwritev([b"%d\n" % os.getpid()], 0)
 
     def _holder(self, path: Path) -> str:
-        """Which process holds the lock, as far as it has said so."""
+        """Return the process that holds the lock, if it wrote its id."""
         with suppress(OSError):
             pid = self._files.open(path / "lock").pread(PID_BYTES_MAX, 0).strip()
             if pid.isdigit():
@@ -221,8 +230,11 @@ class NodeVolumes:
         return ""
 
     def _find_added(self, forget: Sequence[Path]) -> list[Path]:
-        """The volumes that were added while the node ran. An empty directory in the place of one is a disk that is not
-        mounted, and must not be taken for a volume without replicas."""
+        """Find the volumes that were added while the node ran.
+
+        An empty directory in the place of such a volume is a disk that is not mounted. It must not be taken for a
+        volume without replicas.
+        """
         said = [identity for volume in self.volumes if (identity := self._load(volume)) is not None]
         known = {os.path.realpath(volume) for volume in (*self.volumes, *forget)}
         found = []
@@ -240,7 +252,7 @@ class NodeVolumes:
         return found
 
     def _agree(self, make_key: Callable[[], str], added: tuple[str, ...]) -> NodeIdentity:
-        """What all volumes say; one that is new to the node is told by the others."""
+        """Return the identity that all volumes agree on, and write it to volumes that are new to the node."""
         found = {volume: identity for volume in self.volumes if (identity := self._load(volume)) is not None}
         if not found:
             for volume in self.volumes:
@@ -268,11 +280,11 @@ class NodeVolumes:
             raise DamagedFile(
                 self._path(volume) / "node",
                 f"it is missing, next to {replicas[0]}",
-                "without the keys nobody can tell whose data this is: restore the file, or move the data away",
+                "without the keys the owner of this data is unknown: restore the file, or move the data away",
             )
 
     def _load(self, volume: Path) -> NodeIdentity | None:
-        """The content of the newer copy that can be read; None if there is neither."""
+        """Return the newer of the readable copies, or None if there is no copy."""
         found: list[NodeIdentity] = []
         damage: DamagedFile | None = None
         for name in NODE_FILES:
@@ -293,7 +305,9 @@ class NodeVolumes:
             file = self._files.open(path)
             data = file.pread(NODE_FILE_BYTES_MAX + 1, 0)
         if len(data) > NODE_FILE_BYTES_MAX:
-            raise DamagedFile(path, f"{file.size()} bytes cannot be", "restore it from another volume of the node")
+            raise DamagedFile(
+                path, f"implausible size: {file.size()} bytes", "restore it from another volume of the node"
+            )
         try:
             identity = msgspec.msgpack.decode(decode_whole(data, NODE, path), type=NodeIdentity)
         except msgspec.MsgspecError as error:
@@ -311,7 +325,7 @@ class NodeVolumes:
                 replace(self._files, self._path(volume) / name, encode_whole(NODE, msgspec.msgpack.encode(identity)))
 
     def _scan(self, volume: Path) -> dict[LogStreamId, Path]:
-        """Every replica on this volume, none of which may lie on another one as well."""
+        """Find every replica on this volume. Raises if one of them also lies on another volume."""
         path = self._path(volume)
         with self._at(volume, "read"):
             names = self._files.names(path)
@@ -332,12 +346,12 @@ class NodeVolumes:
 
     @property
     def staged(self) -> tuple[Path, ...]:
-        """Where staged parts lie, on each volume."""
+        """The directories of staged parts, one per volume."""
         return tuple(self._path(volume) / STAGED_NAME for volume in self.volumes)
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """Where the next part is staged: on the volume with most room, which is not taken away meanwhile."""
+        """Choose the directory for the next staged part, on the volume with most room. It is not removed meanwhile."""
         with self._changing:
             room = self._room(self.volumes)
             yield self._path(max(self.volumes, key=lambda volume: room[volume])) / STAGED_NAME
@@ -350,27 +364,32 @@ class NodeVolumes:
             )
 
     def adopt(self, cluster_key: str, metadata_keys: Mapping[N, str]) -> None:
-        """Note the cluster that the node belongs to, once for ever. The keys of its metadata nodes may change; a caller
-        that gives them has proved to be one of the metadata nodes that were known before, if any were."""
+        """Note the cluster that the node belongs to, which never changes.
+
+        The keys of its metadata nodes may change. The caller has proved to be one of the metadata nodes that were known
+        before, if any were.
+        """
         self.check_cluster_key(cluster_key)
         keys = self.identity.metadata_keys | {int(node): key for node, key in metadata_keys.items()}
         if (self.identity.cluster_key, self.identity.metadata_keys) != (cluster_key, keys):
             self._save_all(structs.replace(self.identity, cluster_key=cluster_key, metadata_keys=keys))
 
     def believe_only(self, metadata_keys: Mapping[N, str]) -> None:
-        """For a process that runs the metadata nodes, too, and so knows their keys. Joining shows whether they
-        belong to the cluster whose data this is."""
+        """Trust exactly these metadata nodes. For a process that also runs them, and so knows their keys.
+
+        Joining shows whether they belong to the cluster whose data this is.
+        """
         keys = {int(node): key for node, key in metadata_keys.items()}
         if self.identity.metadata_keys and self.identity.metadata_keys != keys:
             self._save_all(structs.replace(self.identity, metadata_keys=keys))
 
     @property
     def server_key_files(self) -> tuple[Path, ...]:
-        """Where the node's private key lies, on each volume."""
+        """The files of the node's private key, one per volume."""
         return tuple(self._path(volume) / SERVER_KEY_NAME for volume in self.volumes)
 
     def next_incarnation(self) -> Incarnation:
-        """The number of this start, durably larger than that of every start before."""
+        """Return the number of this start. It is durably larger than that of every start before."""
         self._save_all(structs.replace(self.identity, incarnation=Incarnation(self.identity.incarnation + 1)))
         return self.identity.incarnation
 
@@ -381,8 +400,10 @@ class NodeVolumes:
             self.identity = identity
 
     def add(self, volume: Path) -> list[LogStreamId]:
-        """Use one more volume from now on, also after a restart; the replicas that lie there already. One that is in
-        use anyway is fine."""
+        """Use one more volume from now on, also after a restart. Returns the replicas that lie there already.
+
+        A volume that is in use already is no error.
+        """
         if not volume.is_absolute():
             raise InvalidArgument(f"say where volume {volume} is on the machine of the storage node, from / on")
         with self._changing:
@@ -394,7 +415,7 @@ class NodeVolumes:
                 self._check_ours(volume)
                 found = self._scan(volume)
                 identity = structs.replace(self.identity, added=(*self.identity.added, str(volume)))
-                # Before the others say that it belongs to them.
+                # Write the new volume first, before the other volumes say that it belongs to them.
                 self._save(volume, identity)
                 self._save_all(identity)
             except BaseException:
@@ -405,12 +426,12 @@ class NodeVolumes:
             return sorted(found)
 
     def _same(self, volume: Path) -> Path | None:
-        """The volume in use that is meant, whatever it is called."""
+        """Return the volume in use that is the same directory, under any name."""
         real = os.path.realpath(volume)
         return next((own for own in self.volumes if os.path.realpath(own) == real), None)
 
     def _check_ours(self, volume: Path) -> None:
-        """What lies on a volume that is to be added is this node's, if anything does."""
+        """Raise if the volume to be added holds data of another node."""
         found = self._load(volume)
         if found is None:
             self._check_not_bare(volume)
@@ -428,7 +449,7 @@ class NodeVolumes:
             )
 
     def take_away(self, volume: Path) -> None:
-        """Do without a volume from now on. Refused as long as anything lies there."""
+        """Stop using a volume. Refused while any data lies there."""
         with self._changing:
             own = self._same(volume)
             if own is None:
@@ -441,7 +462,7 @@ class NodeVolumes:
             self._save_all(structs.replace(self.identity, added=added))
             self.volumes = others
             path = self._path(own)
-            # From here on what is left of it does no harm.
+            # Files that are left from here on do no harm.
             with suppress(OSError):
                 for name in (*NODE_FILES, "lock", SERVER_KEY_NAME):
                     self._files.unlink(path / name)
@@ -481,8 +502,11 @@ class NodeVolumes:
         return VolumeUnusable(f"{volume} is not a volume of storage node {self._node}: choose one of {known}")
 
     def place(self, stream: LogStreamId, volume: Path | None = None) -> Path:
-        """Where a replica is, or shall be: on the given volume, or on the one with most room for it. The room of a
-        volume is shared by the replicas that it has, which grow as well."""
+        """Return the path of a replica, or where to create it: on the given volume, or on the one with most room for
+        it.
+
+        The replicas of a volume share its room, since they grow as well.
+        """
         with self._changing:
             if volume is not None and volume not in self.volumes:
                 raise self._not_a_volume(volume)
@@ -497,7 +521,7 @@ class NodeVolumes:
             return self._path(volume or self._roomiest()) / f"lsid={stream}"
 
     def _roomiest(self) -> Path:
-        # Lists, because replicas are removed by other threads.
+        # Copy to lists, because other threads remove replicas.
         parents = [path.parent for path in (*list(self.replicas.values()), *list(self._making.values()))]
         counts = {volume: parents.count(self._path(volume)) for volume in self.volumes}
         room = self._room(self.volumes)
@@ -505,8 +529,10 @@ class NodeVolumes:
 
     @contextmanager
     def creating(self, stream: LogStreamId, volume: Path | None = None) -> Iterator[Path]:
-        """Where to make a new replica. It gets its own name at the end, so under that name it is always complete, and
-        an empty directory is never taken for one that was just created."""
+        """Choose the path for a new replica. It is renamed to its final name at the end.
+
+        So a directory with the final name is always complete, and an empty one is never taken for a new replica.
+        """
         with self._changing:
             path = self.place(stream, volume)
             if stream in self.replicas:
@@ -523,13 +549,15 @@ class NodeVolumes:
             del self._making[stream]
 
     def set_aside(self, stream: LogStreamId) -> Path:
-        """Take a replica that cannot be opened out of the way, so that a copy of a peer's can be made. It is kept: what
-        is left of it may be all that there is. Where it is now."""
+        """Rename a replica that cannot be opened, so that a copy from a peer can be made. Returns its new path.
+
+        It is kept, since what is left of it may be the only copy.
+        """
         path = self.replicas[stream]
         name = f"{path.name}.damaged-{self.identity.incarnation}"
         with self._at(path.parent):
             taken = set(self._files.names(path.parent))
-            # Nothing that was kept before gives way.
+            # A directory that was kept before is never replaced.
             numbered = chain([name], (f"{name}-{again}" for again in count(2)))
             aside = path.with_name(next(free for free in numbered if free not in taken))
             self._files.rename(path, aside)
@@ -538,7 +566,7 @@ class NodeVolumes:
         return aside
 
     def remove(self, stream: LogStreamId) -> None:
-        """Remove a replica for ever. From when it has lost its name it is gone, also if the rest is not done."""
+        """Remove a replica permanently. Once it is renamed it is gone, even if its files are not removed yet."""
         path = self.replicas[stream]
         doomed = path.with_name(path.name + REMOVED)
         with self._at(path.parent):
@@ -555,7 +583,7 @@ class NodeVolumes:
 
 
 def _newer(identity: NodeIdentity, other: NodeIdentity, path: Path) -> NodeIdentity:
-    """A start may have died between two volumes: the later word counts, except that keys never change."""
+    """Merge two identities, since a start may have died between two volumes. Later values count; keys never change."""
     keys = {key for key in (identity.cluster_key, other.cluster_key) if key is not None}
     if len(keys) > 1:
         raise WrongIdentity(f"{path} belongs to another cluster with the same id: start each node with its own volumes")
@@ -568,6 +596,6 @@ def _newer(identity: NodeIdentity, other: NodeIdentity, path: Path) -> NodeIdent
 
 
 def _streams(names: Iterable[str]) -> list[LogStreamId]:
-    """The log streams among these names; anything else in the directory is none of our business."""
+    """Return the log streams among these names. Other names in the directory are ignored."""
     numbers = [name.removeprefix("lsid=") for name in names if name.startswith("lsid=")]
     return [LogStreamId(int(number)) for number in numbers if number.isascii() and number.isdecimal()]

@@ -1,4 +1,4 @@
-"""Addresses as people write them: ``HOST:PORT``, with brackets around a host that contains colons."""
+"""Parses and formats addresses: ``HOST:PORT``, with brackets around a host that contains colons."""
 
 from __future__ import annotations
 

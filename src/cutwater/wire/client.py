@@ -1,4 +1,4 @@
-"""Connect over TCP or TLS."""
+"""Connects over TCP or TLS."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ async def connect(
     insecure: bool = False,
     expect: Expect | None = None,
 ) -> Connection:
-    """A connection that is open: name resolution, TCP, TLS and handshake together take at most ``timeout_ms``.
+    """Return an open connection. Name resolution, TCP, TLS and handshake together take at most ``timeout_ms``.
 
-    A token is not sent in the clear to another machine, unless ``insecure``. A server on the same event loop is reached
-    without a socket, if it says so (``inprocess_transport``). ``expect``: the other side has to prove which server it
-    is, and this raises if that is not the one that is wanted.
+    A token is not sent unencrypted to another machine, unless ``insecure``. A server on the same event loop is reached
+    without a socket if it allows that (``inprocess_transport``). With ``expect``, the other side must prove which
+    server it is, and this raises if it is not the expected one.
     """
     check_port(host, port)
     if token and tls is None and not insecure and not is_loopback(host):
@@ -87,7 +87,7 @@ async def greeted(
         raise
     if connection.state is State.FAILED or connection.state is State.CLOSED:
         assert connection.error is not None
-        # Whoever asked for it does not get it, so nobody else would close it.
+        # The caller gets an error instead of the connection, so it must be closed here.
         connection.abort()
         if isinstance(connection.error, MalformedFrame) and connection.peer is None:
             raise MalformedFrame(
@@ -103,5 +103,5 @@ def check_port(host: str, port: int) -> None:
 
 
 def _definite(error: CutwaterError) -> CutwaterError:
-    """Nothing was asked yet, so nothing can have been done."""
+    """Mark the outcome as known: no request was sent yet, so nothing can have been done."""
     return ConnectionLost(error.message, outcome_unknown=False) if isinstance(error, ConnectionLost) else error

@@ -1,12 +1,12 @@
-"""Bytes in, frames out. Pure: knows no transport, no clock and no connection.
+"""Decodes frames from bytes. Pure: knows no transport, no clock and no connection.
 
-Small frames are cut out of the bytes as they come. A large one, of which only the beginning is there, gets a buffer of
-its own, into which a transport can receive directly (``target`` and ``filled``); nothing of it is copied again.
+Small frames are cut out of the received bytes. A large frame that is still incomplete gets a buffer of its own, into
+which a transport can receive directly (``target`` and ``filled``), so its bytes are not copied again.
 
 1. Lengths are checked before anything is allocated, and ``admit`` is asked before a large buffer is.
-2. Whatever the bytes are, the outcome is a frame, "more bytes, please" (None), or an error of ``protocol.errors``,
-   after which this decoder is of no use any more. Nothing here executes or instantiates what the bytes name.
-3. What it holds is bounded by one frame plus what was fed and not yet taken.
+2. For any bytes, the outcome is a frame, None (more bytes are needed), or an error of ``protocol.errors``, after which
+   this decoder cannot be used any more. Nothing here executes or instantiates what the bytes name.
+3. It holds at most one frame, plus the bytes that were fed and not yet taken.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cutwater.protocol.methods import Body
 from cutwater.wire.messages import FIXED, FIXED_BYTES, HEADERS, PACK_FIXED, WITH_BODY, Frame, Kind
 
 LARGE_BYTES = 16 * 1024
-"""Frames above this do not wait in the common buffer until they are complete."""
+"""Frames above this size do not wait in the common buffer until they are complete."""
 
 Admit = Callable[[int, int, int], bool]
-"""Whether there is room for a frame of this kind, call id and size."""
+"""Returns whether there is room for a frame of this kind, call id and size."""
 
 _KINDS_MAX = max(Kind) + 1
 _BODY_MAX = [0xFFFF_FFFF if kind in WITH_BODY else 0 for kind in range(_KINDS_MAX)]
@@ -40,12 +40,12 @@ _unpack_from = FIXED.unpack_from
 
 
 def encode_frame(kind: int, call: int, header: bytes, body: Body = b"") -> bytes:
-    """A frame in one piece. Connections send the pieces without joining them, see ``outbox``."""
+    """Encode a frame in one piece. Connections send the pieces without joining them, see ``outbox``."""
     return PACK_FIXED(len(body), len(header), call, kind, 0) + header + body
 
 
 class FrameDecoder:
-    """``feed`` bytes, or receive into ``target`` and tell with ``filled``; then take frames with ``next_frame``."""
+    """Decodes frames. ``feed`` it bytes, or receive into ``target`` and call ``filled``; then call ``next_frame``."""
 
     __slots__ = (
         "_admit",
@@ -69,7 +69,7 @@ class FrameDecoder:
         self._data = b""
         self._position = 0
         self.large: bytearray | None = None
-        """What a large frame is received into, while it is: ``target`` is what is missing of it."""
+        """The buffer of a large frame that is being received. ``target`` is the part that is still missing."""
         self._filled = 0
         self._fixed = (0, 0, 0, 0, 0)
         self._skip = 0
@@ -77,7 +77,7 @@ class FrameDecoder:
 
     @property
     def held_bytes(self) -> int:
-        """What it holds at the moment."""
+        """Bytes that the decoder holds now."""
         return len(self._data) - self._position + (len(self.large) if self.large is not None else 0)
 
     @property
@@ -85,11 +85,11 @@ class FrameDecoder:
         return self.large is not None or self._skip > 0 or self._position < len(self._data)
 
     def target(self) -> memoryview | None:
-        """Where the next bytes belong, if that is known."""
+        """Return the buffer for the next bytes, if a large frame is being received."""
         return memoryview(self.large)[self._filled :] if self.large is not None else None
 
     def filled(self, count: int) -> None:
-        """So many bytes were written to the beginning of ``target``."""
+        """Note that ``count`` bytes were written to the beginning of ``target``."""
         assert self.large is not None
         assert count <= len(self.large) - self._filled
         self._filled += count
@@ -111,7 +111,7 @@ class FrameDecoder:
         self._position = 0
 
     def next_frame(self) -> Frame | None:
-        """The next complete frame, or None if there is none yet."""
+        """Return the next complete frame, or None if there is none yet."""
         if self._error is not None:
             raise self._error
         try:
@@ -150,7 +150,7 @@ class FrameDecoder:
             raise
 
     def _begin_large(self, fixed: tuple[int, int, int, int, int]) -> Frame | None:
-        """The fixed part of a large frame is there, the rest is not."""
+        """Begin a large frame: its fixed part was received, the rest was not."""
         body_bytes, header_bytes, call, kind, flags = fixed
         size = header_bytes + body_bytes
         rest = self._data[self._position + FIXED_BYTES :]
@@ -177,7 +177,7 @@ class FrameDecoder:
 
 
 def whole_frame(kind: int, flags: int, call: int, header: bytes, body: Body, size: int) -> Frame:
-    """Of a known kind, with a header that is bytes yet."""
+    """Return a frame of a known kind, whose header is still encoded."""
     decode = _DECODE[kind]
     if decode is None:
         return Frame(kind, flags, call, None, body, size)

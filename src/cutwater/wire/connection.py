@@ -1,11 +1,11 @@
-"""A connection: both sides may ask, both may answer, and each is held to its limits.
+"""A connection: both sides may send requests and answer them, within limits.
 
-It is a protocol of asyncio that knows nothing of sockets, so the same code runs over TCP, TLS and memory.
+``Connection`` is an asyncio protocol. It does not depend on sockets, so the same code runs over TCP, TLS and memory.
 
-Who stops reading, and when. A side that only answers stops reading while its answers pile up; so a slow reader is
-slowed down by the operating system, and by nothing else. A side that waits for answers, or has notices to tell, must
-keep reading, or two busy sides could wait for each other for ever; it refuses requests instead, once too much has
-piled up.
+Back pressure works in two ways. A side that only answers requests stops reading while its answers pile up, so the
+operating system alone slows down a peer that reads slowly. A side that waits for answers or has unsent notices must
+keep reading. Otherwise two busy sides could wait for each other for ever. When too much has piled up, it refuses
+requests instead.
 """
 
 from __future__ import annotations
@@ -52,11 +52,14 @@ R = TypeVar("R")
 
 
 class Connection(FrameProtocol):
-    """Made by ``client.connect``, by a listener, or by a ``MemoryNetwork``; open as soon as anyone gets to see it.
+    """One connection with a peer.
 
-    ``token`` makes this the side that connects; otherwise it is the one that accepts. ``refusal``: greet nobody, just
-    say why. ``on_open`` and ``on_closed`` are for the listener. ``expect`` judges the server that was connected to,
-    before this side proves anything to it; ``dialled`` is the address of that server.
+    ``client.connect``, a listener or a ``MemoryNetwork`` makes it. Users get it only when it is open.
+
+    With ``token``, this side is the one that connects; otherwise it is the one that accepts. With ``refusal``, this
+    side does not greet the peer and only sends it this error. The listener sets ``on_open`` and ``on_closed``.
+    ``expect`` checks the server at the other end before this side proves anything to it. ``dialled`` is the address of
+    that server.
     """
 
     def __init__(
@@ -77,13 +80,13 @@ class Connection(FrameProtocol):
         self.state = State.GREETING
         self.peer: Peer | None = None
         self.error: CutwaterError | None = None
-        """Why it failed, in the words of whichever side found out."""
+        """Why the connection failed. Either side may have found the error."""
         self._hello = None
         if token is not None:
             self._hello = encode_hello(endpoint, token, is_proof_wanted=expect is not None, dialled=dialled)
         self._expect = expect
         self._unproven: tuple[Peer, bytes, bytes] | None = None
-        """A server that connected and has yet to prove which one it is; HELLO and WELCOME, which its proof is about."""
+        """A server that has not proved its identity yet, with the HELLO and WELCOME that its proof must sign."""
         self._authenticate = authenticate
         self._refusal = refusal
         self._on_open = on_open
@@ -110,11 +113,11 @@ class Connection(FrameProtocol):
         self._decoder: FrameDecoder | FrameQueue = self._from_bytes
         self._is_direct = False
         self._is_deaf = False
-        """What was received is left alone: an authenticator is at work, answers pile up, or it failed."""
+        """Received frames are left alone: an authenticator is at work, answers pile up, or the connection failed."""
         self._is_choked = False
-        """Answers pile up."""
+        """Reading has stopped because answers pile up."""
         self._told_until = 0
-        """Where in all that was ever sent the last notice ends."""
+        """Position in the sent bytes (``Outbox.position``) at which the last notice ends."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._judging: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -130,7 +133,7 @@ class Connection(FrameProtocol):
 
     @property
     def greeting_ms_max(self) -> int:
-        """How long the peer may take before this side has said its first word."""
+        """Longest time for the TLS handshake, before this side sends its first message."""
         return self.options.handshake_ms_max if self._refusal is None else self.options.linger_ms_max
 
     def __repr__(self) -> str:
@@ -139,17 +142,20 @@ class Connection(FrameProtocol):
             return f"<Connection {self.state.value}, {self._address}>"
         return f"<Connection {self.state.value}, {peer.role!r} {peer.name!r} at {peer.address}>"
 
-    # What users do with it.
+    # Public interface.
 
     @property
     def opened(self) -> asyncio.Future[None]:
-        """Done when both sides have greeted, or will not. Whoever gives up waiting disturbs no one else."""
+        """Done when the handshake has succeeded or failed. Cancelling this future does not affect other waiters."""
         return asyncio.shield(self._opened)
 
     @property
     def closed(self) -> asyncio.Future[None]:
-        """Done when it is over. Each time another one, so that whoever cancels it does no harm to others; take it once,
-        and ask ``is_closed`` where that is enough."""
+        """Done when the connection has closed.
+
+        Each access returns a new future, so cancelling one does not affect other waiters. Keep the future instead of
+        asking for it repeatedly, and use ``is_closed`` where a test is enough.
+        """
         return asyncio.shield(self._closed)
 
     @property
@@ -157,7 +163,10 @@ class Connection(FrameProtocol):
         return self._closed.done()
 
     async def call(self, method: Method[A, R], argument: A, body: Payload = b"", *, timeout_ms: int) -> Received[R]:
-        """Ask and wait for the answer, at most ``timeout_ms``. If the waiting task is cancelled, so is the handler."""
+        """Send a request and wait for the answer, at most ``timeout_ms``.
+
+        If the waiting task is cancelled, the handler is cancelled too.
+        """
         future: asyncio.Future[Frame] = self._loop.create_future()
         number = self._calling.start(method.name, argument, body, timeout_ms, future)
         if self._is_choked:
@@ -167,7 +176,7 @@ class Connection(FrameProtocol):
         except asyncio.CancelledError:
             self._calling.cancel(number)
             if future.done() and not future.cancelled():
-                # It failed in the same turn. Nobody will look at the error, which must not be reported as forgotten.
+                # The call failed in the same turn. Retrieve the exception, or asyncio would log it as never retrieved.
                 future.exception()
             raise
         return Received(method.result_of(frame.header), frame.body)
@@ -181,8 +190,10 @@ class Connection(FrameProtocol):
         timeout_ms: int,
         on_answer: Callable[[Received[R] | CutwaterError], None],
     ) -> int:
-        """Ask, and have a function called with the outcome. Costs no task and no future. Returns a number to
-        ``cancel`` it with; then the function is not called."""
+        """Send a request and call ``on_answer`` with the outcome. This needs no task and no future.
+
+        Returns a number for ``cancel``. After ``cancel``, ``on_answer`` is not called.
+        """
 
         def sink(outcome: Frame | CutwaterError) -> None:
             if isinstance(outcome, CutwaterError):
@@ -212,8 +223,11 @@ class Connection(FrameProtocol):
         credit: SharedCredit | None = None,
         timeout_ms: int | None = None,
     ) -> StreamReceiver[R]:
-        """Ask for a stream. ``credit`` is the room for its items, alone or shared with other streams; ``timeout_ms``
-        is for the stream as a whole, and without it the stream may last as long as the connection."""
+        """Open a stream.
+
+        ``credit`` is the room for the items of this stream, which other streams may share. ``timeout_ms`` limits the
+        stream as a whole; without it, the stream may last as long as the connection.
+        """
         room = credit
         if room is None:
             room = SharedCredit(WINDOW_ITEMS, WINDOW_BYTES, item_bytes_max=self.options.frame_bytes_max)
@@ -223,8 +237,11 @@ class Connection(FrameProtocol):
         return stream
 
     def notify(self, notice: Notice[A], argument: A, body: Payload = b"", *, is_alone: bool = False) -> None:
-        """Tell something. If this raises, it was not told; otherwise it arrives, unless the connection is lost.
-        ``is_alone``: nothing else is likely to be told in this turn, so there is nothing to wait for."""
+        """Send a notice, which has no answer.
+
+        If this raises, the notice was not sent. Otherwise it arrives, unless the connection is lost. ``is_alone``: this
+        turn will probably send nothing else, so the notice is written without waiting for more.
+        """
         if self._calling.refusal is not None:
             raise self._calling.refusal()
         outbox = self._outbox
@@ -239,7 +256,7 @@ class Connection(FrameProtocol):
             self._unchoke()
 
     def flush(self) -> None:
-        """Let go of what was sent in this turn now, as whoever is about to wait for something does."""
+        """Write everything that was sent in this turn now. Call this before waiting for something else."""
         self._outbox.flush()
 
     def snapshot(self) -> Snapshot:
@@ -256,7 +273,7 @@ class Connection(FrameProtocol):
         )
 
     async def close(self, *, timeout_ms: int = 5_000) -> None:
-        """Ask nothing more, take no more requests, let what was asked be answered, and close."""
+        """Stop sending and accepting requests, wait until the requests under way are answered, and close."""
         deadline = self._loop.time() + timeout_ms / 1_000
         try:
             if self.state is State.OPEN:
@@ -270,24 +287,24 @@ class Connection(FrameProtocol):
             if self.state is not State.CLOSED:
                 await asyncio.wait({self.closed}, timeout=max(deadline - self._loop.time(), 0.1))
         finally:
-            # Whoever is cancelled while closing must not leave a connection behind that nobody knows any more.
+            # A caller that is cancelled while closing must not leave a connection open that has no owner.
             self.abort()
         await self.closed
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once, without waiting for answers."""
         if self._transport is not None:
             self._transport.abort()
         elif self.state is not State.CLOSED:
             self.connection_lost(None)
 
     def fail(self, error: CutwaterError) -> None:
-        """The peer did what ends the connection: tell it why, and listen no more."""
+        """End the connection because of what the peer did: send the peer the error, and process no more frames."""
         if self.state in (State.FAILED, State.CLOSED):
             return
         if self.peer is not None and not isinstance(error, Unproven):
-            # A listener logs peers that have not greeted, and a guard those that are no servers; neither lets them fill
-            # the log.
+            # Peers that have not greeted are logged by the listener, and peers that fail to prove that they are servers
+            # by a guard. Both limit how often they log.
             _log.info("%r closed: %s", self, error.message)
         self._fall(error)
         told = encode_error(error, self._outbox.header_bytes_max - 1)
@@ -295,17 +312,17 @@ class Connection(FrameProtocol):
         self._outbox.flush()
         transport = self._transport
         if transport is not None and not transport.is_closing():
-            # To close at once could throw away what was just written, since there may be unread bytes of the peer.
+            # Closing at once could discard the GOAWAY, since there may be unread bytes of the peer.
             if transport.can_write_eof():
                 transport.write_eof()
             transport.resume_reading()
 
-    # What the transport says.
+    # Callbacks from the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
         if self.state is State.CLOSED:
-            # It was given up while it was being made.
+            # The connection was given up while it was being made.
             transport.abort()
             return
         self._transport = transport
@@ -361,7 +378,7 @@ class Connection(FrameProtocol):
             self._unchoke()
 
     def _settled(self) -> None:
-        """A turn after much was written: if the transport could not keep up, it has said so by now."""
+        """Runs one turn after much was written. A transport that cannot keep up has called ``pause_writing`` by now."""
         if self._is_deaf and not self._is_choked and self.state in (State.OPEN, State.CLOSING):
             self._listen_again()
         if not self._outbox.is_paused:
@@ -381,7 +398,7 @@ class Connection(FrameProtocol):
         if self._on_closed is not None:
             self._on_closed(self)
 
-    # How frames are taken.
+    # Processing of frames.
 
     def _process(self) -> None:
         if self._is_deaf:
@@ -405,15 +422,18 @@ class Connection(FrameProtocol):
             outbox.flush()
 
     def _admit(self, kind: int, call: int, size: int) -> bool:
-        """Whether a large frame is received. What nobody asked for is counted, so that all connections together take
-        no more than they may; a request that finds no room is passed over and refused."""
+        """Return whether to receive a large frame.
+
+        Unrequested frames count against the budget that all connections share. A request for which there is no room is
+        skipped and refused.
+        """
         if kind in (Kind.RESPONSE, Kind.STREAM_ITEM):
             return self._calling.expects(kind, call)
         is_request = kind in (Kind.REQUEST, Kind.STREAM_OPEN)
         if self._serving.reserve(size, is_request=is_request):
             return True
         if not is_request:
-            # It has no answer, so there is no other way to say that it was not taken.
+            # A notice has no answer, so ending the connection is the only way to say that it was not accepted.
             raise self._serving.exhausted(f"there is no room now for a message of {size} bytes")
         return False
 
@@ -425,11 +445,11 @@ class Connection(FrameProtocol):
         return self._transport
 
     def _rest(self) -> None:
-        """Much waits to be written. Read on, or let the peer read first?"""
+        """Much waits to be written: stop reading for this turn, or until the peer has read."""
         if self._outbox.is_paused:
             self._choke()
         elif self.state in (State.OPEN, State.CLOSING):
-            # The next turn tells whether the transport can keep up.
+            # The next turn shows whether the transport can keep up.
             self._is_deaf = True
             self._require_transport().pause_reading()
 
@@ -441,7 +461,10 @@ class Connection(FrameProtocol):
             self._require_transport().pause_reading()
 
     def _unchoke(self) -> None:
-        """Whoever waits for an answer reads, however much it has just written: its peer may do the same."""
+        """Read again.
+
+        A side that waits for an answer must read, however much it has just written: its peer may do the same.
+        """
         self._is_choked = False
         if self._outbox.is_paused or not self._outbox.is_busy:
             self._listen_again()
@@ -452,7 +475,7 @@ class Connection(FrameProtocol):
             self._transport.resume_reading()
             self._loop.call_soon(self._process)
 
-    # The handshake.
+    # Handshake.
 
     def _take_hello(self, frame: Frame) -> None:
         if self._hello is not None:
@@ -486,7 +509,7 @@ class Connection(FrameProtocol):
             self._listen_again()
 
     def _welcome(self, hello: bytes, welcome: Welcome, peer: Peer, identity: Identity) -> None:
-        """Clients are in now; one that says it is a server has to prove which one first."""
+        """Send the WELCOME. A client is connected now; a peer that claims to be a server must prove which one first."""
         if self.state is not State.GREETING:
             return
         encoded = ENCODE(welcome)
@@ -552,7 +575,7 @@ class Connection(FrameProtocol):
     def _handshake_is_late(self) -> None:
         self.fail(DeadlineExceeded(f"there was no handshake within {self.options.handshake_ms_max} ms"))
 
-    # The end.
+    # Closing.
 
     def _begin_closing(self) -> None:
         self.state = State.CLOSING
@@ -584,13 +607,13 @@ class Connection(FrameProtocol):
         self._check_drained()
 
     def _check_drained(self) -> None:
-        """Both sides have said that they ask nothing more, and everything that was asked is answered."""
+        """Finish ``close`` once both sides have said that they send no more requests, and every request is answered."""
         is_idle = self._has_heard_goaway and self._calling.is_idle and self._serving.is_idle
         if is_idle and self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
     def _fall(self, error: CutwaterError) -> None:
-        """From here on there is nothing but the end. Everyone who waits is told."""
+        """Enter the state FAILED, from which the connection can only close. Every waiting caller gets an error."""
         self.state = State.FAILED
         self.error = error
         self._calling.refusal = self._not_open
@@ -628,10 +651,10 @@ class Connection(FrameProtocol):
             self._fall(error)
             self.abort()
 
-    # Time.
+    # Timers.
 
     def _tick(self) -> None:
-        """Once per ``ping_ms``: is the peer still there?"""
+        """Check whether the peer is still there, once per ``ping_ms``."""
         self._later("tick", self.options.ping_ms, self._tick)
         decoder = self._decoder
         verdict = self._keepalive.judge(

@@ -1,6 +1,6 @@
-"""Another name of the errors in ``cutwater.protocol.errors``.
+"""Another name for the errors in ``cutwater.protocol.errors``.
 
-The guide for clients told users of this name, so programs may import from it. Cutwater itself does not.
+The client guide used to name this module, so programs may import from it. Cutwater itself does not.
 """
 
 from __future__ import annotations

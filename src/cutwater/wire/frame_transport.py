@@ -1,8 +1,10 @@
-"""Frames that change hands whole, between two sides in one process: nothing is encoded into a stream of bytes and cut
-out of it again, and a large body is not copied.
+"""Passes whole frames between two sides in one process.
 
-A transport that can do that is a ``FrameTransport``. What it brings lies in a ``FrameQueue``, which stands where
-``FrameDecoder`` does for bytes: the same limits, the same question before a large message is taken, the same errors.
+Frames are not encoded into a stream of bytes and decoded again, and a large body is not copied.
+
+A ``FrameTransport`` is a transport that can do this. It delivers into a ``FrameQueue``, which takes the place of the
+``FrameDecoder`` for bytes: it has the same limits, asks the same question before it takes a large message, and raises
+the same errors.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from cutwater.wire.codec import LARGE_BYTES, Admit, whole_frame
 from cutwater.wire.messages import FIXED_BYTES, Frame
 
 TURN_BYTES_MAX = 4 * 1024 * 1024
-"""What one side gets to read in one turn of the loop: others want their turn, too."""
+"""Bytes that one side may read in one turn of the event loop, so that others get their turn."""
 
 
 class FrameQueue:
-    """What was sent and not yet taken. It is the sender's: who sends counts ``waiting_bytes`` as unsent, and its limits
-    hold for them.
+    """Frames that were sent and not yet taken. They count as unsent bytes of the sender (``waiting_bytes``), so the
+    sender's limits apply to them.
 
-    Until ``limit`` was called, nothing is taken out of it.
+    No frame is taken out before ``limit`` was called.
     """
 
     __slots__ = ("_admit", "_turn_bytes", "_waiting", "frame_bytes_max", "frames", "header_bytes_max", "waiting_bytes")
@@ -36,15 +38,15 @@ class FrameQueue:
     def __init__(self) -> None:
         self.frame_bytes_max = self.header_bytes_max = 0
         self.frames = 0
-        """How many were ever taken."""
+        """Number of frames that were ever taken."""
         self.waiting_bytes = 0
         self._admit: Admit | None = None
         self._turn_bytes = 0
-        """How much may still be taken in this turn of the loop."""
+        """Bytes that may still be taken in this turn of the event loop."""
         self._waiting: deque[tuple[int, int, bytes, Body]] = deque()
 
     def limit(self, bytes_max: int, admit: Admit) -> None:
-        """``bytes_max`` is for the greeting; both limits grow after it."""
+        """Set the limit for the greeting. Both limits are raised after it."""
         self.frame_bytes_max = self.header_bytes_max = bytes_max
         self._admit = admit
 
@@ -56,7 +58,7 @@ class FrameQueue:
         self._turn_bytes = TURN_BYTES_MAX
 
     def next_frame(self) -> Frame | None:
-        """The next one, or None if there is none, or the turn is over."""
+        """Return the next frame, or None if there is none or the turn is over."""
         if not self._waiting or self._turn_bytes <= 0 or self._admit is None:
             return None
         kind, call, header, body = self._waiting.popleft()
@@ -78,28 +80,28 @@ class FrameQueue:
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """A protocol that also takes frames."""
+    """A protocol that also receives whole frames."""
 
     @abstractmethod
     def frames_received(self) -> None:
-        """There is something in the ``inbox`` of the transport."""
+        """Called when there are frames in the ``inbox`` of the transport."""
 
 
 class FrameTransport(asyncio.Transport):
-    """``inbox`` is what its own protocol has yet to take."""
+    """A transport of whole frames. ``inbox`` holds the frames that its own protocol has not taken yet."""
 
     inbox: FrameQueue
 
     @abstractmethod
     def write_frame(self, kind: int, call: int, header: bytes, body: Body) -> None:
-        """The body must not change any more, and is not copied."""
+        """Send a frame. The body is not copied, so it must not change afterwards."""
 
 
 def lasting(pieces: Sequence[Body]) -> Body:
-    """A body in one piece that nobody can change any more, copied only if it has to be.
+    """Join the pieces to a body that cannot change any more, and copy only where needed.
 
-    Small ones are ``bytes`` always. Of the others, a view of ``bytes`` may stay what it is, unless it would keep much
-    more in memory than itself. Any other view may be of something that its owner goes on to write to.
+    A small body is always ``bytes``. A large view of ``bytes`` is kept, unless it would keep much more in memory than
+    itself. Any other view is copied, since its owner may go on to write to it.
     """
     if not pieces:
         return b""

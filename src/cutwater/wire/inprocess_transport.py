@@ -1,12 +1,12 @@
-"""Connections between two sides that run on the same event loop: frames change hands without sockets.
+"""Connects two sides that run on the same event loop: frames are passed without sockets.
 
-A server that says so can be reached this way by whoever connects to its address from its own event loop; everyone else
-goes through the operating system as always. The same ``Connection`` runs on both ends, with the same greetings, limits
-and errors, so nothing means anything else than over a socket. Frames are delivered in the next turn of the loop, as a
-socket would, and a side that does not read makes the other one wait. A body is not copied on the way, so what is sent
-never changes afterwards (``frame_transport.lasting``).
+A server that allows it can be reached this way from its own event loop, at its usual address. All other peers go
+through the operating system. The same ``Connection`` runs on both ends, with the same greetings, limits and errors, so
+it behaves as over a socket. Frames are delivered in the next turn of the loop, as a socket would, and a side that does
+not read makes the other one wait. A body is not copied on the way, so what is sent must never change afterwards
+(``frame_transport.lasting``).
 
-``wire.memory`` is for tests: it can do to bytes what networks do. Here nothing can happen to them.
+``wire.memory`` is for tests: it can inject faults as networks do. Here no faults occur.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cutwater.wire.connection import Connection
 from cutwater.wire.frame_transport import FrameProtocol, FrameQueue, FrameTransport
 
 Door = Callable[[], Awaitable[Connection]]
-"""Gives the other end of a new connection."""
+"""Returns the other end of a new connection."""
 
 _doors: dict[tuple[asyncio.AbstractEventLoop, str, int], Door] = {}
 
 
 def open_door(host: str, port: int, door: Door) -> Callable[[], None]:
-    """Let those on this event loop in at this address; returns what closes the door."""
+    """Accept connections from this event loop at this address. Returns a function that ends it."""
     key = asyncio.get_running_loop(), host, port
     _doors[key] = door
 
@@ -40,7 +40,7 @@ def door_to(host: str, port: int) -> Door | None:
 
 
 async def attach(connection: FrameProtocol, door: Door, host: str, port: int) -> None:
-    """Join a connection to another end of it that the door gives."""
+    """Connect ``connection`` to the other end that ``door`` returns."""
     other = await door()
     loop = asyncio.get_running_loop()
     near, far = NearTransport(loop, connection, (host, port)), NearTransport(loop, other, (host, 0))
@@ -50,7 +50,7 @@ async def attach(connection: FrameProtocol, door: Door, host: str, port: int) ->
 
 
 class NearTransport(FrameTransport):
-    """One end. Its inbox holds what the other end has written and its own protocol has not taken yet."""
+    """One end of a connection. Its inbox holds frames of the other end that its own protocol has not taken yet."""
 
     peer: NearTransport
 
@@ -63,7 +63,7 @@ class NearTransport(FrameTransport):
         self._is_closing = self._is_lost = False
         self._has_peer_ended = False
 
-    # What the protocol does with it.
+    # Calls from the protocol.
 
     def get_protocol(self) -> FrameProtocol:
         return self._protocol
@@ -96,7 +96,7 @@ class NearTransport(FrameTransport):
             return
         peer = self.peer
         if peer._is_lost:
-            # Nobody will read it. What the other side wrote before it closed is still to be read here.
+            # The peer will not read it. Frames that the peer wrote before it closed must still be read here.
             self._deliver_soon()
             return
         peer.inbox.put(kind, call, header, body)
@@ -113,7 +113,7 @@ class NearTransport(FrameTransport):
         self.peer._deliver_soon()
 
     def close(self) -> None:
-        """What was written is still delivered."""
+        """Close this end. What was written is still delivered."""
         if not self._is_closing:
             self.write_eof()
             self._lose(None)
@@ -122,7 +122,7 @@ class NearTransport(FrameTransport):
         self._lose(None)
         self.peer._lose(ConnectionResetError("the connection was reset by the peer"))
 
-    # What happens between the two.
+    # Delivery between the two ends.
 
     def _lose(self, error: Exception | None) -> None:
         self._is_closing = True
@@ -151,14 +151,14 @@ class NearTransport(FrameTransport):
             if not self._is_reading_paused:
                 self._deliver_soon()
         elif self.peer._is_lost:
-            # Whoever reads no more because it cannot write would wait for ever.
+            # A side that stopped reading because it cannot write would wait for ever.
             self._protocol.eof_received()
             self.close()
         elif self._has_peer_ended and not self._is_reading_paused and not self._protocol.eof_received():
             self.close()
 
     def _let_write(self) -> None:
-        """There is room on the other side, or nobody there any more."""
+        """Resume writing: the other side has room, or is gone."""
         if self._is_writing_paused:
             self._is_writing_paused = False
             if not self._is_lost:

@@ -1,7 +1,7 @@
-"""Is the peer still there? Pure: asked once per interval, it says what to do next.
+"""Detects a peer that is gone. Pure: called once per interval, it says what to do next.
 
-A peer that vanished without a word is found by asking it. One that sends half a message and no more, or byte by byte,
-is found by how long the message takes.
+A silent peer is asked whether it is there. A peer that sends half a message and no more, or sends byte by byte, is
+detected by how long the message takes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import enum
 class Verdict(enum.Enum):
     FINE = "fine"
     ASK = "ask"
-    """It said nothing for an interval: ask whether it is there."""
+    """The peer sent nothing for an interval: ask whether it is there."""
     GONE = "gone"
-    """It was asked, and said nothing for another one."""
+    """The peer was asked, and sent nothing for another interval."""
     STUCK = "stuck"
-    """A message of it has been on its way for too long."""
+    """A message of the peer is incomplete for too long."""
 
 
 class Keepalive:
-    """``judge`` is to be called every ``interval`` seconds. A call that comes much later means that this process stood
-    still; what the peer said meanwhile may wait to be read, so nothing is held against it that time."""
+    """Judges a peer by what it sent and read since the last call.
+
+    Call ``judge`` every ``interval`` seconds. A call that comes much later means that this process stood still.
+    Messages of the peer may wait to be read then, so that call never finds the peer gone or stuck.
+    """
 
     __slots__ = ("_frame_seconds_max", "_frames", "_frames_since", "_interval", "_is_asked", "_judged_at", "_unsent")
 
@@ -34,7 +37,11 @@ class Keepalive:
         self._is_asked = False
 
     def judge(self, now: float, *, heard: bool, unsent: int, frames: int, is_amid_frame: bool) -> Verdict:
-        """``heard``: since the last time. ``unsent``: bytes that wait to be sent; if they become fewer, it reads."""
+        """Return what to do next.
+
+        ``heard``: bytes came since the last call. ``unsent``: bytes that wait to be sent; if there are fewer than last
+        time, the peer is reading.
+        """
         is_late = now - self._judged_at > 1.5 * self._interval
         is_reading = unsent < self._unsent
         self._judged_at, self._unsent = now, unsent

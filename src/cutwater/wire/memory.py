@@ -1,8 +1,8 @@
-"""Connections without sockets: a network in memory that can do to them what real networks do.
+"""Connections without sockets: a network in memory that can inject the faults of real networks.
 
-``MemoryNetwork`` is a peer of ``server.listen`` and ``client.connect``, and the same ``Connection`` runs on it. A link
-behaves as a socket does: it holds so many bytes that were written and not yet read, delivers them in pieces of any size
-and in order, and tells both sides when it breaks, unless it breaks without a word.
+``MemoryNetwork`` is an alternative to ``server.listen`` and ``client.connect``, and the same ``Connection`` runs on it.
+A link behaves as a socket does: it holds a limited number of bytes that were written and not yet read, delivers them in
+order and in pieces of any size, and tells both sides when it breaks, unless it breaks silently.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from cutwater.wire.options import ListenerOptions
 
 
 class Faults(Struct, frozen=True, kw_only=True):
-    """What a link does to the bytes that pass it, the same for the same seed."""
+    """The faults of a link. The same seed gives the same behaviour."""
 
     seed: int = 0
     chunk_bytes_max: int = 0
-    """Deliver pieces of random sizes up to this; 0 means whatever is there, as one piece."""
+    """Deliver pieces of random sizes up to this. 0 means all available bytes in one piece."""
     delay_ms_max: int = 0
-    """Let each piece wait for a random time up to this."""
+    """Delay each piece by a random time up to this."""
     capacity_bytes: int = 256 * 1024
-    """What is written and not yet read, in one direction, before the writer has to keep the rest itself."""
+    """Bytes in one direction that may be written and not yet read. Beyond that, the writer keeps the rest."""
     pauses_late: bool = False
     """Tell the writer only in the next turn of the event loop that it has written too much, as uvloop may."""
     break_after_bytes: int = 0
-    """Break after that many bytes in one direction; 0 means never."""
+    """Break after this many bytes in one direction. 0 means never."""
 
 
 class MemoryTransport(asyncio.Transport):
@@ -48,7 +48,7 @@ class MemoryTransport(asyncio.Transport):
         self.protocol = protocol
         self.peer: MemoryTransport
         self.out: Pipe
-        """To the other end."""
+        """The pipe to the other end."""
         self.is_reading_paused = False
         self.high, self.low = 64 * 1024, 16 * 1024
         self._is_closing = False
@@ -99,7 +99,7 @@ class MemoryTransport(asyncio.Transport):
         self.out.pump()
 
     def close(self) -> None:
-        """What was written is still delivered."""
+        """Close this end. What was written is still delivered."""
         if not self._is_closing:
             self._is_closing = True
             self.out.is_ended = True
@@ -139,7 +139,7 @@ class Pipe:
         self.link = link
         self.sender, self.receiver = sender, receiver
         self.waiting = bytearray()
-        """Written, and still with the writer."""
+        """Bytes that were written and that the writer still holds."""
         self.under_way = bytearray()
         self.is_ended = False
         self.on_drained: Callable[[], None] | None = None
@@ -149,7 +149,7 @@ class Pipe:
         self._passed = 0
 
     def pump(self) -> None:
-        """Move on what can be moved, and see to it that it is delivered."""
+        """Move bytes into the link as far as there is room, and schedule their delivery."""
         if self.link.is_silent:
             self.waiting.clear()
         room = self.link.faults.capacity_bytes - len(self.under_way)
@@ -190,7 +190,7 @@ class Pipe:
 
 
 class Link:
-    """A connection between two ends, and what can happen to it."""
+    """A connection between two ends, with the means to disturb it."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class Link:
             end.lose(ConnectionResetError("the connection was cut"))
 
     def go_silent(self) -> None:
-        """Break without a word: what is written vanishes, and neither end hears of the other again."""
+        """Break silently: what is written vanishes, and neither end receives anything again."""
         self.is_silent = True
         for pipe in (self.client.out, self.server.out):
             pipe.under_way.clear()
@@ -226,7 +226,7 @@ class Link:
             pipe.sender.check_limits()
 
     def stall(self) -> None:
-        """Deliver nothing for a while."""
+        """Deliver nothing until ``go_on``."""
         self.is_stalled = True
 
     def go_on(self) -> None:
@@ -236,7 +236,7 @@ class Link:
 
 
 class MemoryListener:
-    """Made by ``MemoryNetwork.listen``."""
+    """A listener of a ``MemoryNetwork``, made by ``MemoryNetwork.listen``."""
 
     def __init__(self, network: MemoryNetwork, address: str, gate: Gate) -> None:
         self.gate = gate
@@ -249,11 +249,11 @@ class MemoryListener:
 
 
 SOURCE = "somewhere"
-"""The address that connections come from, if none is given."""
+"""The source address of connections, if none is given."""
 
 
 class MemoryNetwork:
-    """Addresses are any strings. ``links`` are all that were ever made, oldest first."""
+    """A network in memory. Addresses are any strings. ``links`` holds all links ever made, oldest first."""
 
     def __init__(self) -> None:
         self.listeners: dict[str, MemoryListener] = {}
@@ -302,7 +302,7 @@ class MemoryNetwork:
         faults: Faults | None = None,
         source: str = SOURCE,
     ) -> Link:
-        """Connect something that need not keep to the protocol at all."""
+        """Connect a protocol that need not follow the rules of Cutwater's protocol."""
         server = self.listeners[address].gate.enter(source)
         link = Link(protocol, server, address, len(self.links), faults or Faults())
         self.links.append(link)

@@ -1,9 +1,9 @@
-"""The kinds of frames, and what their headers say.
+"""The kinds of frames, and their headers.
 
 A frame is 18 fixed bytes (little endian: body length u32, header length u32, call id u64, kind u8, flags u8), then a
 MessagePack header, then the body, which is opaque bytes. Headers are arrays; a later version may append elements, which
-an earlier one ignores. Either side may ask: calls that this side makes and calls that it serves are numbered apart, and
-the kind says which of the two a frame is about.
+an earlier one ignores. Either side may make calls. The calls that this side makes and the calls that it serves are
+numbered separately, and the kind of a frame says which of the two it belongs to.
 
 =============  =====  ========================  ==================================================================
 kind           body   sender                    header
@@ -22,7 +22,7 @@ STREAM_END            the callee, last          nothing
 CANCEL                the caller, last          nothing
 NOTIFY         yes    either                    method, argument; there is no answer
 PING, PONG            either                    nothing; the call id comes back
-GOAWAY                either                    nothing more will be asked; with an error: nothing more will be read
+GOAWAY                either                    no more requests will be sent; with an error: nothing more is read
 =============  =====  ========================  ==================================================================
 """
 
@@ -45,13 +45,13 @@ PACK_FIXED = FIXED.pack
 MAGIC = "cutwater"
 VERSION_MIN = 1
 VERSION_MAX = 2
-"""2: servers prove which one they are. Clients of version 1 are served as ever."""
+"""Version 2: servers prove which server they are. Clients of version 1 are served as before."""
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Kind(enum.IntEnum):
-    """What a frame is. Numbers are part of the format."""
+    """The kind of a frame. The numbers are part of the format."""
 
     HELLO = 1
     WELCOME = 2
@@ -75,7 +75,7 @@ WITH_BODY: frozenset[int] = frozenset({Kind.REQUEST, Kind.RESPONSE, Kind.STREAM_
 
 
 class PeerLimits(Struct, frozen=True, array_like=True):
-    """What the sender of this is ready to take."""
+    """The limits of the sender, which the receiver must keep."""
 
     frame_bytes_max: Count
     header_bytes_max: Count
@@ -84,7 +84,7 @@ class PeerLimits(Struct, frozen=True, array_like=True):
 
 
 class Prologue(Struct, frozen=True, array_like=True):
-    """How every greeting begins, in all versions: so two sides without a common one can still tell each other."""
+    """The beginning of every greeting, in all versions, so that two sides without a common version can say so."""
 
     magic: str
     version_min: Count
@@ -92,8 +92,11 @@ class Prologue(Struct, frozen=True, array_like=True):
 
 
 class Hello(Struct, frozen=True, array_like=True):
-    """``cluster`` 0 means any. With a ``nonce`` the other side has to prove which server it is; with a ``key`` as well,
-    this side will do the same. ``dialled`` is then the address, HOST:PORT, that this side connected to."""
+    """The first message of the connecting side.
+
+    ``cluster`` 0 means any. With a ``nonce``, the other side must prove which server it is. With a ``key`` as well,
+    this side will do the same. ``dialled`` is then the address, HOST:PORT, that this side connected to.
+    """
 
     magic: str
     version_min: Count
@@ -109,8 +112,11 @@ class Hello(Struct, frozen=True, array_like=True):
 
 
 class Welcome(Struct, frozen=True, array_like=True):
-    """The chosen version, twice, and the identity of this side. The rest is there only if the HELLO had a nonce and
-    this side has a key."""
+    """The answer to a HELLO: the chosen version, twice, and the identity of this side.
+
+    ``nonce``, ``key`` and ``signature`` are set only if the HELLO had a nonce and this side has a key. ``nonce`` also
+    needs a key in the HELLO.
+    """
 
     magic: str
     version_min: Count
@@ -125,7 +131,7 @@ class Welcome(Struct, frozen=True, array_like=True):
 
 
 class Proof(Struct, frozen=True, array_like=True):
-    """The side that connected proves which server it is."""
+    """The signature with which the connecting side proves which server it is."""
 
     signature: bytes
 
@@ -137,7 +143,7 @@ class RequestHeader(Struct, frozen=True, array_like=True):
 
 
 class OpenHeader(Struct, frozen=True, array_like=True):
-    """``timeout_ms`` 0 means that the stream may last as long as the connection."""
+    """Header of STREAM_OPEN. ``timeout_ms`` 0 means that the stream may last as long as the connection."""
 
     method: str
     timeout_ms: Count
@@ -153,8 +159,10 @@ class ItemHeader(Struct, frozen=True, array_like=True):
 
 
 class BlockedHeader(Struct, frozen=True, array_like=True):
-    """The next item does not fit into the credit. All of it goes back, so that none lies about where it is of no use;
-    the backlog includes the item."""
+    """The next item does not fit into the credit. The sender returns all its credit, so that no credit stays unused.
+
+    The backlog includes the item.
+    """
 
     backlog_items: Count
     backlog_bytes: Count
@@ -200,7 +208,7 @@ HEADERS: dict[int, type[Struct] | type[Raw] | None] = {
 class Frame(Struct, gc=False):
     """One received frame. ``header`` is of the type in ``HEADERS``, if any. ``size`` counts header and body.
 
-    ``skipped``: the frame was passed over without being kept, because the receiver had no room for it.
+    ``skipped``: the frame was discarded while it was received, because the receiver had no room for it.
     """
 
     kind: int

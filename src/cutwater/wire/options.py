@@ -1,4 +1,4 @@
-"""Every limit of the wire, with its unit last in its name. What exceeds one gets an error that says so."""
+"""Every limit of the wire, with its unit last in its name. Exceeding a limit gives an error that says so."""
 
 from __future__ import annotations
 
@@ -12,38 +12,41 @@ MIB = 1024 * KIB
 
 
 class WireOptions(Struct, frozen=True, kw_only=True):
-    """How much one connection may take, and how long. Both sides have their own and tell each other what concerns
-    the other, so that an honest peer never sends what would be refused."""
+    """Limits of one connection, in size and time.
+
+    Each side has its own limits and tells the peer those that concern it, so an honest peer never sends what would be
+    refused.
+    """
 
     frame_bytes_max: int = 16 * MIB
-    """Header and body of one message."""
+    """Size of one message, header and body."""
     header_bytes_max: int = MIB
-    """The structured part of one message. Bulk belongs into the body."""
+    """Size of the structured part of one message. Bulk data belongs into the body."""
     handshake_bytes_max: int = 16 * KIB
-    """The same for a peer that has not yet said who it is."""
+    """Size of a message before the handshake is done."""
     handshake_ms_max: int = 10_000
 
     calls_max: int = 1_024
-    """Requests and streams of the peer that are served at a time."""
+    """Requests and streams of the peer that are served at the same time."""
     call_bytes_max: int = 64 * MIB
     """Bytes of those requests."""
     retry_ms: int = 50
-    """What a refused peer is told to wait."""
+    """How long a refused peer is told to wait."""
 
     send_high_bytes: int = MIB
     send_low_bytes: int = 256 * KIB
-    """Above the first, streams pause and a peer that only asks is not read from; below the second, they go on."""
+    """Above the first, streams pause, and nothing is read from a peer that only asks. Below the second, both resume."""
     send_bytes_max: int = 128 * MIB
-    """A peer that lets more than this pile up is cut off; beyond half of it, requests and notices are refused."""
+    """A peer that lets more than this pile up is disconnected. Beyond half of it, requests and notices are refused."""
 
     ping_ms: int = 10_000
-    """A peer that says nothing for this long is asked whether it is there, and given up after another interval."""
+    """A peer that is silent for this long is asked whether it is there, and given up after another interval."""
     frame_ms_max: int = 60_000
     """How long one message may take to arrive."""
     stall_ms_max: int = 600_000
-    """How long a stream waits for a receiver that takes nothing."""
+    """How long a stream waits for a receiver that takes no items."""
     linger_ms_max: int = 1_000
-    """How long a connection that was closed for a reason stays to let the peer read the reason."""
+    """How long a failed connection stays open, so that the peer can read the reason."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -62,8 +65,11 @@ class WireOptions(Struct, frozen=True, kw_only=True):
 
 
 class ListenerOptions(Struct, frozen=True, kw_only=True):
-    """How much all connections of one listener may take together. A process needs a file descriptor for each of
-    ``connections_max``, ``server_connections_reserved``, ``handshakes_max`` and ``refusals_max``."""
+    """Limits of all connections of one listener together.
+
+    A process needs a file descriptor for each of ``connections_max``, ``server_connections_reserved``,
+    ``handshakes_max`` and ``refusals_max``.
+    """
 
     connections_max: int = 1_024
     """Connections whose handshake is done."""
@@ -71,16 +77,17 @@ class ListenerOptions(Struct, frozen=True, kw_only=True):
     """Further connections that only servers of the cluster may take."""
     connections_per_address_max: int = 256
     other_connections_reserved: int = 128
-    """The last places of ``connections_max``, which an address with ``connections_per_address_max`` connections cannot
-    take; it may take others."""
+    """The last places of ``connections_max``. An address with ``connections_per_address_max`` connections cannot take
+    these, but may take others.
+    """
     handshakes_max: int = 512
-    """Connections whose handshake is not done. One more takes the place of the oldest of the address with most."""
+    """Connections whose handshake is not done. One more replaces the oldest of the address that has most."""
     handshakes_per_address_max: int = 256
-    """One more takes the place of the oldest of the same address."""
+    """The same for one address. One more replaces the oldest connection of this address."""
     handshake_ms_max: int = 5_000
-    """From accepting a connection to the end of its handshake, TLS included."""
+    """Time from accepting a connection to the end of its handshake, TLS included."""
     refusals_max: int = 64
-    """Dropped connections that are told why at a time; further ones are closed without a reply."""
+    """Dropped connections that are told why at the same time. Further ones are closed without a reply."""
     bytes_max: int = 512 * MIB
     """Bytes of requests that are being received or served, and of notices that are being received."""
     retry_ms: int = 1_000
@@ -94,7 +101,7 @@ class ListenerOptions(Struct, frozen=True, kw_only=True):
 
 
 class Budget:
-    """Bytes that several connections share."""
+    """A number of bytes that several connections share."""
 
     __slots__ = ("bytes_max", "used")
 
@@ -103,7 +110,7 @@ class Budget:
         self.used = 0
 
     def take(self, size: int) -> bool:
-        """Reserve, if there is room."""
+        """Reserve ``size`` bytes. Returns False if there is no room."""
         if self.used + size > self.bytes_max:
             return False
         self.used += size

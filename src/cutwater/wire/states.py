@@ -1,10 +1,10 @@
-"""The life of a connection, and what it holds at a moment.
+"""The states of a connection, and a snapshot of what it holds.
 
 ::
 
-    GREETING ──▶ OPEN ──▶ CLOSING ──▶ CLOSED       closing: what was asked is answered, nothing new is asked
+    GREETING ──▶ OPEN ──▶ CLOSING ──▶ CLOSED       closing: open requests are answered, no new ones are sent
         │          │         │          ▲
-        └──────────┴─────────┴─▶ FAILED ┘          failed: the peer is told why, and not listened to any more
+        └──────────┴─────────┴─▶ FAILED ┘          failed: the peer is told why, and nothing more is read from it
 """
 
 from __future__ import annotations

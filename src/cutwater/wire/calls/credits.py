@@ -1,16 +1,18 @@
-"""The arithmetic of flow control, pure: a receiver reserves room, tells the sender as credit, and is never sent more.
+"""The arithmetic of flow control. Pure.
 
-Credit is counted in items and in bytes; an item uses one item and its size in bytes, and needs both at once. A sender
-whose next item does not fit gives all its credit back and says what it needs (``BLOCKED``). So credit never lies where
-it is too little to be of use, which is what would let several senders wait for each other for ever.
+A receiver reserves room and grants it to the sender as credit. The sender never sends more than its credit.
 
-A ``CreditPool`` is the room of a receiver for one sender or for several. It keeps:
+Credit is counted in items and in bytes. An item uses one item and its size in bytes, and needs both at once. A sender
+whose next item does not fit gives all its credit back and says what it needs (``BLOCKED``). So no sender keeps credit
+that is too small to use. Otherwise several senders could wait for each other for ever.
+
+A ``CreditPool`` is the room of a receiver for one sender or for several. Its invariants:
 
 1. For items and for bytes: what is granted and not yet used, plus what was received and not yet consumed, is at most
-   the room of the pool, at any moment and whatever the senders do. The one exception is an item that is larger than
-   all of it, up to ``item_bytes_max``: it is let through when there is nothing else.
-2. A sender that is blocked longest is granted next, with all that its next item needs, as soon as that is free; credit
-   that others hold and do not use is asked back for it (a credit of nothing).
+   the room of the pool, at any moment and for any behaviour of the senders. The one exception is an item that is
+   larger than the whole pool, up to ``item_bytes_max``: it is let through when nothing else is granted or queued.
+2. The sender that has been blocked longest is granted next. It gets all that its next item needs, as soon as that is
+   free. The pool asks other senders to give back unused credit for it (with a credit of 0 items and 0 bytes).
 3. A sender with nothing to send keeps a little credit, so that it can begin without asking.
 4. All other room is divided among the senders by their backlog.
 """
@@ -23,7 +25,7 @@ from cutwater.errors import InvalidArgument, ProtocolViolation, ResourceExhauste
 
 
 class SendWindow:
-    """What a sender may still send."""
+    """The credit that a sender has left."""
 
     __slots__ = ("bytes", "items")
 
@@ -44,7 +46,7 @@ class SendWindow:
         self.bytes += size
 
     def give_back(self) -> tuple[int, int]:
-        """All that is left, which is not ours any more."""
+        """Take all the credit that is left, to return it to the receiver."""
         left = self.items, self.bytes
         self.items = self.bytes = 0
         return left
@@ -53,9 +55,9 @@ class SendWindow:
 def divide(amount: int, wanted: Sequence[int]) -> list[int]:
     """Divide ``amount`` in proportion to what each wants.
 
-    1. Nobody gets more than they want, and all together not more than ``amount``.
-    2. Nothing is left over while someone wants more.
-    3. Who wants more gets no less.
+    1. No share exceeds what is wanted, and the sum of the shares does not exceed ``amount``.
+    2. Nothing is left over while more is wanted.
+    3. Wanting more never gives a smaller share.
     """
     assert amount >= 0
     assert all(want >= 0 for want in wanted)
@@ -64,20 +66,20 @@ def divide(amount: int, wanted: Sequence[int]) -> list[int]:
         return list(wanted)
     shares = [amount * want // total for want in wanted]
     left = amount - sum(shares)
-    # Rounding took less than one from each; those from whom it took most come first.
+    # Rounding down took less than one from each share. The shares that lost most get one back first.
     for i in sorted(range(len(wanted)), key=lambda i: (-(amount * wanted[i] % total), -wanted[i]))[:left]:
         shares[i] += 1
     return shares
 
 
 def _top_up(amount: int, holders: Sequence[tuple[int, int]]) -> list[int]:
-    """Divide ``amount`` among holders of (backlog, what they have) so that in the end each has a share by backlog."""
+    """Divide ``amount`` among holders of (backlog, credit) so that afterwards each has a share by backlog."""
     shares = divide(amount + sum(has for _, has in holders), [backlog for backlog, _ in holders])
     return divide(amount, [max(share - has, 0) for share, (_, has) in zip(shares, holders, strict=True)])
 
 
 class Member:
-    """One sender as its receiver sees it."""
+    """One sender, as its receiver sees it."""
 
     __slots__ = (
         "asked_back",
@@ -96,7 +98,7 @@ class Member:
         self.queued_items = self.queued_bytes = 0
         self.backlog_items = self.backlog_bytes = 0
         self.needs = 0
-        """What its next item takes, if it is blocked."""
+        """Size of its next item in bytes, if it is blocked; otherwise 0."""
 
 
 class CreditPool:
@@ -122,14 +124,15 @@ class CreditPool:
         self.items_max, self.bytes_max, self.senders_max = items_max, bytes_max, senders_max
         self.item_bytes_max = item_bytes_max
         self.free_items, self.free_bytes = items_max, bytes_max
-        # Idle senders together keep at most a quarter, so that the rest is there for whoever has something to send.
+        # Idle senders together keep at most a quarter, so that the rest is free for senders that have something to
+        # send.
         self._floor_items = items_max if senders_max == 1 else max(1, items_max // (4 * senders_max))
         self._floor_bytes = bytes_max if senders_max == 1 else bytes_max // (4 * senders_max)
         self._members: dict[Member, None] = {}
-        """In the order in which they shall be served."""
+        """In the order in which blocked senders are served."""
 
     def join(self) -> tuple[Member, int, int]:
-        """A new sender, and its first credit."""
+        """Add a sender, and return it with its first credit."""
         if len(self._members) >= self.senders_max:
             raise ResourceExhausted(f"this pool of credit has {self.senders_max} senders already", retry_ms=1_000)
         member = Member()
@@ -139,7 +142,7 @@ class CreditPool:
         return member, items, size
 
     def leave(self, member: Member) -> None:
-        """The sender is gone, and its credit free again; what came of it keeps its room until it is consumed."""
+        """Remove a sender and free its credit. Items received from it keep their room until they are consumed."""
         if member in self._members:
             del self._members[member]
             self.free_items += member.granted_items
@@ -147,7 +150,7 @@ class CreditPool:
             member.granted_items = member.granted_bytes = 0
 
     def received(self, member: Member, size: int, backlog_items: int, backlog_bytes: int) -> None:
-        """An item came. It keeps its room until it is consumed."""
+        """Note a received item. It keeps its room until it is consumed."""
         if member.granted_items < 1 or member.granted_bytes < size:
             raise ProtocolViolation(
                 f"an item of {size} bytes came without credit: "
@@ -161,7 +164,7 @@ class CreditPool:
         member.needs, member.asked_back = 0, False
 
     def blocked(self, member: Member, needs: int, items: int, size: int, backlog: tuple[int, int]) -> None:
-        """The sender cannot send its next item and gives back its credit; or has none, and was asked to."""
+        """Take back the credit of a sender that cannot send its next item, or that was asked for its credit."""
         if items > member.granted_items or size > member.granted_bytes:
             raise ProtocolViolation(f"{items} items and {size} bytes of credit came back, more than was granted")
         if needs > self.item_bytes_max:
@@ -176,13 +179,13 @@ class CreditPool:
         member.backlog_items, member.backlog_bytes = backlog
         member.asked_back = False
         if needs and not member.needs:
-            # Last in the line of those who are blocked, which is the order of the table.
+            # Move it behind the other blocked senders: they are served in the order of this table.
             del self._members[member]
             self._members[member] = None
         member.needs = needs
 
     def consumed(self, member: Member, items: int, size: int) -> None:
-        """So much of what was received is not in memory any more."""
+        """Free the room of received items that are no longer in memory."""
         assert items <= member.queued_items
         assert size <= member.queued_bytes
         member.queued_items -= items
@@ -191,8 +194,10 @@ class CreditPool:
         self.free_bytes += size
 
     def grants(self) -> list[tuple[Member, int, int]]:
-        """What to tell now: sender, items, bytes. Small amounts wait until they are worth a message; nothing at all
-        means that the sender is asked to give back what it has."""
+        """Return the grants to send now, as (sender, items, bytes).
+
+        Small amounts wait until they are worth a message. 0 items and 0 bytes ask the sender to give its credit back.
+        """
         if self.senders_max == 1:
             return self._grants_for_one()
         totals: dict[Member, tuple[int, int]] = {}
@@ -216,7 +221,8 @@ class CreditPool:
     def _grants_for_several(self) -> Iterator[tuple[Member, int, int]]:
         for blocked in [member for member in self._members if member.needs]:
             if not self._has_room_for(blocked):
-                # Whoever is blocked longest must get it, so nobody else may take what becomes free meanwhile.
+                # The sender that has been blocked longest comes first, so no other sender may take what becomes free
+                # meanwhile.
                 yield from self._ask_back(blocked)
                 return
             size, blocked.needs = blocked.needs, 0

@@ -1,4 +1,4 @@
-"""Who answers what can be asked over a connection: the table of handlers.
+"""Table of handlers: the functions that answer requests, streams and notices on a connection.
 
 ::
 
@@ -6,8 +6,8 @@
     def read(call: Call[ReadRequest]) -> Reply[ReadAnswer]:
         return Reply(ReadAnswer(...), body)
 
-A handler that is a plain function answers at once, or returns ``LATER`` and answers with ``call.answer`` when it can;
-neither costs a task. A coroutine function gets a task, which is cancelled when the caller gives up.
+A handler that is a plain function answers at once, or returns ``LATER`` and calls ``call.answer`` later; neither needs
+a task. A coroutine function gets a task, which is cancelled when the caller gives up.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ R = TypeVar("R")
 
 
 class Reply(Struct, Generic[R], eq=False):
-    """What a handler returns if bytes go with its value."""
+    """Return value of a handler that sends a body along with its value."""
 
     value: R
     body: Payload = b""
 
 
 class Later(enum.Enum):
-    """What a handler returns that will answer later."""
+    """Return value of a handler that will answer later."""
 
     LATER = 0
 
@@ -55,15 +55,18 @@ NoticeHandler = Callable[["Notification[A]"], None]
 
 
 class Methods:
-    """The handlers of methods. One table may serve any number of connections. A server gives ``access``, the callers of
-    each method, and the ``book`` of servers; then a method that is not in ``access`` cannot be added."""
+    """The handlers of methods. Any number of connections may share one table.
+
+    A server gives ``access``, which says which peers may call each method, and the ``book`` of servers. Then only
+    methods in ``access`` can be added.
+    """
 
     __slots__ = ("_access", "_book", "notices", "requests", "streams")
 
     def __init__(self, access: Mapping[str, Access] | None = None, book: ServerBook | None = None) -> None:
         self._access, self._book = access, book or ServerBook()
         self.requests: dict[str, tuple[Method[Any, Any], Callable[[Any], Any], bool, Guard | None]] = {}
-        """Name → description, handler, whether the handler needs a task, and its guard, if only some may call it."""
+        """Name → description, handler, whether the handler needs a task, and its guard, if it has one."""
         self.streams: dict[str, tuple[StreamMethod[Any, Any], Callable[[Any, Any], Any], Guard | None]] = {}
         self.notices: dict[str, tuple[Notice[Any], Callable[[Any], None], Guard | None]] = {}
 

@@ -1,10 +1,10 @@
-"""The calls that this side answers: limits, handlers, cancellation, and what a handler's failure becomes.
+"""The calls that this side answers: limits, handlers, cancellation, and errors of handlers.
 
-What is being served is bounded in number and bytes; beyond that a request is refused with ``ResourceExhausted`` before
-any handler sees it. A call counts until its handler is done with it, also when its caller has given up.
+The calls being served are limited in number and in bytes. Beyond that, a request is refused with ``ResourceExhausted``
+before any handler sees it. A call counts until its handler is done with it, also when its caller has given up.
 
-Bytes of a large message are reserved before it is received. Whoever takes the message over takes the reservation along;
-otherwise the connection releases it as soon as the message was dealt with.
+Bytes of a large message are reserved before it is received. A call that keeps the message takes over the reservation;
+otherwise the connection releases it as soon as the message was handled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ A = TypeVar("A")
 
 
 class Notification(Struct, Generic[A], eq=False):
-    """Something the peer tells."""
+    """A notice from the peer."""
 
     connection: Connection
     argument: A
@@ -48,9 +48,9 @@ class Notification(Struct, Generic[A], eq=False):
 
 
 class Call(Struct, Generic[A], eq=False):
-    """Something the peer asks. ``deadline`` is in the time of the event loop.
+    """A request from the peer. ``deadline`` is in the time of the event loop.
 
-    A handler that returned ``LATER`` must ``answer`` or ``fail`` the call once, also after it was cancelled: until
+    A handler that returned ``LATER`` must call ``answer`` or ``fail`` once, also after the call was cancelled: until
     then it counts as being served.
     """
 
@@ -81,11 +81,11 @@ class Call(Struct, Generic[A], eq=False):
         self._serving.finish(self, error)
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Call this when the caller gives up, its deadline passes, or the connection is lost."""
+        """Set a function to call when the caller gives up, its deadline passes, or the connection is lost."""
         self._on_cancel = callback
 
     def cancel(self) -> None:
-        """The answer is of no use to anyone any more."""
+        """Cancel the call: its answer is no longer needed."""
         if self.is_cancelled:
             return
         self.is_cancelled = True
@@ -98,7 +98,7 @@ class Call(Struct, Generic[A], eq=False):
                 _log.exception("what was to be done when a call is cancelled failed")
 
     def stop(self) -> None:
-        """Cancel the task. One that has not begun will not run at all, so it cannot say that it is done."""
+        """Cancel the task. A task that has not begun will never run, so its call is ended here."""
         assert self.task is not None
         self.task.cancel()
         if not self.is_started:
@@ -106,8 +106,11 @@ class Call(Struct, Generic[A], eq=False):
 
 
 class Serving:
-    """``refusal`` makes the error for new requests once there shall be none; ``on_idle`` is told whenever the last
-    call is done."""
+    """The requests and streams of the peer that are being served.
+
+    If ``refusal`` is set, new requests fail with the error that it returns. ``on_idle`` is called whenever the last
+    call is done.
+    """
 
     __slots__ = (
         "_budget",
@@ -140,7 +143,7 @@ class Serving:
         self._is_lost = False
         self._watch = DeadlineWatch(loop, self._expire)
         self.reserved = 0
-        """Bytes of the large message that is being received or dealt with."""
+        """Bytes of the large message that is being received or handled."""
         self.refused = 0
         self.on_idle: Callable[[], None] | None = None
         self.refusal: Callable[[], CutwaterError] | None = None
@@ -158,10 +161,10 @@ class Serving:
         """Bytes of requests that are being received or served."""
         return self._bytes
 
-    # What the peer says.
+    # Frames from the peer.
 
     def reserve(self, size: int, *, is_request: bool) -> bool:
-        """Make room for a large message that is about to be received, if there is any."""
+        """Reserve room for a large message that is about to be received. Returns False if there is no room."""
         if (is_request and self._bytes + size > self._options.call_bytes_max) or not self._budget.take(size):
             return False
         self._bytes += size
@@ -236,7 +239,7 @@ class Serving:
             return
         notice, handler, guard = entry
         if guard is not None:
-            # A refused notice ends the connection: it has no answer, so there is no other way to say so.
+            # A notice has no answer, so ending the connection is the only way to refuse it.
             guard.check(self.connection.peer)
         try:
             argument = notice.argument_of(frame.header.argument)
@@ -260,10 +263,10 @@ class Serving:
         if call is not None and call.sender is not None:
             call.sender.granted(frame.header.items, frame.header.bytes)
 
-    # What becomes of it.
+    # Admission and results.
 
     def _objection(self, frame: Frame, methods: dict[str, Any]) -> CutwaterError | None:
-        """Why a request is not served, or None. No handler has seen it, so nothing was done."""
+        """Return why a request is not served, or None. No handler has seen it, so nothing was done."""
         options, size = self._options, frame.size - self.reserved
         if self.refusal is not None:
             return self.refusal()
@@ -285,7 +288,7 @@ class Serving:
         return None
 
     def exhausted(self, message: str) -> ResourceExhausted:
-        """Count a refusal, and make the error for it."""
+        """Count a refusal, and return the error for it."""
         self.refused += 1
         return ResourceExhausted(message, retry_ms=self._options.retry_ms)
 
@@ -293,7 +296,7 @@ class Serving:
         self._outbox.send(Kind.ERROR, call, encode_error(error, self._outbox.header_bytes_max))
 
     def _keep(self, call: Call[Any]) -> None:
-        """The call goes on after this turn: from now on it counts."""
+        """Keep a call that goes on after this turn. From now on it counts against the limits."""
         if self.reserved:
             self.reserved = 0
         else:
@@ -325,7 +328,7 @@ class Serving:
             self.finish(call, unforeseen(method.name, error))
 
     def finish(self, call: Call[Any], outcome: Any) -> None:
-        """The handler is done with a call: with a result, or an error to be told."""
+        """End a call with the result of its handler, or with an error, and send it to the peer."""
         if call.is_answered:
             return
         call.is_answered = True
@@ -351,25 +354,25 @@ class Serving:
         except CutwaterError as error:
             self._tell(call.number, error)
         except Exception as error:
-            # The value cannot be encoded, which is a bug of the handler.
+            # The value cannot be encoded, which is a bug in the handler.
             self._tell(call.number, unforeseen("an answer", error))
 
-    # The rest of a connection's life.
+    # Streams and the end of the connection.
 
     def wake_streams(self) -> None:
-        """The transport has room again."""
+        """Wake streams that wait, since the transport has room again."""
         for call in self._calls.values():
             if call.sender is not None:
                 call.sender.wake()
 
     def end_streams(self) -> None:
-        """This side is closing: streams would go on for ever, so their receivers are told to go elsewhere."""
+        """Stop all streams because this side is closing: they would go on for ever, so receivers must go elsewhere."""
         for call in list(self._calls.values()):
             if call.sender is not None:
                 call.stop()
 
     def lost(self) -> None:
-        """The connection is gone: nobody waits for these answers any more."""
+        """Cancel all calls: the connection is gone, and no peer waits for their answers."""
         self._is_lost = True
         self._watch.stop()
         self.release()
@@ -383,12 +386,12 @@ class Serving:
 
 
 def _shown(method: str) -> str:
-    """A name that the peer made up, at a length that can be shown."""
+    """Shorten a name that the peer made up, for messages."""
     return repr(method[:METHOD_CHARS_SHOWN])
 
 
 def unforeseen(name: str, error: Exception) -> InternalError:
-    """What the peer may know of an unforeseen failure. The rest is for the log."""
+    """Return an error that tells the peer of an unforeseen failure without details. The details go to the log."""
     incident = secrets.token_hex(4)
     _log.error("incident %s: %s failed", incident, name, exc_info=error)
     return InternalError(f"{name} failed at the peer", incident=incident)

@@ -1,8 +1,8 @@
-"""What waits to be written: everything of one turn of the event loop goes to the transport in one piece.
+"""Collects frames to send: all frames of one turn of the event loop are written to the transport together.
 
-Small parts are joined, which is cheaper than any other way to hand them over. Large ones are passed on as they are.
+Small parts are joined, which is the cheapest way to write them. Large parts are written as they are.
 
-A transport that takes whole frames gets each at once: it keeps them until the next turn by itself.
+A transport that takes whole frames gets each frame at once, since it keeps them until the next turn by itself.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from cutwater.wire.messages import FIXED_BYTES, PACK_FIXED
 JOIN_BYTES_MAX = 16 * 1024
 """Parts above this are not joined with others."""
 FLUSH_BYTES = 256 * 1024
-"""Above this, writing does not wait for the end of the turn."""
+"""Above this, a write does not wait for the end of the turn."""
 
 
 class Outbox:
-    """Whoever has much to send looks at ``is_busy`` first, and what can be refused is refused when it ``is_full``. If
-    more waits than ``bytes_max``, nothing is taken any more, and ``overflow`` is called: in the next turn, when no one
-    is in the middle of anything.
+    """Frames that wait to be written.
 
-    A transport may say only after this turn of the event loop that it has too much, since it tries to write first. So
-    more than ``high`` makes this busy for the turn; ``on_settled`` is called in the next.
+    A sender of much data checks ``is_busy`` first. Requests and notices are refused while it ``is_full``. If more than
+    ``bytes_max`` waits, the outbox drops everything and accepts nothing more. It calls ``overflow`` in the next turn,
+    when no other code is half-way through its work.
+
+    A transport tries to write first, so it may report that it is full only after this turn of the event loop. Therefore
+    more than ``high`` waiting bytes make the outbox busy for this turn, and ``on_settled`` is called in the next.
     """
 
     __slots__ = (
@@ -61,7 +63,7 @@ class Outbox:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._by_frame: FrameTransport | None = None
-        """The same transport, if it takes frames."""
+        """The same transport, if it takes whole frames."""
         self._high = high
         self._on_settled = on_settled
         self._overflow = overflow
@@ -69,20 +71,20 @@ class Outbox:
         self._bytes = 0
         self._has_large = False
         self.position = 0
-        """Bytes that were ever sent. The operating system has taken all of them but the last ``size``."""
+        """Bytes that were ever sent. The operating system has taken all of them except the last ``size``."""
         self.will_flush = False
-        """Someone will ``flush`` before this turn ends. Who sets this does."""
+        """``flush`` will be called before this turn ends. Code that sets this must call it."""
         self.is_paused = False
-        """The transport says so."""
+        """The transport has paused writing."""
         self.is_busy = False
-        """It says so, or will probably say so in the next turn."""
+        """The transport has paused writing, or will probably do so in the next turn."""
         self.bytes_max = bytes_max
         self.frame_bytes_max = self.header_bytes_max = header_bytes_max
-        """What the peer takes. Little, until it has said how much."""
+        """What the peer takes. Small, until the peer has sent its limits."""
 
     @property
     def is_full(self) -> bool:
-        """The peer does not read. The other half of the room is for answers, which cannot be refused."""
+        """The peer does not read. The other half of ``bytes_max`` is for answers, which cannot be refused."""
         return self.is_busy and 2 * self.size > self.bytes_max
 
     @property
@@ -101,7 +103,7 @@ class Outbox:
         self._by_frame = transport if isinstance(transport, FrameTransport) else None
 
     def detach(self) -> None:
-        """Drop what is left; nothing can be sent any more."""
+        """Drop what has not been written. Nothing can be sent any more."""
         self._transport = self._by_frame = None
         self._parts = []
         self.position -= self._bytes
@@ -109,7 +111,10 @@ class Outbox:
         self._has_large = False
 
     def send(self, kind: int, call: int, header: bytes, body: Payload = b"", *, is_alone: bool = False) -> None:
-        """``is_alone``: nothing else is likely to be sent in this turn, so there is nothing to wait for."""
+        """Send a frame.
+
+        ``is_alone``: this turn will probably send nothing else, so the frame is written without waiting for more.
+        """
         parts: tuple[Body, ...]
         if type(body) is bytes:
             size = len(body)
@@ -166,7 +171,7 @@ class Outbox:
             self._fall_behind(waiting)
 
     def _fall_behind(self, waiting: int) -> None:
-        """The transport has yet to send so much."""
+        """Note that the transport has this many bytes left to send."""
         if not self.is_busy:
             self.is_busy = True
             self._loop.call_soon(self._settle)
@@ -180,7 +185,7 @@ class Outbox:
 
 
 def _plain(piece: Body) -> Body:
-    """A view whose length is its number of bytes."""
+    """Return the piece, as a view whose length is its number of bytes."""
     if isinstance(piece, memoryview) and (piece.itemsize != 1 or piece.ndim != 1):
         return piece.cast("B")
     return piece

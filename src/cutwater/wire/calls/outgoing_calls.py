@@ -1,7 +1,7 @@
-"""The calls that this side makes: who waits for which answer, until when, and how much is on its way.
+"""The calls that this side makes: the receiver of each answer, the deadline, and the bytes under way.
 
-No call is without a deadline, and every call that was begun ends exactly once: with its answer, the peer's error, the
-deadline, the caller's own change of mind, or the loss of the connection.
+Every call has a deadline, and every call that was begun ends exactly once: with its answer, the peer's error, the
+deadline, a cancellation by the caller, or the loss of the connection.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ _log = logging.getLogger(__name__)
 TIMEOUT_MS_MAX = 2**40
 
 Sink = asyncio.Future[Frame] | Callable[[Frame | CutwaterError], None]
-"""Where the outcome of a call goes. A function costs no turn of the event loop."""
+"""Receives the outcome of a call. A function costs no turn of the event loop."""
 
 
 class Calling:
-    """``refusal`` makes the error for new calls once there shall be none; ``on_idle`` is told whenever the last call
-    has ended."""
+    """The calls and streams of this side that have not ended yet.
+
+    If ``refusal`` is set, new calls fail with the error that it returns. ``on_idle`` is called whenever the last call
+    has ended.
+    """
 
     __slots__ = (
         "_bytes",
@@ -51,7 +54,7 @@ class Calling:
         self._limits = PeerLimits(0, 0, 0, 0)
         self._next = 1
         self._pending: dict[int, tuple[float, Sink, int, str]] = {}
-        """Call → deadline, who waits, size of the request, name of the method."""
+        """Call → deadline, receiver of the outcome, size of the request, name of the method."""
         self._streams: dict[int, tuple[float, StreamReceiver[Any]]] = {}
         self._bytes = 0
         self._watch = DeadlineWatch(loop, self._expire)
@@ -72,7 +75,7 @@ class Calling:
         return self._bytes
 
     def allow(self, limits: PeerLimits) -> None:
-        """What the peer said it takes at a time."""
+        """Set the limits that the peer sent."""
         self._limits = limits
 
     def start(self, method: str, argument: Any, body: Payload, timeout_ms: int, sink: Sink) -> int:
@@ -133,12 +136,12 @@ class Calling:
             )
 
     def cancel(self, call: int) -> None:
-        """The caller does not want the answer any more."""
+        """Cancel a call whose answer the caller no longer wants."""
         if self._take(call) is not None:
             self._outbox.send(Kind.CANCEL, call, b"")
 
     def _take(self, call: int) -> Sink | None:
-        """End a call: whoever waits for it gets its outcome from who called this."""
+        """End a call. Returns the receiver of the outcome, which the code that calls this must notify."""
         entry = self._pending.pop(call, None)
         if entry is None:
             return None
@@ -160,10 +163,10 @@ class Calling:
             self.on_idle()
         return None if entry is None else entry[1]
 
-    # What the peer says.
+    # Frames from the peer.
 
     def expects(self, kind: int, call: int) -> bool:
-        """Whether anyone waits for a frame that is about to be received."""
+        """Return whether a call or stream waits for a frame that is about to be received."""
         return call in (self._streams if kind == Kind.STREAM_ITEM else self._pending)
 
     def response(self, frame: Frame) -> None:
@@ -202,7 +205,7 @@ class Calling:
         try:
             tell(entry[1])
         except (MalformedFrame, ResourceExhausted) as error:
-            # This concerns the stream only. Whatever else is wrong concerns the connection.
+            # These errors end the stream only. All other errors end the connection.
             self._forget(frame.call)
             entry[1].end(error)
 
@@ -214,21 +217,21 @@ class Calling:
             self._check_known(frame.call)
 
     def _check_known(self, call: int) -> None:
-        """An answer may come after the caller gave up, but not before anyone asked."""
+        """Raise if the call was never made. An answer may come after the caller gave up."""
         if call >= self._next:
             raise ProtocolViolation(f"an answer came to call {call}, which was never made")
 
-    # The end.
+    # Closing.
 
     def cancel_streams(self, error: CutwaterError) -> None:
-        """Whoever reads them must not take this for their end."""
+        """End all streams with an error, so that readers do not take this for the regular end of the stream."""
         for call in list(self._streams):
             stream = self._forget(call)
             if stream is not None:
                 stream.end(error)
 
     def lost(self, reason: str, cause: CutwaterError | None) -> None:
-        """The connection is gone: what was asked may or may not have been done."""
+        """End every call and stream, as the connection is gone. Requests may or may not have been carried out."""
         self._watch.stop()
         pending, self._pending = self._pending, {}
         streams, self._streams = self._streams, {}
@@ -276,7 +279,7 @@ def _tell(sink: Callable[[Frame | CutwaterError], None], outcome: Frame | Cutwat
     try:
         sink(outcome)
     except Exception:
-        _log.exception("whoever waited for an answer failed on it")
+        _log.exception("the callback for an answer failed")
 
 
 def _payload_bytes(body: Payload) -> int:

@@ -1,7 +1,7 @@
 """Both ends of a stream: ``StreamSender`` for the handler, ``StreamReceiver`` for the caller.
 
-The sender waits until the receiver has given credit for its next item and the transport has room; so what is on its way
-is bounded by what the receiver reserved, and what waits here is one item.
+The sender waits until the receiver has granted credit for its next item and the transport has room. So the bytes under
+way are limited by what the receiver reserved, and at most one item waits here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ WINDOW_ITEMS = 64
 WINDOW_BYTES = 1024 * 1024
 """The room for one stream, unless the caller says otherwise."""
 ITEM_BYTES_MAX = 16 * 1024 * 1024
-"""A larger item than there is room for is let through alone, up to this."""
+"""An item that is larger than the room is let through alone, up to this size."""
 
 
 class StreamSender(Generic[I]):
-    """Where the handler of a stream sends its items."""
+    """Sends the items of a stream, for its handler."""
 
     __slots__ = ("_backlog", "_call", "_in_a_row", "_outbox", "_stall_ms_max", "_waiter", "_window")
 
@@ -39,17 +39,20 @@ class StreamSender(Generic[I]):
         self._stall_ms_max = stall_ms_max
         self._backlog = 0, 0
         self._in_a_row = 0
-        """Bytes sent since others had a turn."""
+        """Bytes sent since other tasks had a turn."""
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def credit(self) -> tuple[int, int]:
-        """Items and bytes that could be sent at once."""
+        """Items and bytes that can be sent now."""
         return self._window.items, self._window.bytes
 
     async def send(self, value: I, body: Payload = b"", *, backlog_items: int = 0, backlog_bytes: int = 0) -> None:
-        """Send an item as soon as the receiver has room for it. The backlog is what waits behind it, as far as known:
-        a receiver with several senders divides its room by that."""
+        """Send an item as soon as the receiver has room for it.
+
+        The backlog is what waits behind the item, as far as known. A receiver with several senders divides its room by
+        backlog.
+        """
         assert backlog_items >= 0
         assert backlog_bytes >= 0
         header = ENCODE((backlog_items, backlog_bytes, value))
@@ -57,7 +60,7 @@ class StreamSender(Generic[I]):
         size = len(header) + sum(memoryview(piece).nbytes for piece in pieces)
         assert self._waiter is None, "two tasks send to the same stream"
         if self._in_a_row > FLUSH_BYTES:
-            # Otherwise a handler with much to send would let nobody else have a turn.
+            # Otherwise a handler with much to send would not let other tasks run.
             self._in_a_row = 0
             await asyncio.sleep(0)
         if not self._window.fits(size) or self._outbox.is_busy:
@@ -85,7 +88,7 @@ class StreamSender(Generic[I]):
             self._waiter = None
 
     def granted(self, items: int, size: int) -> None:
-        """The receiver gave credit; nothing at all means that it wants back what is not in use."""
+        """Take credit from the receiver. 0 items and 0 bytes mean that the receiver wants unused credit back."""
         if items or size:
             self._window.grant(items, size)
             self.wake()
@@ -99,7 +102,7 @@ class StreamSender(Generic[I]):
 
 
 class SharedCredit:
-    """Room for the items of one stream, or of several, also of different connections; it is divided by backlog."""
+    """Room for the items of one or several streams, also of different connections. It is divided by backlog."""
 
     __slots__ = ("_streams", "pool")
 
@@ -123,13 +126,13 @@ class SharedCredit:
         """Tell the senders what they may send now."""
         for member, items, size in self.pool.grants():
             grant = self._streams.get(member)
-            # Telling one may end the connection of another.
+            # Granting to one stream may end the connection of another.
             if grant is not None:
                 grant(items, size)
 
 
 class StreamReceiver(Generic[I]):
-    """The items of a stream, in order::
+    """Receives the items of a stream, in order::
 
     async with connection.open_stream(SUBSCRIBE, request) as stream:
         async for item in stream:
@@ -170,22 +173,25 @@ class StreamReceiver(Generic[I]):
 
     @property
     def queued(self) -> tuple[int, int]:
-        """Items and bytes that came and were not yet taken."""
+        """Items and bytes that were received and not yet taken."""
         return self._member.queued_items, self._member.queued_bytes
 
     @property
     def backlog(self) -> tuple[int, int]:
-        """Items and bytes that wait at the sender, as it said last."""
+        """Items and bytes that wait at the sender, as it last reported."""
         return self._member.backlog_items, self._member.backlog_bytes
 
     def begin(self) -> tuple[int, int]:
-        """The first credit."""
+        """Join the credit pool, and return the first credit."""
         self._member, items, size = self._credit.join(self._grant)
         return items, size
 
     async def receive(self, *, timeout_ms: int | None = None) -> Received[I] | None:
-        """The next item, or None at the end of the stream. Without a timeout it waits as long as the connection lives,
-        which a peer that is gone ends too. One waiter at a time."""
+        """Return the next item, or None at the end of the stream.
+
+        Without a timeout it waits as long as the connection lives; the loss of the peer ends the wait too. Only one
+        task may wait at a time.
+        """
         if not self._queue and not self._is_over:
             try:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000):
@@ -204,7 +210,7 @@ class StreamReceiver(Generic[I]):
             self._waiter = None
 
     def receive_nowait(self) -> Received[I] | None:
-        """An item that is there already, or None."""
+        """Return an item that was received already, or None."""
         if not self._queue:
             if self._error is not None:
                 raise self._error
@@ -215,7 +221,7 @@ class StreamReceiver(Generic[I]):
         return item
 
     def cancel(self) -> None:
-        """Want nothing more; what came and was not taken is dropped."""
+        """End the stream, and drop received items that were not taken."""
         if not self._is_over:
             self._on_cancel(self._call)
             self.end(None)
@@ -240,7 +246,7 @@ class StreamReceiver(Generic[I]):
     ) -> None:
         self.cancel()
 
-    # What the connection tells.
+    # Calls from the connection.
 
     def item(self, frame: Frame) -> None:
         header: ItemHeader = frame.header
@@ -257,7 +263,7 @@ class StreamReceiver(Generic[I]):
         self._credit.settle()
 
     def end(self, error: CutwaterError | None) -> None:
-        """Nothing more will come. What came already can still be taken."""
+        """End the stream. Items received already can still be taken."""
         if not self._is_over:
             self._is_over = True
             self._error = error

@@ -1,6 +1,6 @@
-"""Whether a peer may call a method: looked at centrally, before any handler runs.
+"""Checks whether a peer may call a method, in one place, before any handler runs.
 
-The table of methods and their callers is in ``method_access``. Every connected peer may call a method without a guard.
+The table of methods and their callers is ``method_access``. Every connected peer may call a method without a guard.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LOG_SECONDS = 5.0
-"""How often refusals of one method are logged at most."""
+"""Refusals of one method are logged at most once in this time."""
 
 
 class Guard:
-    """Of one method of one server. Refusals are logged, at most once in ``log_seconds``."""
+    """Guards one method of one server. Refusals are logged, at most once in ``log_seconds``."""
 
     __slots__ = ("_access", "_book", "_log_after", "_log_seconds", "_name", "_needs_argument", "_refused", "_subject")
 
@@ -33,13 +33,13 @@ class Guard:
         self._name, self._access, self._book = name, access, book
         self._subject = access.subject
         self._needs_argument = access.is_for_clients or access.client_subject is not None
-        """Whether nobody can be refused before the argument is known."""
+        """Whether no peer can be refused before the argument is known."""
         self._log_seconds = log_seconds
         self._log_after = 0.0 if log_seconds < inf else inf
         self._refused = 0
 
     def check(self, peer: Peer | None) -> None:
-        """Before the argument is looked at. Raises unless the peer has proved to be a server that may call this."""
+        """Raise unless the peer has proved to be a server that may call this. Runs before the argument is decoded."""
         if not self._needs_argument:
             self._check_server(peer)
 
@@ -51,11 +51,11 @@ class Guard:
         if not access.is_admission and not self._book.is_known(server):
             if self._book.has(server.kind, server.name):
                 raise self._refusal(peer, f"{server} of this cluster has another key than this peer")
-            # This side may not have heard yet of a server that was added a moment ago.
+            # This side may not know yet of a server that was added a moment ago.
             raise self._refusal(peer, f"the key of {server} is not known here", is_certain=False)
 
     def check_argument(self, peer: Peer | None, argument: Any) -> None:
-        """Raises if the argument speaks for another server."""
+        """Raise if the argument speaks for another server than the peer."""
         subject = self._subject
         if subject is None:
             return

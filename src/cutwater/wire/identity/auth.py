@@ -1,7 +1,8 @@
-"""Who is there: what a peer shows of itself, and what a listener makes of it.
+"""Authentication: the credentials that a peer shows, and the identity that a listener derives from them.
 
-An authenticator is a function from ``Credentials`` to an ``Identity``; it raises ``Unauthenticated`` if it does not
-believe them, and may be a coroutine function. What an identity may do is decided above, with ``call.connection.peer``.
+An authenticator is a function from ``Credentials`` to an ``Identity``. It raises ``Unauthenticated`` if it rejects the
+credentials, and may be a coroutine function. The layers above decide what an identity may do, from
+``call.connection.peer``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cutwater.protocol.errors import Unauthenticated
 
 
 class Credentials(Struct, frozen=True):
-    """What a peer shows. ``certificate`` is in the form of ``ssl.SSLSocket.getpeercert``, verified, or empty."""
+    """Credentials of a peer. ``certificate`` is in the form of ``ssl.SSLSocket.getpeercert``, verified, or empty."""
 
     role: str
     name: str
@@ -26,7 +27,7 @@ class Credentials(Struct, frozen=True):
 
 
 class Identity(Struct, frozen=True):
-    """Who a peer is, as far as the listener is convinced. Without an authenticator, everyone is anonymous."""
+    """The identity of a peer, as the listener has established it. Without an authenticator, every peer is anonymous."""
 
     name: str
     roles: tuple[str, ...] = ()
@@ -38,7 +39,7 @@ Authenticator = Callable[[Credentials], Identity | Awaitable[Identity]]
 
 
 class TokenAuthenticator:
-    """Knows a set of tokens and whose they are. The time it takes tells nothing about them."""
+    """Authenticates by token. All tokens take the same time, so timing reveals nothing about the known ones."""
 
     def __init__(self, tokens: Mapping[str, Identity]) -> None:
         if not all(tokens):
@@ -59,7 +60,7 @@ class TokenAuthenticator:
 
 
 class CertificateOrToken:
-    """Believes a certificate that TLS has verified; who shows none needs a token."""
+    """Accepts a certificate that TLS has verified. A peer without a certificate needs a token."""
 
     def __init__(self, tokens: Mapping[str, Identity]) -> None:
         self._by_token, self._has_tokens = TokenAuthenticator(tokens), bool(tokens)
@@ -75,7 +76,7 @@ class CertificateOrToken:
 
 
 def by_certificate(credentials: Credentials) -> Identity:
-    """The common name of a client certificate that TLS has verified."""
+    """Authenticate by the common name of a client certificate that TLS has verified."""
     name = _common_name(credentials)
     if name is None:
         raise Unauthenticated("a client certificate with a common name is needed here")

@@ -1,4 +1,4 @@
-"""The first words on a connection: each side says who it is and what it takes, and judges the other. Pure."""
+"""The handshake: each side sends its identity and limits, and checks those of the other. Pure."""
 
 from __future__ import annotations
 
@@ -35,20 +35,26 @@ NAME_CHARS_MAX = 256
 TOKEN_CHARS_MAX = 8_192
 
 ANY_CLUSTER = ClusterId(0)
-"""What a client says that does not know yet which cluster it talks to."""
+"""The cluster id that a client sends if it does not know yet which cluster it talks to."""
 
 Expect = Callable[[ProvenServer | None], None]
-"""Raises if a server that was connected to is not the one that is wanted; None: it has proved nothing."""
+"""Raises if the connected server is not the expected one. None means that the server has proved nothing."""
 
 
 Here = tuple[str, int] | None
-"""The address at which a connection without TLS was accepted. None: nobody can be in between without being noticed, as
-TLS shows a certificate for the address, or both sides are in one process."""
+"""The address at which a connection without TLS was accepted.
+
+None means that a man in the middle would be noticed: TLS checks a certificate for the address, or both sides are in one
+process.
+"""
 
 
 class Endpoint(Struct, frozen=True):
-    """The identity, methods and limits of this side, for any number of connections. Servers have a ``key``, and prove
-    with it which server they are. ``advertised``: where others are told to connect, if not where it listens."""
+    """The identity, methods and limits of this side, for any number of connections.
+
+    Servers have a ``key``, with which they prove which server they are. ``advertised`` is the address that others are
+    told to connect to, if it differs from the listen address.
+    """
 
     cluster: ClusterId
     role: str
@@ -69,8 +75,11 @@ class Endpoint(Struct, frozen=True):
 
 
 class Peer(Struct, frozen=True):
-    """The other side. ``role`` and ``name`` are what it says; ``identity`` is what its token or certificate
-    says. ``server``: it has proved to hold the private key of a server, see ``server_book``."""
+    """The other side of a connection.
+
+    ``role`` and ``name`` are its own claims. ``identity`` comes from its token or certificate. ``server`` is set if it
+    has proved to hold the private key of a server, see ``server_book``.
+    """
 
     cluster: ClusterId
     role: str
@@ -83,8 +92,11 @@ class Peer(Struct, frozen=True):
 
 
 def encode_hello(ours: Endpoint, token: str, *, is_proof_wanted: bool = False, dialled: str = "") -> bytes:
-    """The first words of the side that connects. ``is_proof_wanted``: the other side has to prove which server it is.
-    This side proves nothing to one that need not. ``dialled``: the address that it connects to."""
+    """Encode the first message of the connecting side.
+
+    ``is_proof_wanted``: the other side must prove which server it is. If not, this side proves nothing either.
+    ``dialled`` is the address that this side connects to.
+    """
     hello = Hello(MAGIC, VERSION_MIN, VERSION_MAX, ours.cluster, ours.role, ours.name, token, ours.limits)
     if is_proof_wanted:
         key = bytes.fromhex(ours.key.public) if ours.key is not None else b""
@@ -106,7 +118,7 @@ def accepted_at(transport: asyncio.BaseTransport) -> Here:
 
 
 def judge_hello(ours: Endpoint, header: Raw, address: str, here: Here = None) -> tuple[Hello, Welcome, Peer]:
-    """What a peer that connected says of itself, the answer to it, and who it is, if there is nothing wrong with it."""
+    """Check the HELLO of a peer that connected. Returns it, the answer to it, and the peer."""
     version = _judge_prologue(header)
     theirs = _decode(header, Hello)
     if theirs.cluster not in (ANY_CLUSTER, ours.cluster):
@@ -115,10 +127,10 @@ def judge_hello(ours: Endpoint, header: Raw, address: str, here: Here = None) ->
     welcome = Welcome(MAGIC, version, version, ours.cluster, ours.role, ours.name, ours.limits)
     if theirs.nonce and ours.key is not None:
         if here is not None and not _leads_here(theirs.dialled, here, ours.advertised):
-            # Both signatures are about the HELLO, so somebody in between cannot say another address.
+            # Both signatures cover the HELLO, so a man in the middle cannot change the address.
             raise Unproven(
                 f"{ours.role} {ours.name} listens at {format_address(*here)} and proves nothing to a connection that "
-                f"was made to {theirs.dialled or 'an unknown address'}: somebody in between may pass it on. If "
+                f"was made to {theirs.dialled or 'an unknown address'}: a man in the middle may pass it on. If "
                 "that is a proxy or a forwarded port, give its address with --advertise, or use TLS"
             )
         nonce = secrets.token_bytes(NONCE_BYTES) if theirs.key else b""
@@ -128,8 +140,11 @@ def judge_hello(ours: Endpoint, header: Raw, address: str, here: Here = None) ->
 
 
 def _leads_here(dialled: str, here: tuple[str, int], advertised: str) -> bool:
-    """Whether a connection to that address reaches this side, with nobody in between that passes on what is said. A
-    host has many names and addresses, so ports have to be the same, and of loopback addresses the hosts as well."""
+    """Return whether a connection to ``dialled`` reaches this side directly, and not a man in the middle.
+
+    A host has many names and addresses, so only the ports must be the same. For loopback addresses the hosts must be
+    the same as well.
+    """
     try:
         host, port = parse_address(dialled)
     except InvalidArgument:
@@ -141,7 +156,7 @@ def _leads_here(dialled: str, here: tuple[str, int], advertised: str) -> bool:
 
 
 def _is_same(host: str, other: str) -> bool:
-    """Addresses have several spellings."""
+    """Compare two addresses, which may be spelled differently."""
     try:
         return ip_address(host) == ip_address(other)
     except ValueError:
@@ -149,7 +164,7 @@ def _is_same(host: str, other: str) -> bool:
 
 
 def judge_proof(hello: bytes, welcome: bytes, signature: bytes, address: str) -> ProvenServer:
-    """Which server it is that connected, once it has signed."""
+    """Check the signature of a server that connected, and return the server."""
     theirs = msgspec.msgpack.decode(hello, type=Hello)
     if not is_signed(theirs.key, signature, connector_statement(hello, welcome)):
         raise Unproven(f"{address} says that it is {theirs.role} {theirs.name}: its signature is not one of its key")
@@ -157,7 +172,7 @@ def judge_proof(hello: bytes, welcome: bytes, signature: bytes, address: str) ->
 
 
 def judge_welcome(ours: Endpoint, hello: bytes, header: Raw, address: str) -> tuple[Peer, bool]:
-    """The peer that answered, and whether it wants a proof of this side."""
+    """Check the WELCOME. Returns the peer, and whether it wants a proof from this side."""
     version = _judge_prologue(header)
     theirs = _decode(header, Welcome)
     if ours.cluster not in (ANY_CLUSTER, theirs.cluster):
@@ -171,7 +186,7 @@ def judge_welcome(ours: Endpoint, hello: bytes, header: Raw, address: str) -> tu
 
 
 def encode_proof(key: ServerKey, hello: bytes, welcome: bytes) -> bytes:
-    """The PROOF, which the connecting side sends after the WELCOME."""
+    """Encode the PROOF, which the connecting side sends after the WELCOME."""
     return ENCODE((key.sign(connector_statement(hello, welcome)),))
 
 
@@ -180,7 +195,7 @@ def _said(welcome: Welcome) -> tuple[int | str | bytes, ...]:
 
 
 def _judge_prologue(header: Raw) -> int:
-    """The newest version that both sides speak."""
+    """Return the newest version that both sides speak."""
     theirs = _decode(header, Prologue)
     if theirs.magic != MAGIC:
         raise MalformedFrame("the peer does not speak the protocol of Cutwater")
@@ -201,7 +216,7 @@ def _decode(header: Raw, cls: type[S]) -> S:
 
 
 def _peer(theirs: Hello | Welcome, version: int, address: str) -> Peer:
-    """The peer, as it says; what makes no sense is refused."""
+    """Return the peer as it describes itself. Raises if a value is implausible."""
     token, limits = theirs.token if isinstance(theirs, Hello) else "", theirs.limits
     if len(theirs.role) > NAME_CHARS_MAX or len(theirs.name) > NAME_CHARS_MAX or len(token) > TOKEN_CHARS_MAX:
         raise MalformedFrame("the greeting has a name or a token that is longer than any can be")

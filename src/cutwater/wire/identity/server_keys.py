@@ -1,7 +1,7 @@
 """Key pairs of servers, and what a server signs to prove which one it is (ADR 0036).
 
 A server has an Ed25519 key pair. The private key is made once, stays in a file that only its owner can read, and never
-travels. In a handshake each server signs what both sides have said, which includes a nonce of the other side, so a
+travels. In a handshake each server signs what both sides have sent. That includes a nonce of the other side, so a
 recorded proof is of no use later.
 """
 
@@ -39,8 +39,10 @@ CONTEXT = b"cutwater server proof 1"
 
 
 class ProvenServer(Struct, frozen=True):
-    """A server that has proved to hold the private key of ``key``, which is in hexadecimal digits. Whether the cluster
-    knows that key as the one of this server is another question, see ``server_book``."""
+    """A server that has proved to hold the private key of ``key``, which is in hexadecimal digits.
+
+    ``server_book`` says whether the cluster knows that key as the key of this server.
+    """
 
     kind: str
     name: str
@@ -75,7 +77,7 @@ class ServerKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
         from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
 
-        # Files from before the public key was written beside it end here.
+        # Older files contain the private key only, and end here.
         block, end, rest = data.partition(_END_OF_PRIVATE)
         try:
             private = load_pem_private_key(block + end, password=None)
@@ -95,8 +97,10 @@ class ServerKey:
         return key
 
     def to_pem(self) -> bytes:
-        """The private key, and the public one after it: nearly every change of a private key gives another valid one,
-        and only the public key shows that it is not the same."""
+        """Return the private key, followed by the public key.
+
+        Nearly every change of a private key gives another valid one. Only the public key shows that it is not the same.
+        """
         from cryptography.hazmat.primitives import serialization as s  # noqa: PLC0415
 
         private = self._private.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
@@ -112,7 +116,7 @@ class ServerKey:
 
 
 def is_signed(key: bytes, signature: bytes, statement: bytes) -> bool:
-    """Whether the owner of this public key has signed the statement."""
+    """Return whether the owner of this public key has signed the statement."""
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
 
@@ -126,13 +130,15 @@ def is_signed(key: bytes, signature: bytes, statement: bytes) -> bool:
 
 
 def acceptor_statement(hello: bytes, said: tuple[int | str | bytes, ...]) -> bytes:
-    """The accepting side signs this: the HELLO as it came, and the version, cluster, role, name, nonce and key of its
-    own WELCOME."""
+    """Return what the accepting side signs.
+
+    This is the received HELLO, and the version, cluster, role, name, nonce and key of its own WELCOME.
+    """
     return b"\0".join((CONTEXT, b"acceptor", _digest(hello) + _digest(msgspec.msgpack.encode(said))))
 
 
 def connector_statement(hello: bytes, welcome: bytes) -> bytes:
-    """The connecting side signs this: its own HELLO, and the WELCOME as it came."""
+    """Return what the connecting side signs: its own HELLO, and the received WELCOME."""
     return b"\0".join((CONTEXT, b"connector", _digest(hello) + _digest(welcome)))
 
 
@@ -141,8 +147,10 @@ def _digest(data: bytes) -> bytes:
 
 
 def load_or_make(paths: Iterable[Path]) -> ServerKey:
-    """The private key that lies in these files, all of which hold the same one. Missing files are made; a new key is
-    made if all are missing."""
+    """Load the private key from these files, which must all hold the same one.
+
+    Missing files are written. If all are missing, a new key is made.
+    """
     paths = tuple(paths)
     found = {path: data for path in paths if (data := read_secret(path, _WHAT, _REPLACE)) is not None}
     keys = {path: ServerKey.from_pem(data, path) for path, data in found.items()}
@@ -159,7 +167,7 @@ def load_or_make(paths: Iterable[Path]) -> ServerKey:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Durably; a crash leaves the whole file or none."""
+    """Write the file durably. A crash leaves the whole file or none."""
     try:
         write_secret(path, data, is_lasting=True)
     except OSError as error:

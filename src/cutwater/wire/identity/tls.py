@@ -1,7 +1,7 @@
-"""TLS: whose certificates are believed, and what is shown to others.
+"""TLS: the certificates that this process shows, and the authority whose certificates it trusts.
 
-Servers of a cluster each have a certificate, and believe those of one authority: mutual TLS. Clients do the same, or,
-where servers know tokens, show one of these instead of a certificate.
+Each server of a cluster has a certificate, and trusts the certificates of one authority: mutual TLS. Clients do the
+same. Where servers know tokens, a client may show a token instead of a certificate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKEN_LENGTH_MIN = 16
 
 
 class TlsFiles(Struct, frozen=True):
-    """Certificate and key of this process, and the authority whose certificates it believes; PEM files."""
+    """Certificate and key of this process, and the authority whose certificates it trusts. PEM files."""
 
     certificate: Path
     key: Path
@@ -28,7 +28,7 @@ class TlsFiles(Struct, frozen=True):
 
 
 class Tls(Struct, frozen=True):
-    """How a server shows who it is and whom it believes, as listener and as client of other servers."""
+    """TLS settings of a server, as a listener and as a client of other servers."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -36,20 +36,22 @@ class Tls(Struct, frozen=True):
 
 
 def load_tls(files: TlsFiles, tokens: Mapping[str, Identity] | None = None) -> Tls:
-    """Both sides show a certificate and want to see one; with ``tokens``, whoever connects may show one of them
-    instead."""
+    """Load certificates for mutual TLS. With ``tokens``, a connecting peer may show one of them instead."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(server, files.authority, files.certificate, files.key)
-    # Who shows no certificate is refused by the authenticator, which can say why: with TLS 1.3 all that a client hears
-    # of a refusal by TLS itself is that the connection was closed. A certificate of another authority fails in TLS.
+    # The authenticator refuses a peer without a certificate, since it can say why: with TLS 1.3, a client that TLS
+    # itself refuses only sees that the connection was closed. A certificate of another authority fails in TLS.
     server.verify_mode = ssl.CERT_OPTIONAL
     client = client_tls(files.authority, files.certificate, files.key)
     return Tls(server, client, CertificateOrToken(tokens or {}))
 
 
 def client_tls(authority: Path, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
-    """Believes servers with a certificate of this authority for the name they are reached by, and shows them a
-    certificate if there is one."""
+    """Return a TLS context for a client.
+
+    It trusts servers that have a certificate of this authority for the name they are reached by. It shows them a
+    certificate if one is given.
+    """
     if (certificate is None) != (key is None):
         raise InvalidArgument("a certificate and its private key belong together: give both, or neither")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -76,12 +78,12 @@ def _load(context: ssl.SSLContext, authority: Path, certificate: Path | None, ke
 
 
 def _why(error: OSError) -> str:
-    """Errors of OpenSSL are errors of the operating system, too, but say little."""
+    """Return the reason as text. OpenSSL errors are OSErrors too, but say little, so they get a hint."""
     return f"{error}; PEM files are wanted" if isinstance(error, ssl.SSLError) else str(error.strerror or error)
 
 
 def read_tokens(path: Path) -> dict[str, Identity]:
-    """A name and a token in each line; empty lines and those that begin with # are left out."""
+    """Read a file with a name and a token in each line. Empty lines and lines that begin with # are skipped."""
     check_secret(path, "a file of tokens")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -92,7 +94,7 @@ def read_tokens(path: Path) -> dict[str, Identity]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        # What is wrong is not repeated here: it may be a secret.
+        # The messages do not repeat the wrong text: it may be a secret.
         if len(words) != 2:
             raise InvalidArgument(f"{path}, line {number}: a name and a token are wanted, with a space between")
         name, token = words

@@ -1,11 +1,11 @@
-"""Decides which connections a listener lets in, and for how long a stranger may stay. Knows no sockets (ADR 0037).
+"""Decides which connections a listener accepts, and how long a peer may take to greet. Knows no sockets (ADR 0037).
 
 A connection is *waiting* from the moment it is accepted until its handshake is done, TLS included, and *open* after
-that. The two have separate room, so connections that show no credential never take a place from those that did:
+that. The two have separate room, so connections that show no credential never take a place from those that did.
 
 - waiting: at most ``handshakes_max``, of these ``handshakes_per_address_max`` from one address, each for at most
-  ``handshake_ms_max``. A new connection is never turned away here: it takes the place of the oldest waiting connection
-  of the address that has most of them. An honest peer is done within milliseconds, so silent ones are dropped instead.
+  ``handshake_ms_max``. A new connection is never refused here: it takes the place of the oldest waiting connection
+  of the address that has most of them. An honest peer is done within milliseconds, so silent peers are dropped.
 - open: ``connections_max`` clients, and beyond that ``server_connections_reserved`` servers of the cluster. An address
   with many clients must leave ``other_connections_reserved`` places free for others.
 """
@@ -31,18 +31,21 @@ from cutwater.wire.states import State
 _log = logging.getLogger(__name__)
 
 LOG_SECONDS = 1.0
-"""Connections that are not let in are logged no more often, so that a flood of them does not fill a disk."""
+"""Refused connections are logged at most once in this time, so that a flood of them does not fill a disk."""
 
 IN_PROCESS = ""
 """The address of a connection from the same event loop. It has no limit per address and is never evicted."""
 
 SERVER_ROLES = frozenset({STORAGE_NODE, METADATA_NODE})
-"""Who says so has yet to prove it, and finds room as a server until then."""
+"""Roles of servers. A peer that claims one gets the room of a server until it has proved that it is one."""
 _IPV6_NETWORK_BITS = 64
 
 
 def address_key(host: str) -> str:
-    """The unit of limits per address: an IPv4 address, or the /64 network of an IPv6 address, which one host owns."""
+    """Return the unit of limits per address: an IPv4 address, or the /64 network of an IPv6 address.
+
+    One host owns the whole network.
+    """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -55,7 +58,7 @@ def address_key(host: str) -> str:
 
 
 class GateSnapshot(Struct, frozen=True):
-    """How many connections there are of each sort, and the bytes that they hold together."""
+    """Numbers of connections by state, and the bytes that they hold together."""
 
     connections: int
     handshakes: int
@@ -76,11 +79,11 @@ class _Guest:
         self.is_server = False
         self.timer: asyncio.TimerHandle | None = None
         self.cut: Callable[[], object] | None = None
-        """Ends a TLS handshake that is under way; None if there is none, so the peer can be told why it is dropped."""
+        """Aborts a TLS handshake that is under way. If it is None, the peer can be told why it is dropped."""
 
 
 class Strangers:
-    """Logs connections that were not let in, with the number of those since the last line."""
+    """Logs connections that were refused, with the number of refusals since the last line."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -97,7 +100,7 @@ class Strangers:
 
 
 class Gate:
-    """Lets connections in, up to the limits. ``on_open`` is told of each one that has greeted."""
+    """Admits connections, up to the limits. ``on_open`` is called for each connection that has greeted."""
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class Gate:
         self._trusts_process = trusts_process
         """Connections from the same event loop need no credential."""
         self._is_server = is_server or (lambda peer: False)
-        """Whether a peer is a server of the cluster, for which room is kept. What it says of itself does not decide."""
+        """Whether a peer is a server of the cluster, for which room is reserved. Its own claims do not decide."""
         self._on_open = on_open
         self._waiting: dict[Connection, _Guest] = {}
         """Oldest first."""
@@ -148,7 +151,7 @@ class Gate:
         )
 
     def enter(self, address: str) -> Connection:
-        """A connection for a peer from this address. It may be one that only says why it is refused."""
+        """Return a connection for a peer from this address. It may be one that only says why it is refused."""
         if self._is_closing:
             self._refused_total += 1
             refusal = Unavailable("this listener is closing: connect elsewhere")
@@ -173,7 +176,7 @@ class Gate:
         return connection
 
     def attaching(self, connection: Connection, cut: Callable[[], object]) -> None:
-        """Until ``attached``, TLS is being negotiated: the peer cannot be told anything, and ``cut`` ends it."""
+        """Note that TLS is being negotiated, until ``attached``. ``cut`` ends it, without telling the peer why."""
         guest = self._waiting.get(connection)
         if guest is not None:
             guest.cut = cut
@@ -184,16 +187,16 @@ class Gate:
             guest.cut = None
 
     def failed(self, connection: Connection, error: Exception) -> None:
-        """TLS failed, or the peer has gone before it was attached."""
+        """Forget a connection whose TLS handshake failed, or whose peer closed it before it was attached."""
         guest = self._forget_waiting(connection)
         if guest is not None:
             self.strangers.note(guest.address, f"{error}")
         connection.abort()
 
-    # Room for those that wait.
+    # Room for waiting connections.
 
     def relieve(self) -> None:
-        """The process has no file descriptor left: give back that of the oldest waiting connection, if there is one."""
+        """Close the oldest waiting connection, if there is one, because the process has no file descriptor left."""
         greediest = self._greediest()
         if greediest is not None:
             self._evicted_total += 1
@@ -208,8 +211,10 @@ class Gate:
         return max(others, default=(0, None))[1]
 
     def _make_room(self, key: str) -> None:
-        """Drop waiting connections until one more from ``key`` fits. Each address is held to its own limit first, so
-        an address that floods the listener drops its own connections."""
+        """Drop waiting connections until one more from ``key`` fits.
+
+        The limit of the address itself comes first, so an address that floods the listener drops its own connections.
+        """
         options = self.options
         while key != IN_PROCESS and self._waiting_from[key] >= options.handshakes_per_address_max:
             self._evict(key, f"{options.handshakes_per_address_max} connections from one address")
@@ -231,7 +236,7 @@ class Gate:
         )
 
     def _oldest(self, key: str) -> _Guest:
-        """The connection to drop. Connections that were refused already and only linger go first."""
+        """Return the connection to drop. Connections that were refused already and only linger come first."""
         mine = [guest for guest in self._waiting.values() if guest.address == key]
         return next((guest for guest in mine if guest.connection.state is State.FAILED), mine[0])
 
@@ -240,7 +245,7 @@ class Gate:
         self._drop(guest, DeadlineExceeded(f"there was no handshake within {self.options.handshake_ms_max} ms"))
 
     def _drop(self, guest: _Guest, reason: CutwaterError) -> None:
-        """The connection waits no more. It is told why, if that is possible and not too many others are."""
+        """Drop a waiting connection. The peer is told why, if that is possible and few others are being told."""
         self._forget_waiting(guest.connection)
         connection = guest.connection
         self.strangers.note(guest.address, reason.message)
@@ -264,7 +269,7 @@ class Gate:
             guest.timer.cancel()
         return guest
 
-    # Room for connections that have finished their handshake.
+    # Room for open connections.
 
     def _judge(self, guest: _Guest, credentials: Credentials) -> Identity | Awaitable[Identity]:
         authenticate = self._authenticate
@@ -280,7 +285,7 @@ class Gate:
         return later()
 
     def _with_room(self, guest: _Guest, credentials: Credentials, identity: Identity) -> Identity:
-        """The identity, if there is room for one more of its sort. A server has yet to prove that it is one."""
+        """Return the identity if there is room for one more of its sort. A server has yet to prove that it is one."""
         guest.is_server = credentials.role in SERVER_ROLES
         objection = self._objection(guest)
         if objection is not None:
@@ -292,7 +297,7 @@ class Gate:
         options = self.options
         clients_max = options.connections_max
         if guest.is_server:
-            # Servers use their own room first, and then that of clients.
+            # Servers use their own room first, and then the room of clients.
             if self._servers < options.server_connections_reserved or self._clients < clients_max:
                 return None
             return f"this listener has {clients_max} connections already, and {self._servers} from servers"
@@ -310,11 +315,11 @@ class Gate:
     def _greeted(self, connection: Connection) -> None:
         guest = self._forget_waiting(connection)
         if guest is None:
-            # It was dropped in the same turn.
+            # The connection was dropped in the same turn.
             connection.abort()
             return
         guest.is_server = connection.peer is not None and self._is_server(connection.peer)
-        # It may have said that it is a server, found room as one, and not proved it.
+        # The peer may have claimed to be a server, found room as one, and not proved it.
         objection = self._objection(guest)
         self._open[connection] = guest
         guest.is_server = guest.is_server and self._servers < self.options.server_connections_reserved
@@ -347,7 +352,7 @@ class Gate:
             del self._clients_from[guest.address]
 
     async def close_all(self, timeout_ms: int) -> None:
-        """Close every connection; those that have greeted may finish what they do."""
+        """Close every connection. Connections that have greeted may finish their calls."""
         self._is_closing = True
         strangers = [*self._waiting, *self._refusals]
         for connection in strangers:

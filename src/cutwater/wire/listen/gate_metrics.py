@@ -1,4 +1,4 @@
-"""Shows the connections of a listener, in the form that Prometheus reads."""
+"""Exports the connections of a listener as Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a server may listen where it is told to: beyond this machine only if strangers are kept out."""
+"""Checks listen addresses: a server listens beyond this machine only if strangers are kept out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WILDCARDS = ("", "0.0.0.0", "::")
 
 
 def check_listen(listen: str, advertise: str, metrics: str | None, *, has_tls: bool, insecure: bool) -> tuple[str, int]:
-    """Host and port to listen on. ``advertise``: where others are told to connect to, if not there."""
+    """Return host and port to listen on. Others are told to connect to ``advertise``, if it is given."""
     host, port = parse_flag("--listen", listen)
     _check_exposure("--listen", host, insecure or has_tls)
     if advertise:
@@ -24,7 +24,7 @@ def check_listen(listen: str, advertise: str, metrics: str | None, *, has_tls: b
 
 
 def check_metrics(metrics: str, *, insecure: bool) -> None:
-    """Metrics are served without TLS."""
+    """Check the address for metrics, which are served without TLS."""
     _check_exposure("--metrics", parse_flag("--metrics", metrics)[0], insecure)
 
 

@@ -1,4 +1,4 @@
-"""Where Prometheus reads: an HTTP listener in a thread of its own, which asks a collector when it is asked."""
+"""Serves metrics to Prometheus: an HTTP listener in its own thread, which queries a collector on each request."""
 
 from __future__ import annotations
 

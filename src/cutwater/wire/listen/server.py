@@ -1,4 +1,4 @@
-"""Listen for connections over TCP or TLS: a ``Gate``, which decides what is let in, with sockets."""
+"""Listens for connections over TCP or TLS. A ``Gate`` decides which of them are accepted."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from cutwater.wire.states import State
 _log = logging.getLogger(__name__)
 
 ACCEPT_AGAIN_SECONDS = 0.1
-"""After accepting failed, usually because the process has too many open files."""
+"""Pause after ``accept`` failed, usually because the process has too many open files."""
 
 
 class Listener:
-    """Made by ``listen``. ``port`` is the one that was given, or chosen if that was 0."""
+    """Accepts connections. ``listen`` makes it. ``port`` is the given port, or the chosen one if that was 0."""
 
     def __init__(
         self, gate: Gate, sockets: list[socket.socket], tls: ssl.SSLContext | None, *, is_nearby: bool = False
@@ -45,7 +45,7 @@ class Listener:
         self._accepting = [asyncio.create_task(self._accept(sock)) for sock in sockets]
 
     async def close(self, *, timeout_ms: int = 5_000) -> None:
-        """Let nobody in any more, let everyone finish, close."""
+        """Accept no more connections, let the open ones finish, and close."""
         if self._close_door is not None:
             self._close_door()
         for task in self._accepting:
@@ -68,7 +68,7 @@ class Listener:
             try:
                 sock, address = listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
-                # Whoever knocked is gone again.
+                # The peer has closed the connection already.
                 continue
             except OSError as error:
                 _log.warning("%s:%s cannot accept a connection: %s", self.host, self.port, error)
@@ -104,7 +104,7 @@ class Listener:
 
 
 async def _readable(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-    """Wait until someone knocks. ``loop.sock_accept`` would lose who has just come in if it is cancelled."""
+    """Wait until a connection comes in. ``loop.sock_accept`` could lose an accepted connection if it is cancelled."""
     knocked: asyncio.Future[None] = loop.create_future()
 
     def knock() -> None:
@@ -132,10 +132,13 @@ async def listen(
     trusts_process: bool = False,
     is_server: Callable[[Peer], bool] | None = None,
 ) -> Listener:
-    """Listen on all addresses of ``host``. Beyond this machine only with TLS and authentication, unless ``insecure``;
-    a TLS context that demands client certificates authenticates too. ``is_nearby``: those on the same event loop need
-    no socket, and with ``trusts_process`` no credential either. ``is_server``: whether a peer is a server of the
-    cluster, for which connections are reserved."""
+    """Listen on all addresses of ``host``.
+
+    Listening beyond this machine needs TLS and authentication, unless ``insecure``; a TLS context that demands client
+    certificates authenticates too. ``is_nearby``: peers on the same event loop need no socket, and with
+    ``trusts_process`` no credential either. ``is_server`` says whether a peer is a server of the cluster, for which
+    connections are reserved.
+    """
     check_port(host, port)
     if not insecure:
         _check_exposure(host, tls, authenticate)
@@ -162,7 +165,7 @@ def _check_exposure(host: str, tls: ssl.SSLContext | None, authenticate: Authent
 
 async def _addresses(host: str, port: int) -> list[Any]:
     with suppress(socket.gaierror):
-        # Of what is an address already, nobody need be asked; so it takes none of the event loop's threads.
+        # A numeric address needs no name lookup, so this takes none of the event loop's threads.
         return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=_NUMERIC)
     return await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -189,7 +192,7 @@ async def _bind(host: str, port: int, backlog: int) -> list[socket.socket]:
             # A name like localhost may have an address of a family that this machine does not have.
             continue
         sockets.append(sock)
-        # A port that was chosen for the first address is the port of all.
+        # A port that was chosen for the first address is used for all.
         port = port or sock.getsockname()[1]
     else:
         if sockets:
