@@ -186,9 +186,9 @@ def test_whoever_names_no_cluster_is_told_how() -> None:
     assert "error: there is no local cluster in /nonexistent-cutwater\n" in told
     assert "names an embedded log" in cutwater("cluster", "health", "--path", "data", code=2)
     told = cutwater("cluster", "status", "--servers", "cutwater://127.0.0.1:1,127.0.0.1:2", code=34)
-    assert "nobody listens at 127.0.0.1:1, 127.0.0.1:2 (Connection refused): the cluster does not run" in told
+    assert "no server listens at 127.0.0.1:1, 127.0.0.1:2 (Connection refused): the cluster does not run" in told
     told = cutwater("subscribe", "orders", "--servers", "cutwater://127.0.0.1:1", code=34)
-    assert "nobody listens at 127.0.0.1:1" in told
+    assert "no server listens at 127.0.0.1:1" in told
     assert "does not name a cluster" in cutwater("topic", "list", "--servers", "http://x", code=2)
 
 
