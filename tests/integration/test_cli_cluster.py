@@ -159,7 +159,7 @@ def test_status_and_health_notice_a_dead_node(directory: Path) -> None:
     metadata, first, second = cluster.metadata[0], *cluster.storage_nodes
     assert re.search(rf"1 +{metadata.address} +{metadata.pid} +leads", told)
     assert re.search(rf"1 +{first.address} +{first.pid} +READY", told)
-    assert re.search(rf"2 +{second.address} +does not run +dead, (nobody listens there|silent for [\d.]+ s)", told)
+    assert re.search(rf"2 +{second.address} +does not run +dead, (no server listens there|silent for [\d.]+ s)", told)
     stream = as_json("cluster", "status", *where)["streams"][0]["stream"]
     until(lambda: as_json("stream", "describe", str(stream), *where)["next_step"])
     told = cutwater("stream", "describe", str(stream), *where)
