@@ -192,11 +192,12 @@ _WHERE = {
 }
 
 _ERRORS = ("cutwater.errors", "cutwater.client.errors", "cutwater.protocol.errors")
-"""Where the other names are: every error that a program may have to do with is one of the package."""
+"""Modules of the other public names, which are errors: every error that a program may handle is a name of this
+package."""
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used: a server, or a pipeline, need not load the client."""
+    """Import a public name at its first use: a server, or a pipeline, need not load the client."""
     if name in _WHERE:
         found = getattr(import_module(_WHERE[name]), name)
     elif name == "errors":

@@ -1,4 +1,4 @@
-"""Durations as users write them, and as the rest of the package has them: whole milliseconds."""
+"""Parses and formats durations: users write them in several forms, and the package counts whole milliseconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _FORM: Final = re.compile(rf"({_TERM.pattern})+\s*", re.IGNORECASE)
 
 
 def milliseconds(given: Duration, what: str, *, least: int | None = 0) -> int:
-    """``"5s"``, ``"1 minute 30 seconds"``, a ``timedelta`` or a number of milliseconds, at least ``least`` of them."""
+    """Return a duration in milliseconds. It is given as ``"5s"``, ``"1 minute 30 seconds"``, a ``timedelta`` or a
+    number of milliseconds, and must be at least ``least``."""
     value = _parsed(given)
     if value is None and isinstance(given, str) and given.strip().isdecimal():
         number = given.strip()
@@ -51,7 +52,7 @@ def _parsed(given: Duration) -> int | None:
 
 
 def roughly(value_ms: int) -> str:
-    """A duration for the eye, in the largest unit of which there are at least ten, rounded."""
+    """Format a duration for people, rounded, in the largest unit of which there are at least ten."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
         if value_ms >= 10 * size:
             return f"{round(value_ms / size)}{unit}"
@@ -59,7 +60,7 @@ def roughly(value_ms: int) -> str:
 
 
 def shown(value_ms: int) -> str:
-    """A duration for the eye: the largest unit that divides it."""
+    """Format a duration for people, exactly, in the largest unit that divides it."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
         if value_ms and value_ms % size == 0:
             return f"{value_ms // size}{unit}"

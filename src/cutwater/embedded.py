@@ -3,17 +3,17 @@
 ::
 
     <path>/lock              held by the process that opened the log, as long as it has it open
-    <path>/holder.json       which process that is, where it listens, and the secret that it wants to see
-    <path>/holder.lock       which Spark applications it is held open for, if it is (``spark.session.log_holder``)
+    <path>/holder.json       which process that is, where it listens, and the secret that it demands
+    <path>/holder.lock       which Spark applications it is held open for, if any (``spark.session.log_holder``)
     <path>/metadata.sqlite   decisions and catalog
     <path>/volume/           records
 
 Only processes that can read ``holder.json`` can connect: directory and file are for their owner (ADR 0037).
 
-The servers are the same as in a cluster, and so are the files and all guarantees but replication. They and the client
-of the process that opened the log share an event loop and need no sockets among each other: one in a thread of its own
-(``open``), or the caller's (``AsyncClient.open``). Others that open the same path connect to the one that opened it
-first.
+The servers are the same as in a cluster, and so are the files and all guarantees except replication. They share an
+event loop with the client of the process that opened the log, and need no sockets among each other. The loop runs in a
+thread of its own (``open``), or is the caller's (``AsyncClient.open``). Other processes that open the same path connect
+to the one that opened it first.
 """
 
 from __future__ import annotations
@@ -81,24 +81,25 @@ METADATA_NODE = MetadataNodeId(1)
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.01
 STUCK_SECONDS = 1.0
-"""A log stream that stays closed for its damage for this long is reported as damaged."""
+"""A log stream that stays closed because of damage for this long is reported as damaged."""
 END_POLL_SECONDS = 0.001
 STOP_MS_MAX = 5_000
 TOKEN_BYTES = 32
 ORDER = OrderOptions(node_dead_after_us=10 * SECOND)
-"""One event loop serves both, and the caller's program may keep it waiting."""
+"""A longer limit than in a cluster: both servers share one event loop, and the caller's program may delay it."""
 
 
 class Holder(HolderFile, frozen=True):
-    """What ``holder.json`` says."""
+    """The content of ``holder.json``."""
 
     def lives(self) -> bool:
-        """Whether the process that has told this still runs."""
+        """Return whether the process that wrote this still runs."""
         return processes.lives_on(self.pid, self.started)
 
 
 class ByToken:
-    """Lets in a peer that shows the secret of this opening of the log. The time it takes tells nothing about it."""
+    """Accepts a peer that shows the secret of this opening of the log. The comparison takes the same time for any
+    secret."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
@@ -113,25 +114,25 @@ class ByToken:
 
 
 class EmbeddedLog:
-    """The servers, on the event loop that runs ``start``; with the lock of ``path`` in hand. ``may_wait``: the event
-    loop may wait for the disk while that is quick, because nobody else on it has a deadline to keep (ADR 0028, 0032).
-    ``may_be_damaged``: serve also if a log stream is so damaged that it takes no appends.
+    """The servers, on the event loop that runs ``start``. They hold the lock of ``path``. ``may_wait``: the event loop
+    may wait for the disk while that is quick, because no other task on it has a deadline to keep (ADR 0028, 0032).
+    ``may_be_damaged``: serve even if a log stream is so damaged that it takes no appends.
 
-    They have threads of their own: the event loop's may all be busy with the caller's work, and that may wait for the
-    log."""
+    The servers have threads of their own: all threads of the event loop may be busy with the caller's work, and that
+    work may wait for the log."""
 
     def __init__(self, path: Path, lock: Lock, *, may_wait: bool = False, may_be_damaged: bool = False) -> None:
         self._path, self._lock, self._may_wait = path, lock, may_wait
         self._may_be_damaged = may_be_damaged
         self._threads = DaemonExecutor(EXECUTOR_THREADS_MAX, "cutwater log")
         self._is_told = False
-        """Whether others may know where it listens."""
+        """Whether ``holder.json`` tells other processes where it listens."""
         self._metadata: MetadataServer | None = None
         self._node: StorageNodeServer | None = None
         self._volumes: NodeVolumes | None = None
 
     async def start(self, deadline: float) -> str:
-        """Returns where to connect to, when the log takes appends. ``deadline`` is in the time of the event loop."""
+        """Start the servers, and return the address when the log takes appends. ``deadline`` is in event loop time."""
         store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER, may_wait=self._may_wait)
         key = await in_thread(self._threads, lambda: load_or_make([sqlite_key_file(self._path / METADATA)]))
         token = secrets.token_hex(TOKEN_BYTES)
@@ -156,7 +157,7 @@ class EmbeddedLog:
             self._node = StorageNodeServer(
                 node_options, volumes, threads=self._threads, incarnation=incarnation, key=node_key
             )
-            # Before it starts, so that it need not wait to be known.
+            # Added before it starts, so that it need not wait to be known.
             paths = tuple(str(volume) for volume in volumes.volumes)
             node = AddNodeRequest(NODE, "", volumes.identity.node_key, paths, self._node.public_key, renews=True)
             await self._metadata.adopt(node, deadline)
@@ -171,8 +172,9 @@ class EmbeddedLog:
         return holder.servers
 
     def _open_volumes(self, metadata_key: ServerKey) -> tuple[NodeVolumes, Incarnation, ServerKey]:
-        """In a thread. They are noted here, so that they are given back also if nobody waits for this any more. The
-        metadata node is in this process, so its key is believed, also if it is a new one because the file was removed.
+        """Open the volumes; runs in a thread. They are stored in the object, so that they are released even if the
+        caller has stopped waiting. The metadata node is in this process, so its key is trusted, even if it is new
+        because the file was removed.
         """
         volume = self._path / VOLUME
         make_directory(volume)
@@ -188,8 +190,8 @@ class EmbeddedLog:
             (self._path / HOLDER_FILE).unlink()
 
     async def stop(self) -> None:
-        """The locks are given back only when nothing here can write any more; if that is not certain, this process has
-        them until this is tried again, or until it ends."""
+        """Stop the servers. The locks are released only when nothing here can write any more; if that is not certain,
+        this process keeps them until this is tried again, or until it ends."""
         loop = asyncio.get_running_loop()
         seconds = STOP_MS_MAX / 1_000
         if self._is_told:
@@ -216,7 +218,7 @@ class EmbeddedLog:
         self._lock.release()
 
     async def _until_open(self, repository: Repository, deadline: float) -> None:
-        """Log streams that were there before have to be opened again."""
+        """Wait until existing log streams are open again."""
         assert self._node is not None
         stuck_since: float | None = None
         while True:
@@ -229,7 +231,7 @@ class EmbeddedLog:
             stuck = {stream: why for stream, why in self._node.stuck.items() if stream in closed}
             now = asyncio.get_running_loop().time()
             stuck_since = (stuck_since or now) if stuck else None
-            # A trim that was decided before the process ended may still remove what is damaged.
+            # A trim that was decided before the process ended may still remove the damaged records.
             is_stuck = stuck_since is not None and now >= min(stuck_since + STUCK_SECONDS, deadline)
             if is_stuck and not self._may_be_damaged:
                 raise Damaged(self._damage_in_words(stuck, description))
@@ -258,13 +260,13 @@ def open(
     compression: Compression | None = None,
     limits: Limits | None = None,
 ) -> Client:
-    """Open the log in a directory, which is made if it does not exist; closing the client closes the log. A directory
-    with other files, and without a log, is refused.
+    """Open the log in a directory, which is created if it does not exist; closing the client closes the log. A
+    directory with other files, and without a log, is refused.
 
-    If another process has it open, this one connects to it, and is done when that one is; with ``exclusive`` it is told
-    who has it instead. ``timeout`` and the rest are as for ``cutwater.connect``.
+    If another process has the log open, this one connects to it, and can use the log until that process closes it; with
+    ``exclusive``, an error names that process instead. ``timeout`` and the rest are as for ``cutwater.connect``.
     """
-    # Threads that wait for this loop keep their deadlines by themselves.
+    # Threads that wait for this loop keep their own deadlines.
     return _on_a_loop(
         open_on_this_loop(
             path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits, may_wait=True
@@ -273,7 +275,7 @@ def open(
 
 
 def open_to_administer(path: Path, timeout: float) -> Client:
-    """As ``open``, for commands that look at a log or delete from it: damage does not keep it closed."""
+    """Open a log for commands that read it or delete from it, even if it is damaged. Otherwise as ``open``."""
     return _on_a_loop(
         open_on_this_loop(
             path,
@@ -306,8 +308,8 @@ async def open_on_this_loop(
     may_wait: bool = False,
     may_be_damaged: bool = False,
 ) -> AsyncClient:
-    """See ``AsyncClient.open``; for ``may_wait`` and ``may_be_damaged`` see ``EmbeddedLog``: others on the loop have
-    deadlines to keep."""
+    """See ``AsyncClient.open``, and ``EmbeddedLog`` for ``may_wait`` and ``may_be_damaged``. By default it does not
+    wait for the disk: other tasks on the loop have deadlines to keep."""
     deadline = Deadline(timeout)
     check_compression(compression)
     occupy_standard_descriptors()
@@ -339,8 +341,8 @@ async def open_on_this_loop(
 
 
 def _end_of(directory: Path, holder: Holder) -> str:
-    """Why nobody answers any more who was connected to; nothing if that is not certain."""
-    # It would have been removed when the log was closed, but not if the process was killed.
+    """Return why the connected process no longer answers; empty if that is not certain."""
+    # Closing the log removes the file, but a killed process leaves it.
     if holder_of(directory) == holder and holder.lives():
         return ""
     return (
@@ -386,7 +388,7 @@ def _directory(given: object) -> Path:
 
 
 def _locked(directory: Path) -> Lock | None:
-    """The lock, or None if someone else has it. What an earlier holder left behind is removed."""
+    """Return the lock, or None if another process has it. Removes what an earlier holder left behind."""
     try:
         lock = OsFiles().lock(directory / "lock")
     except OSError as error:
@@ -398,7 +400,7 @@ def _locked(directory: Path) -> Lock | None:
 
 
 def holder_of(directory: Path) -> Holder | None:
-    """Who has the log open, if anyone does; or had, if that process ended without closing it."""
+    """Return the process that has the log open, or had it and ended without closing it; None if there is none."""
     return read_holder(directory, Holder)
 
 

@@ -1,8 +1,9 @@
-"""Schemas as text: Spark's column lists (``user string, at timestamp``) and types (``array<double>``) as Arrow types.
+"""Parses schemas as text: Spark's column lists (``user string, at timestamp``) and types (``array<double>``) to Arrow
+types.
 
-The text means to Arrow what it means to Spark, so that one declaration serves both: ``timestamp`` is an instant in
+The text means the same to Arrow as to Spark, so that one declaration serves both: ``timestamp`` is an instant in
 microseconds UTC, ``timestamp_ntz`` a local one, ``int`` has 32 bits and ``bigint`` 64. Types that a row cannot carry in
-both worlds (intervals, variants) are refused by name.
+both systems (intervals, variants) are refused by name.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ _TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|(\w+)|([
 
 
 def parse_type(text: str) -> pa.DataType:
-    """One type, such as ``double`` or ``map<string, array<int>>``; a list of columns is a struct."""
+    """Parse one type, such as ``double`` or ``map<string, array<int>>``; a list of columns is a struct."""
     if not str(text).strip():
         raise InvalidArgument(f"a type is a text such as 'double' or 'array<string>', not {text!r}")
     return _Parser(text).whole_type()
 
 
 def parse_schema(text: str) -> pa.Schema:
-    """A list of columns, such as ``user string, at timestamp not null``."""
+    """Parse a list of columns, such as ``user string, at timestamp not null``."""
     if not str(text).strip():
         raise InvalidArgument(f"a schema is a text such as 'user string, at timestamp', not {text!r}")
     return _Parser(text).whole_schema()
 
 
 def shown(kind: pa.DataType) -> str:
-    """An Arrow type as this module would read it; other types as Arrow names them."""
+    """Format an Arrow type so that this module can parse it; other types as Arrow names them."""
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     if pa.types.is_map(kind):
@@ -63,19 +64,19 @@ def shown(kind: pa.DataType) -> str:
 
 
 def shown_columns(schema: pa.Schema) -> str:
-    """The columns of a schema as this module would read them."""
+    """Format the columns of a schema so that this module can parse them."""
     return ", ".join(
         f"{quoted(field.name)} {shown(field.type)}{'' if field.nullable else ' not null'}" for field in schema
     )
 
 
 def quoted(name: str) -> str:
-    """The name of a column as this module reads it, whatever is in it."""
+    """Quote the name of a column, if necessary, so that this module can parse it."""
     return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
 
 
 class _Parser:
-    """Reads from left to right, and says in an error where it stopped."""
+    """Parses from left to right; an error says where it stopped."""
 
     def __init__(self, text: str) -> None:
         self._text = text = str(text)

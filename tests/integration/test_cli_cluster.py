@@ -159,7 +159,7 @@ def test_status_and_health_notice_a_dead_node(directory: Path) -> None:
     metadata, first, second = cluster.metadata[0], *cluster.storage_nodes
     assert re.search(rf"1 +{metadata.address} +{metadata.pid} +leads", told)
     assert re.search(rf"1 +{first.address} +{first.pid} +READY", told)
-    assert re.search(rf"2 +{second.address} +does not run +dead, (nobody listens there|silent for [\d.]+ s)", told)
+    assert re.search(rf"2 +{second.address} +does not run +dead, (no server listens there|silent for [\d.]+ s)", told)
     stream = as_json("cluster", "status", *where)["streams"][0]["stream"]
     until(lambda: as_json("stream", "describe", str(stream), *where)["next_step"])
     told = cutwater("stream", "describe", str(stream), *where)
@@ -186,9 +186,9 @@ def test_whoever_names_no_cluster_is_told_how() -> None:
     assert "error: there is no local cluster in /nonexistent-cutwater\n" in told
     assert "names an embedded log" in cutwater("cluster", "health", "--path", "data", code=2)
     told = cutwater("cluster", "status", "--servers", "cutwater://127.0.0.1:1,127.0.0.1:2", code=34)
-    assert "nobody listens at 127.0.0.1:1, 127.0.0.1:2 (Connection refused): the cluster does not run" in told
+    assert "no server listens at 127.0.0.1:1, 127.0.0.1:2 (Connection refused): the cluster does not run" in told
     told = cutwater("subscribe", "orders", "--servers", "cutwater://127.0.0.1:1", code=34)
-    assert "nobody listens at 127.0.0.1:1" in told
+    assert "no server listens at 127.0.0.1:1" in told
     assert "does not name a cluster" in cutwater("topic", "list", "--servers", "http://x", code=2)
 
 

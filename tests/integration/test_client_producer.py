@@ -177,7 +177,7 @@ def test_what_was_never_sent_never_will_be_and_an_end_without_outcome_is_told(tm
                 await (await producer.send(b"third", timeout=0.2))
             with pytest.raises(AppendUnknown):
                 await producer.flush()
-            with pytest.raises(AppendUnknown, match="1 record, and nobody goes on trying"):
+            with pytest.raises(AppendUnknown, match="1 record, and does not go on trying"):
                 await producer.close(timeout=0.2)
             proxy.heal()
             assert list((await content(log)).values()) == [b"first", b"second", b"third"]

@@ -350,7 +350,7 @@ def test_a_process_that_has_ended_is_not_waited_for() -> None:
     nodes.rounds(4, ms=5)
     assert gone not in members(nodes), "sealed and opened on the others within a few milliseconds"
     (told,) = (node for node in described(nodes).nodes if node.node == gone)
-    assert why_dead(told) == "is dead: its connection was lost, and nobody listens there any more"
+    assert why_dead(told) == "is dead: its connection was lost, and no server listens there any more"
     append(nodes, LS1, 2)
     nodes.silent.clear()
     nodes.rounds(100)

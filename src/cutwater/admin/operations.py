@@ -1,4 +1,4 @@
-"""What an operator can do to a cluster, as calls. Each is durable when it returns, or raises and says why not."""
+"""Operations on a cluster, as calls. Each is durable when it returns, or raises and says why not."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ A = TypeVar("A")
 TIMEOUT_MS = 10_000
 POLL_SECONDS = 0.05
 LOOK_MS_MAX = 1_000
-"""How long one metadata node may take to say who it is."""
+"""How long one metadata node may take to describe itself."""
 ENDPOINT = Endpoint(ANY_CLUSTER, "admin")
 FOREVER = Retention()
 
 
 StorageNodeStatus = storage_api.NodeDescription
-"""What a storage node says of itself."""
+"""A storage node's description of itself."""
 
 
 class MetadataStatus(Struct, frozen=True):
@@ -73,7 +73,7 @@ class Admin:
     async def _done(self, request: r.Request, *, idempotent: bool = True) -> None:
         await self._repository.ask(request, r.Done, timeout_ms=self._timeout_ms, idempotent=idempotent)
 
-    # Looking.
+    # Reading the state.
 
     async def describe(self) -> r.Description:
         return await self._repository.ask(r.DescribeRequest(), r.Description, timeout_ms=self._timeout_ms)
@@ -82,7 +82,7 @@ class Admin:
         return await self._repository.ask(r.CatalogRequest(), r.Catalog, timeout_ms=self._timeout_ms)
 
     async def events(self, after: int = 0) -> r.Events:
-        """What was decided after this decision, as far back as it is known."""
+        """Return the events after this decision, as far back as they are known."""
         request = r.EventsRequest(DecisionIndex(after))
         return await self._repository.ask(request, r.Events, timeout_ms=self._timeout_ms)
 
@@ -95,7 +95,7 @@ class Admin:
         raise NotFound(f"there is no log stream {stream}; log streams: {known}")
 
     async def stream_with_damage(self, stream: LogStreamId) -> tuple[r.StreamDescription, tuple[Damage, ...]]:
-        """Also what storage nodes know to be wrong with their replicas of the log stream."""
+        """Return a log stream, and the damage that storage nodes know in their replicas of it."""
         described = await self.stream(stream)
         found = await find_damage(await self.describe(), timeout_ms=self._timeout_ms, access=self.access)
         return described, tuple(damage for damage in found if damage.stream == stream)
@@ -119,7 +119,7 @@ class Admin:
         return found[run]
 
     async def drop_run(self, run: RunId) -> tuple[r.GroupDescription, ...]:
-        """End a run whose decided rows are lost for good. Returns what will never be published."""
+        """End a run whose decided rows are lost permanently. Returns what will never be published."""
         lost = (await self.run(run)).unpublished
         await self._done(r.DropRunRequest(run), idempotent=False)
         return lost
@@ -131,8 +131,8 @@ class Admin:
         return known.get(name) or r.OutputDescription(name, RunId(0), BatchNumber(-1), GLSN(0), None, None)
 
     async def ranges(self) -> Ranges:
-        """For those who look at what is in the log. To be closed; the next question to this one connects again."""
-        # Loads Arrow, which most commands can do without.
+        """Return a reader of the log. The caller closes it; the next call of this object then connects again."""
+        # Imports Arrow, which most commands do not need.
         from cutwater.client.read.range_reader import Ranges  # noqa: PLC0415
 
         return await Ranges.by(self._repository, self.access, timeout=self._timeout_ms / 1_000)
@@ -140,11 +140,11 @@ class Admin:
     # Metadata nodes.
 
     async def status(self) -> tuple[r.Description, tuple[MetadataStatus, ...]]:
-        """The cluster as the leader sees it, and who that is."""
+        """Return the cluster as the leader sees it, and the metadata nodes, of which one is the leader."""
         return await self.describe(), await self.metadata_nodes()
 
     async def metadata_nodes(self) -> tuple[MetadataStatus, ...]:
-        """What the metadata nodes at the known addresses say of themselves."""
+        """Return what the metadata nodes at the known addresses say of themselves."""
         return tuple(await asyncio.gather(*map(self._metadata_node, self._repository.addresses)))
 
     async def _metadata_node(self, address: str) -> MetadataStatus:
@@ -158,7 +158,7 @@ class Admin:
     # Storage nodes.
 
     async def add_storage_node(self, address: str) -> StorageNodeId:
-        """Let the storage node that listens there belong to the cluster; returns its number when it may be used."""
+        """Add the storage node that listens there to the cluster; return its number when it may be used."""
         found = await describe_storage_node(address, timeout_ms=self._timeout_ms, access=self.access)
         description = await self.describe()
         if found.cluster != description.cluster:
@@ -176,7 +176,7 @@ class Admin:
         return found.node
 
     async def _until_alive(self, node: StorageNodeId) -> None:
-        """The node hears within a second that it belongs to the cluster, and then reports."""
+        """Wait until a node reports. It learns within a second that it belongs to the cluster."""
         deadline = asyncio.get_running_loop().time() + self._timeout_ms / 1_000
         while asyncio.get_running_loop().time() < deadline:
             description = await self.describe()
@@ -193,11 +193,11 @@ class Admin:
         return await self._change_volumes(metadata_api.ChangeVolumes(node, path))
 
     async def remove_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeDescription:
-        """Let a running storage node do without one of its volumes. Refused while anything lies there."""
+        """Remove one volume from a running storage node. Refused while the volume holds any data."""
         return await self._change_volumes(metadata_api.ChangeVolumes(node, path, is_removal=True))
 
     async def _change_volumes(self, change: metadata_api.ChangeVolumes) -> storage_api.NodeDescription:
-        """A metadata node asks the storage node, which accepts this from metadata nodes only."""
+        """Ask a metadata node, which asks the storage node: storage nodes accept this only from metadata nodes."""
         description = await self.describe()
         if all(found.node != change.node for found in description.nodes):
             known = ", ".join(str(found.node) for found in description.nodes) or "none"
@@ -218,8 +218,8 @@ class Admin:
         exist_ok: bool = False,
         wait: bool = True,
     ) -> r.Created:
-        """Without ``replication``: three copies, or as many as there are storage nodes. With ``wait``, returns when all
-        log streams take appends. With ``exist_ok``, a topic of this name that exists is left as it is."""
+        """Create a topic. ``replication`` is three by default, or the number of storage nodes if there are fewer. With
+        ``wait``, returns when all log streams take appends. With ``exist_ok``, an existing topic is left as it is."""
         if replication is None:
             description = await self.describe()
             replication = max(1, min(3, sum(1 for node in description.nodes if node.is_alive)))
@@ -267,7 +267,7 @@ class Admin:
         return await self._repository.ask(r.SealRequest(stream), r.SealedAt, timeout_ms=self._timeout_ms)
 
     async def finalize(self, stream: LogStreamId) -> r.SealedAt:
-        """Stop appends for good. Repair opens another log stream in its place."""
+        """Stop appends permanently. Repair opens another log stream in its place."""
         return await self._repository.ask(r.SealRequest(stream, final=True), r.SealedAt, timeout_ms=self._timeout_ms)
 
     async def unseal(self, stream: LogStreamId, *, wait: bool = True) -> None:
@@ -280,14 +280,15 @@ class Admin:
         await self._done(r.LearnRequest(stream, node))
 
     async def replace_replica(self, stream: LogStreamId, old: StorageNodeId, new: StorageNodeId) -> None:
-        """Only while the log stream is sealed, and only if another replica holds every committed record."""
+        """Move a replica. Allowed only while the log stream is sealed and another replica holds every committed
+        record."""
         await self._done(r.ReplaceRequest(stream, old, new), idempotent=False)
 
 
 async def describe_storage_node(
     address: str, *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE
 ) -> storage_api.NodeDescription:
-    """What a storage node that listens there says of itself, whether or not it belongs to a cluster."""
+    """Return a storage node's description of itself, whether or not it belongs to a cluster."""
     return await _ask_node(address, storage_api.DESCRIBE, None, timeout_ms=timeout_ms, access=access)
 
 

@@ -1,9 +1,9 @@
-"""What runs have published, held against what was decided: every group is in its topic once and whole, and none is
-there that nobody decided.
+"""Compares what runs have published with what was decided: every group is in its topic once and whole, and no group is
+there that was not decided.
 
-The last entry of a group carries its run, batch, size and decision. So whoever walks through all log streams at once,
-by position, sees for each run one batch after the other, and need not remember more than the last one. The metadata
-repository remembers that one, too, with its topics and positions: it has to be there exactly as decided.
+The last entry of a group carries its run, batch, size and decision. A walk through all log streams at once, by
+position, meets the batches of each run one after the other, so it need only remember the last one. The metadata
+repository remembers that one too, with its topics and positions: it must be in the log exactly as decided.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class Entry(Struct, frozen=True):
-    """One entry of a group, or all of them so far. Which group it is, the last one says: before that, ``run`` is 0.
-    ``rows`` has the group as a whole."""
+    """One entry of a group, or all of its entries so far joined into one. Only the last entry of a group names the run;
+    before that, ``run`` is 0. ``rows`` counts the rows of the whole group."""
 
     stream: LogStreamId
     glsn: GLSN
@@ -44,7 +44,7 @@ class Entry(Struct, frozen=True):
 
 
 class _Last(Struct):
-    """The newest batch of a run that was met, and where it is in each topic."""
+    """The newest batch of a run in the walk so far, and where it is in each topic."""
 
     batch: BatchNumber
     decided: DecisionIndex
@@ -52,7 +52,8 @@ class _Last(Struct):
 
 
 class Published:
-    """``take`` entries of all log streams in the order of their positions, then ``compare``."""
+    """Checks published groups: ``take`` entries of all log streams in the order of their positions, then
+    ``compare``."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._streams = {info.stream: info for info in catalog.streams}
@@ -60,10 +61,10 @@ class Published:
         self.trimmed_before: dict[TopicId, GLSN] = {info.topic: info.trimmed_before for info in catalog.topics}
         self._through = catalog.high_watermark
         self._begun: dict[LogStreamId, Entry] = {}
-        """Groups of which more is to come."""
+        """Groups whose last entry has not come yet."""
         self._runs: dict[RunId, _Last] = {}
         self.groups = 0
-        """How many were met."""
+        """How many groups the walk has met."""
         self.findings: list[Finding] = []
 
     def take(self, entry: Entry) -> None:
@@ -78,11 +79,11 @@ class Published:
             self._begun[entry.stream] = entry
 
     def trimmed(self, topic: TopicId, first_left: GLSN) -> None:
-        """A topic was trimmed meanwhile."""
+        """Note that a topic was trimmed meanwhile."""
         self.trimmed_before[topic] = max(self.trimmed_before[topic], first_left)
 
     def give_up(self, stream: LogStreamId) -> None:
-        """No more of this log stream can be read."""
+        """Note that no more of this log stream can be read."""
         self._begun.pop(stream, None)
 
     def _take_group(self, group: Entry) -> None:
@@ -105,7 +106,7 @@ class Published:
             last.topics[topic] = group
 
     def _check_whole(self, group: Entry) -> None:
-        # Records before these may be trimmed.
+        # The first records of a group may be trimmed.
         trimmed_before = self.trimmed_before[self._streams[group.stream].topic]
         missing = group.rows - group.count
         if missing and not (missing > 0 and group.glsn - missing < trimmed_before):
@@ -115,8 +116,8 @@ class Published:
         self._find(begun, f"{begun.count} records begin a batch of a run, which does not end")
 
     def compare(self, description: Description, unseen: frozenset[TopicId] = frozenset()) -> None:
-        """With what is decided, as it was described after the last entry was taken. Of ``unseen`` topics not all could
-        be read."""
+        """Compare with the decisions, as described after the last entry was taken. ``unseen`` topics could not be read
+        completely."""
         for begun in self._begun.values():
             self._find_endless(begun)
         known = {run.run: run for run in description.runs}
@@ -139,7 +140,7 @@ class Published:
             own = {expected.topic for expected in run.published}
             names = {waiting.topic for waiting in run.unpublished}
             for topic, found in last.topics.items():
-                # Of a run that is over and was dropped, nobody knows any more what else was decided.
+                # For a run that is over and was dropped, the other decisions are no longer known.
                 if topic not in own and self._topics[topic].name not in names and not run.fenced_by:
                     self._find(found, f"{found} was decided, but not for this topic")
 
@@ -150,7 +151,7 @@ class Published:
             return
         last = self._runs.get(run.run)
         if last is not None and last.batch > run.last_batch:
-            # What was decided is not remembered any more, but then something is wrong anyway.
+            # The decision is no longer remembered, but this case is an error anyway.
             return
         found = last.topics.get(expected.topic) if last is not None and last.batch == run.last_batch else None
         what = f"batch {run.last_batch} of run {run.run}"
@@ -178,7 +179,8 @@ class Published:
 async def verify_published(
     ranges: Ranges, describe: Callable[[], Awaitable[Description]], *, timeout: float
 ) -> tuple[int, tuple[Finding, ...]]:
-    """All that is in the log now. ``timeout`` is for one question. Returns how many groups were met, and findings."""
+    """Verify everything that is in the log now. ``timeout`` applies to one request. Returns how many groups were met,
+    and the findings."""
     catalog = (await ranges.view(timeout)).catalog
     published = Published(catalog)
     unseen: dict[TopicId, list[Finding]] = {}
@@ -186,7 +188,7 @@ async def verify_published(
     walks: dict[LogStreamId, _Walk] = {}
 
     async def step(walk: _Walk) -> bool:
-        """Whether it has another entry."""
+        """Return whether the walk has another entry."""
         try:
             return await walk.step()
         except CutwaterError as error:
@@ -207,13 +209,13 @@ async def verify_published(
             heapreplace(heap, (walk.entry.glsn, walk.stream))
         else:
             heappop(heap)
-    # What was decided is asked for last: all that was met had been decided by then.
+    # The decisions are requested last, so that they include all groups that were met.
     published.compare(await describe(), frozenset(unseen))
     return published.groups, (*published.findings, *(finding for found in unseen.values() for finding in found))
 
 
 class _Walk:
-    """Goes through what a log stream has of groups, a page at a time."""
+    """Walks through the group entries of a log stream, a page at a time."""
 
     entry: Entry
 
@@ -231,7 +233,7 @@ class _Walk:
         return self._info.topic
 
     async def step(self) -> bool:
-        """Whether there is another ``entry``."""
+        """Advance to the next ``entry``. Returns whether there is one."""
         while True:
             values = next(self._page, None)
             if values is not None:

@@ -1,4 +1,4 @@
-"""Runs, as an operator sees them: what they have published, what is staged for them, what is held up and why."""
+"""The status of runs for operators: what they have published, what is staged for them, what is held up and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODE_MS_MAX = 2_000
 
 
 class NodeShare(Struct, frozen=True):
-    """What one storage node holds of what is staged; ``trouble`` if it did not answer."""
+    """The staged parts that one storage node holds; ``trouble`` if it did not answer."""
 
     node: StorageNodeId
     parts: int = 0
@@ -28,7 +28,7 @@ class NodeShare(Struct, frozen=True):
 
 
 class RunStatus(RunDescription, frozen=True):
-    """``staged`` counts every copy."""
+    """A run and its staged parts. ``staged`` counts every copy."""
 
     staged: tuple[NodeShare, ...] = ()
 
@@ -38,8 +38,8 @@ class RunStatus(RunDescription, frozen=True):
 
 
 async def describe_runs(description: Description, *, timeout_ms: int, access: Access = ANYONE) -> tuple[RunStatus, ...]:
-    """All runs that are known, the newest last. Storage nodes are asked at the same time, and those that do not answer
-    are not waited for as long as the metadata repository."""
+    """Return all known runs, the newest last. Storage nodes are asked at the same time, with a shorter time limit than
+    the metadata repository."""
     node_ms = min(timeout_ms, NODE_MS_MAX)
     found = await asyncio.gather(*(_staged_on(node, node_ms, access) for node in description.nodes))
     shares = list(zip(description.nodes, found, strict=True))

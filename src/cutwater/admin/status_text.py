@@ -1,4 +1,4 @@
-"""What operators read of nodes and log streams: why they are as they are, since when, what is missing, what comes."""
+"""Describes nodes and log streams for operators: their state, why and since when, what is missing, what comes next."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def node_state(node: NodeDescription) -> str:
         return node.state.name
     if node.silent_us is None:
         return "not heard of yet"
-    return "dead, nobody listens there" if node.is_gone else f"dead, silent for {seconds(node.silent_us)}"
+    return "dead, no server listens there" if node.is_gone else f"dead, silent for {seconds(node.silent_us)}"
 
 
 def why_dead(node: NodeDescription) -> str:
-    """Of a storage node that is not alive, as a sentence about it goes on."""
+    """Return the rest of a sentence about a storage node that is not alive."""
     if node.silent_us is None:
         return "has never reported to the present leader"
     if node.is_gone:
-        return "is dead: its connection was lost, and nobody listens there any more"
+        return "is dead: its connection was lost, and no server listens there any more"
     return f"is dead: it has been silent for {seconds(node.silent_us)}"
 
 
@@ -60,7 +60,7 @@ def _state(is_open: bool, final: bool, held: bool) -> str:
 
 
 def time_of(microseconds: int) -> str:
-    """A cut time as people read it."""
+    """Format a cut time for people."""
     if microseconds <= 0:
         return "-"
     return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")

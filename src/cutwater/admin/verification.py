@@ -1,6 +1,6 @@
-"""Every replica of a cluster, checked by the storage node that holds it: checksums of everything that is on disk.
+"""Lets storage nodes check every replica of a cluster: the checksums of everything on disk.
 
-The node repairs damage from a peer, if one has an intact copy, and never serves damaged entries meanwhile.
+A node repairs damage from a peer, if one has an intact copy, and never serves damaged entries meanwhile.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CONNECT_MS_MAX = 5_000
 
 
 class Finding(Struct, frozen=True):
-    """Something that is wrong with a replica. Without ``stream``, it is about the storage node as a whole; without
-    ``node``, about what the log stream holds, wherever that is stored. ``is_damage``: it was looked at and is not as it
-    should be; otherwise it could not be looked at."""
+    """An error in a replica. Without ``stream``, it concerns the storage node as a whole; without ``node``, the content
+    of the log stream, wherever it is stored. ``is_damage``: the check has found an error; otherwise the check could not
+    be made."""
 
     node: StorageNodeId | None
     stream: LogStreamId | None
@@ -34,18 +34,18 @@ class Finding(Struct, frozen=True):
     what: str
     is_damage: bool = True
     is_content: bool = False
-    """The bytes are intact, but hold no records of the topic; older versions let such batches in."""
+    """The bytes are intact, but hold no records of the topic; older versions accepted such batches."""
     first_llsn: LLSN | None = None
     last_llsn: LLSN | None = None
-    """The entries that are concerned, if it is known which."""
+    """The entries concerned, if known."""
     next_glsn: GLSN | None = None
-    """The first position behind these entries, if they are committed."""
+    """The first position after these entries, if they are committed."""
     way_out: str = ""
     """Whether an intact copy exists, and what happens or is to be done."""
 
 
 class Leftover(Struct, frozen=True):
-    """A replica that the cluster does not count any more, because other nodes hold the log stream: safe to remove."""
+    """A replica that the cluster no longer counts, because other nodes hold the log stream: safe to remove."""
 
     node: StorageNodeId
     stream: LogStreamId
@@ -53,19 +53,19 @@ class Leftover(Struct, frozen=True):
 
 class Verification(Struct, frozen=True):
     replicas: int
-    """How many were looked at."""
+    """How many replicas were checked."""
     findings: tuple[Finding, ...]
     groups: int = 0
-    """How many groups of runs were held against what was decided, see ``admin.publish_audit``."""
+    """How many groups of runs were compared with the decisions, see ``admin.publish_audit``."""
     leftovers: tuple[Leftover, ...] = ()
-    """Replicas that were not looked at, because they do not count."""
+    """Replicas that were not checked, because they do not count."""
 
 
 async def verify(
     description: Description, *, timeout_ms: int, access: Access = ANYONE, place: str = ""
 ) -> Verification:
-    """All storage nodes at the same time, each replica by replica; ``timeout_ms`` is for one replica. ``place``: the
-    option that commands about this log need, such as ``--path DIR``."""
+    """Verify all storage nodes at the same time, each replica by replica; ``timeout_ms`` applies to one replica.
+    ``place``: the option that commands about this log need, such as ``--path DIR``."""
     counted = replicas_of(description)
     checked = await asyncio.gather(*(_verify_node(node, counted, timeout_ms, access) for node in description.nodes))
     findings = _with_ways_out(description, [finding for part in checked for finding in part.findings], place)
@@ -74,7 +74,7 @@ async def verify(
 
 
 def _with_ways_out(description: Description, findings: list[Finding], place: str) -> list[Finding]:
-    """All replicas were looked at, so it is known which of them have an intact copy."""
+    """Add the way out to each finding. All replicas were checked, so it is known which of them have an intact copy."""
     return [replace(finding, way_out=_way_out(description, finding, findings, place)) for finding in findings]
 
 
@@ -99,7 +99,7 @@ def _way_out(description: Description, finding: Finding, findings: list[Finding]
 
 
 def _spoils(other: Finding, node: StorageNodeId, finding: Finding) -> bool:
-    """Whether this other finding means that the node has no intact copy of what is damaged."""
+    """Return whether this other finding means that the node has no intact copy of the damaged entries."""
     if other.node != node or other.stream not in (None, finding.stream) or other.is_content:
         return False
     if other.stream is None:

@@ -1,5 +1,5 @@
-"""The command line: parse, call, render. ``main`` is the root and imports a command when it is used.
+"""The command line: parse, call, render. ``main`` is the root and imports a command at its first use.
 
-``commands`` has one file per noun, ``framework`` what makes a function a command, ``io`` what is read and printed.
+``commands`` has one file per noun, ``framework`` turns functions into commands, ``io`` reads input and prints results.
 Not here: what commands do (``client``, ``admin``, ``jobs``, ``savepoints``).
 """

@@ -1,7 +1,7 @@
 """``cutwater``: the root of the command line.
 
-A command is imported when it is used. Whoever asks for the version, for help or for completions pays for none of them,
-and a command only for what it needs itself.
+A command is imported when it is used. The version, help and completions load no command, and a command loads only what
+it needs itself.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from cutwater.cli.framework.options import DebugOption
 from cutwater.errors import CutwaterError
 
 VARIABLES = "CUTWATER"
-"""How environment variables begin; one that is not named with its option is called after command and option."""
+"""Prefix of environment variables; an option without a variable of its own gets one named after command and option."""
 _RECORDS, _PIPELINES, _CLUSTER, _MACHINE = "Records", "Pipelines", "Cluster", "This machine"
 
 
 class Entry(NamedTuple):
-    """A command of the root: where it is, and what the list of commands says of it."""
+    """A command of the root: its module, and its text in the list of commands."""
 
     module: str
     help: str
     panel: str
     is_noun: bool = False
-    """Whether it has commands of its own."""
+    """Whether it has subcommands."""
 
 
 ENTRIES: dict[str, Entry] = {
     "append": Entry("append", "Append records: lines or JSON from standard input, or files.", _RECORDS),
     "subscribe": Entry("subscribe", "Print the records of topics, in the order of the log.", _RECORDS),
     "read": Entry("positions", "Print the record at a position.", _RECORDS),
-    "tail": Entry("positions", "The highest GLSN that is given out.", _RECORDS),
-    "find": Entry("positions", "The first GLSN that was committed at or after a time.", _RECORDS),
+    "tail": Entry("positions", "Print the highest GLSN that is given out.", _RECORDS),
+    "find": Entry("positions", "Print the first GLSN that was committed at or after a time.", _RECORDS),
     "cursor": Entry("cursor", "Cursors: how far consumers have come, kept in the cluster.", _RECORDS, is_noun=True),
     "topic": Entry("topic", "Topics: names for sets of log streams.", _RECORDS, is_noun=True),
     "pipeline": Entry("pipeline", "Pipelines: programs over the log that run on Spark.", _PIPELINES, is_noun=True),
@@ -49,23 +49,23 @@ ENTRIES: dict[str, Entry] = {
     "run": Entry("run", "Runs: what publishes batches exactly once.", _CLUSTER, is_noun=True),
     "sn": Entry("sn", "Storage nodes: processes that hold replicas of log streams.", _CLUSTER, is_noun=True),
     "mr": Entry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER, is_noun=True),
-    "verify": Entry("verify", "Let every storage node check the checksums of all that it holds.", _CLUSTER),
-    "doctor": Entry("doctor", "Whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
-    "bench": Entry("bench", "Measure how fast a cluster or an embedded log takes and gives records.", _MACHINE),
-    "config": Entry("config", "What is configured, and where.", _MACHINE, is_noun=True),
+    "verify": Entry("verify", "Let every storage node check the checksums of all its data.", _CLUSTER),
+    "doctor": Entry("doctor", "Check whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
+    "bench": Entry("bench", "Measure how fast a cluster or an embedded log takes and delivers records.", _MACHINE),
+    "config": Entry("config", "Show what is configured, and where.", _MACHINE, is_noun=True),
     "completion": Entry("completion", "Print a script that lets a shell complete commands.", _MACHINE),
 }
 
 
 def load(name: str) -> Any:
-    """The command itself, with its options; for a noun, with its commands."""
+    """Return the command itself, with its options; for a noun, with its subcommands."""
     entry = ENTRIES[name]
     group = typer.main.get_group(import_module(f"cutwater.cli.commands.{entry.module}").app)
     return group if entry.is_noun else group.commands[name]
 
 
 class Root(Group):
-    """Lists commands by what ``ENTRIES`` says of them, and loads the one that is run."""
+    """Lists commands by their ``ENTRIES``, and loads the one that is run."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -99,7 +99,7 @@ app = typer.Typer(
     name="cutwater",
     cls=Root,
     help="One totally ordered, replicated log. Every option can also be set in the environment, as CUTWATER_*, or in "
-    "cutwater.toml; what is said on the command line counts, then the environment.",
+    "cutwater.toml. The command line takes precedence, then the environment.",
     context_settings={"auto_envvar_prefix": VARIABLES},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -124,7 +124,7 @@ def root(
 
 
 def main() -> None:
-    # Typer speaks with shells in its own way, also where it offers no options to set that up.
+    # Typer handles shell completion itself, even where it offers no options to set it up.
     completion_init()
     with output_told():
         app(prog_name="cutwater")

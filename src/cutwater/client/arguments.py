@@ -1,5 +1,5 @@
-"""Whether an argument is of the kind that it has to be, said in the caller's words. What it may be beyond that, such as
-how many log streams a topic may have, is known where it is used."""
+"""Checks that arguments are of the right kind, and names them in errors as the caller does. Further limits, such as how
+many log streams a topic may have, are checked where the argument is used."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from operator import index
 from cutwater.errors import InvalidArgument
 
 NUMBER_MAX = 2**63 - 1
-"""No number that is sent is larger."""
+"""The largest number that can be sent."""
 
 
 def check_number(name: str, given: object, what: str) -> int:
-    """``what`` it is, with an article or a plural: ``a number of log streams``."""
+    """Return the argument as an integer. ``what`` describes it, with an article or a plural: ``a number of log
+    streams``."""
     try:
         if isinstance(given, bool):
             raise TypeError
@@ -31,7 +32,7 @@ def check_topic(given: object) -> None:
 
 
 def check_not_called(cls: type, given: tuple[object, ...]) -> None:
-    """Whoever guesses that a client is made by calling its class is told how one is made."""
+    """Raise an error that tells a caller of the class itself how a client is made."""
     if not given or isinstance(given[0], str | os.PathLike):
         owner = "cutwater" if cls.__name__ == "Client" else f"await cutwater.{cls.__name__}"
         raise TypeError(

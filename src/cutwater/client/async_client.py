@@ -1,7 +1,7 @@
 """The client for asyncio. ``cutwater.Client`` is the same without asyncio, derived from this one.
 
-Everything here belongs to one event loop. Every call has a deadline: ``timeout=`` in seconds, or what the client was
-made with. The examples are written for ``cutwater.Client``; here they want ``await``.
+Everything here belongs to one event loop. Every call has a deadline: ``timeout=`` in seconds, or the client's default.
+The examples are written for ``cutwater.Client``; here they need ``await``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ OnMalformed: TypeAlias = Literal["error", "skip"]
 
 
 class AsyncClient(PublishingCalls):
-    """Made by ``AsyncClient.connect``, or by ``AsyncClient.open``::
+    """A connection to a log. Made by ``AsyncClient.connect`` or ``AsyncClient.open``::
 
     async with await AsyncClient.connect("cutwater://127.0.0.1:7000") as log:
         ack = await log.append("orders", b"hello")
@@ -83,10 +83,10 @@ class AsyncClient(PublishingCalls):
         compression: Compression | None,
         limits: Limits,
     ) -> None:
-        """For ``connect``; ``repository`` has answered before."""
+        """Use ``connect`` instead; ``repository`` must have answered before."""
         self.cluster = cluster
         self.servers = SCHEME + ",".join(repository.addresses)
-        """Where others may connect to the same cluster."""
+        """The address at which other clients can connect to the same cluster."""
         self._repository = repository
         self._timeout = timeout
         self._catalogs = Catalogs(repository)
@@ -105,7 +105,7 @@ class AsyncClient(PublishingCalls):
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
         self._on_close: Callable[[], Awaitable[None]] | None = None
-        """What ends with the client, as long as it has not."""
+        """Closes what ends together with the client; None once that has ended."""
 
     @classmethod
     async def open(
@@ -118,10 +118,11 @@ class AsyncClient(PublishingCalls):
         limits: Limits | None = None,
     ) -> AsyncClient:
         """Open the log in a directory, as ``cutwater.open`` does, with its servers on this event loop. Close the client
-        before the loop ends, best by ``async with``: nothing is lost otherwise, but the log stays locked until the
+        before the loop ends, best by ``async with``: otherwise nothing is lost, but the log stays locked until the
         process ends.
         """
-        # The servers are above the client, which knows only their name: whoever just connects need not load them.
+        # The servers are above the client, which knows only their module's name: programs that only connect need not
+        # load them.
         opened: AsyncClient = await import_module("cutwater.embedded").open_on_this_loop(
             path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits
         )
@@ -143,7 +144,7 @@ class AsyncClient(PublishingCalls):
         """Connect to the metadata repository at any of the addresses in ``cutwater://host:port,host:port``.
 
         ``timeout`` is what each call may take unless it says otherwise. ``compression`` (``"lz4"`` or ``"zstd"``) is
-        for what is appended. ``cluster``: refuse to talk to any other cluster than this one.
+        applied to appended records. ``cluster``: refuse to talk to any other cluster than this one.
         """
         check_no_path(servers)
         access = Access(check_tls(tls), token, insecure)
@@ -181,11 +182,11 @@ class AsyncClient(PublishingCalls):
         return client
 
     async def close(self) -> None:
-        """Appends that are under way are given up: their callers are told. Producers are closed first, which lets them
-        finish what was sent; if they cannot, that is raised when everything else is closed.
+        """Close the client. Appends in flight are given up, and their callers get an error. Producers are closed first,
+        which lets them finish what was sent; if they cannot, their error is raised when everything else is closed.
 
-        Whoever is cancelled while waiting does not stop it, and may wait for it again. If a log that was opened here
-        cannot be closed in time, that is raised, and calling this once more tries again."""
+        Cancelling a caller that waits for this does not stop it; the caller may wait for it again. If a log that was
+        opened here cannot be closed in time, that is raised, and calling this once more tries again."""
         if self._closing is None:
             self._is_closed = True
             self._closing = asyncio.get_running_loop().create_task(self._close_all())
@@ -247,10 +248,10 @@ class AsyncClient(PublishingCalls):
     ) -> Topic:
         """Make a topic and return when it takes appends.
 
-        ``replication``: how many storage nodes hold each record; three, or as many as there are. ``schema`` is an
-        Arrow schema, and ``event_time`` the name of its column with event time; without one, records have a key and a
-        value. ``retention``: for how long, or up to which size, records are kept; for ever if not said. ``exist_ok``:
-        a topic of this name that exists is returned as it is; it only has to have this schema and event time.
+        ``replication``: how many storage nodes hold each record; by default three, or as many as there are. ``schema``
+        is an Arrow schema, and ``event_time`` the name of its column with event time; without a schema, records have a
+        key and a value. ``retention``: for how long, or up to which size, records are kept; for ever by default.
+        ``exist_ok``: return an existing topic of this name as it is; it must have this schema and event time.
         ``event_time_ahead_max``: refuse records whose event time or declared watermark is further ahead of the log's
         clock than this, such as ``"1h"``; no limit by default. A single wrong clock would move the watermark for ever.
 
@@ -274,9 +275,9 @@ class AsyncClient(PublishingCalls):
         event_time_ahead_max: Duration | None = None,
         timeout: float | None = None,
     ) -> Topic:
-        """Change what is given. Returns when there are as many log streams as asked for; if these are fewer than
-        before, the others are sealed for good. A schema may only grow, by columns that may be null.
-        ``event_time_ahead_max=0`` takes the limit away; a new limit does not change what is stored.
+        """Change the given properties. Returns when there are as many log streams as asked for; if these are fewer than
+        before, the surplus log streams are sealed permanently. A schema may only grow, by columns that may be null.
+        ``event_time_ahead_max=0`` removes the limit; a new limit does not change stored records.
 
         >>> old = log.create_topic("visits", schema={"page": pa.string()})
         >>> log.change_topic("visits", schema=old.schema.append(pa.field("country", pa.string()))).schema.names
@@ -290,17 +291,17 @@ class AsyncClient(PublishingCalls):
         await self._topics.delete(name, self._deadline(timeout))
 
     async def topics(self, *, timeout: float | None = None) -> list[Topic]:
-        """All topics, by name."""
+        """Return all topics, by name."""
         view = await self._catalogs.fresh(self._deadline(timeout))
         return [topic_of(view.topics[name], view) for name in sorted(view.topics)]
 
     async def topic(self, name: str, *, timeout: float | None = None) -> Topic:
-        """What is known of one topic."""
+        """Return the description of one topic."""
         view = await self._catalogs.fresh(self._deadline(timeout))
         return topic_of(await self._catalogs.topic(name, self._deadline(timeout)), view)
 
     async def trim(self, topic: str, *, before: int, timeout: float | None = None) -> None:
-        """Remove all records of a topic below this GLSN, for good. Durable when it returns; files go a little later.
+        """Remove all records of a topic below this GLSN, permanently. Durable when it returns; files are removed later.
 
         >>> acks = [log.append("t", b"old"), log.append("t", b"new")]
         >>> log.trim("t", before=acks[1].glsn)
@@ -329,14 +330,14 @@ class AsyncClient(PublishingCalls):
 
         ``records`` is one value (bytes, or str as UTF-8), a list of them, an Arrow array, batch or table, a DataFrame
         of pandas or Polars, a dict or a list of dicts. ``key``, ``timestamp`` and ``headers`` are one for all records,
-        or a list with one for each; event time is this client's clock if not said. A time is a ``datetime`` with a time
-        zone, or an integer: **microseconds** since 1970, where pipelines count in milliseconds. Records are
-        copied when the append begins, so that their memory may be used anew; only if the topic has to be looked up
-        first, because it or its schema is new to this client, are they copied after that.
+        or a list with one for each; event time is this client's clock by default. A time is a ``datetime`` with a time
+        zone, or an integer: **microseconds** since 1970, where pipelines count in milliseconds. Records are copied when
+        the append begins, so that their memory may be reused. If the topic or its schema is new to this client, it is
+        looked up first, and the records are copied only after that.
 
         ``stream``: the log stream to append to, otherwise any of the topic. ``watermark``: no record with an earlier
-        event time follows in that log stream. ``idle``: that log stream is idle until its next entry. ``if_llsn``: only
-        if the first record gets exactly this position in ``stream``, otherwise ``ConditionFailed``.
+        event time follows in that log stream. ``idle``: that log stream is idle until its next entry. ``if_llsn``:
+        append only if the first record gets exactly this position in ``stream``, otherwise raise ``ConditionFailed``.
 
         The outcome is definite: the acknowledgement; an error, and then no record will ever appear; or
         ``AppendUnknown``, if no answer came in time or the connection was lost. Nothing is ever sent twice.
@@ -359,7 +360,7 @@ class AsyncClient(PublishingCalls):
                 try:
                     return await begun[0]
                 except NotFound:
-                    # It is certain that nothing was appended. The name may mean another topic by now.
+                    # Nothing was appended. The name may mean another topic by now.
                     pass
         deadline = self._deadline(timeout) if begun is None else Deadline(seconds, begun[1])
         given = Given(records, key, timestamp, headers, stream, watermark, if_llsn, idle)
@@ -379,8 +380,8 @@ class AsyncClient(PublishingCalls):
         if_llsn: int | None = None,
         timeout: float | None = None,
     ) -> Visit[Ack] | None:
-        """For a thread that waits: the same without a coroutine, if the records are small and plain; None otherwise.
-        Any thread may call it."""
+        """Return the append of a waiting thread without a coroutine, if the records are small and plain; None
+        otherwise. Any thread may call it."""
         check_topic(topic)
         if self._is_closed or headers is not None or watermark is not None or idle or if_llsn is not None:
             return None
@@ -398,10 +399,10 @@ class AsyncClient(PublishingCalls):
     ) -> list[Ack]:
         """Declare a watermark, idleness or both without a record, for one log stream or for every one of the topic.
 
-        ``watermark``: no record with an earlier event time follows there; strategies that are punctuated go by it.
-        ``idle``: nothing is expected there, so it holds no watermark back, until its next entry. Each log stream gets
-        an entry of one position that subscribers never see; what is returned are their positions. With several, it is
-        not atomic: if an error says that some have it and others not, declare the same again.
+        ``watermark``: no record with an earlier event time follows there; punctuated strategies use it. ``idle``: no
+        records are expected there, so the log stream holds no watermark back until its next entry. Each log stream gets
+        an entry of one position that subscribers never see; their positions are returned. With several log streams,
+        this is not atomic: if an error says that some have it and others not, declare the same again.
 
         >>> [ack.count for ack in log.declare("t", watermark=datetime(2026, 1, 1, tzinfo=UTC), idle=True)]
         [1]
@@ -415,7 +416,7 @@ class AsyncClient(PublishingCalls):
     # Reading.
 
     async def read(self, glsn: int, *, stream: int | None = None, timeout: float | None = None) -> Record:
-        """The record at this position. It is found faster if the log stream is named.
+        """Return the record at this position. It is found faster if the log stream is named.
 
         Raises ``Trimmed`` with the first position left, ``NotYetCommitted`` above the end of the log, ``NoRecordHere``
         for a position that no record has.
@@ -432,7 +433,7 @@ class AsyncClient(PublishingCalls):
         return await self._reading.read(GLSN(glsn), pin, self._deadline(timeout))
 
     async def tail(self, *, timeout: float | None = None) -> GLSN:
-        """The highest GLSN that is given out; 0 if none is. It never goes back.
+        """Return the highest GLSN that is given out; 0 if none is. It never goes back.
 
         >>> ack = log.append("t", b"x")
         >>> log.tail() >= ack.glsn
@@ -441,8 +442,8 @@ class AsyncClient(PublishingCalls):
         return (await self._catalogs.fresh(self._deadline(timeout))).catalog.high_watermark
 
     async def find(self, time: datetime, topics: TopicNames | None = None, *, timeout: float | None = None) -> GLSN:
-        """The first position that was committed at or after this time, of these topics or of any; one above the end of
-        the log if nothing was.
+        """Return the first position that was committed at or after this time, of these topics or of any; one above the
+        end of the log if there is none.
 
         >>> ack = log.append("t", b"x")
         >>> log.find(log.read(ack.glsn).ingested_at) == ack.glsn
@@ -462,14 +463,14 @@ class AsyncClient(PublishingCalls):
         idle_after: Duration = IDLE_AFTER,
         timeout: float | None = None,
     ) -> datetime | None:
-        """How far event time has come after this position, or at the end of the log; None if nothing is known yet, as
-        before the first position, which is 0.
+        """Return how far event time has come after this position, or at the end of the log; None if nothing is known
+        yet, as with ``at=0``, which is before the first position.
 
-        It is the same for every reader and at any time. Of each log stream counts the largest event time so far, less
-        ``bound`` and a millisecond, or with ``punctuated`` what was declared, by ``append(..., watermark=)`` or
-        ``declare``; of the topic, the smallest of its log streams. One without a commit for ``idle_after`` is left out.
-        Both are a ``timedelta``, a text such as ``"5s"``, or a number of milliseconds. Only the end of the topic is
-        read, as far back as its log streams lie apart.
+        The result is the same for every reader and at any time. The watermark of a log stream is its largest event time
+        so far, less ``bound`` and a millisecond; with ``punctuated``, it is what was declared, by
+        ``append(..., watermark=)`` or ``declare``. The watermark of the topic is the smallest of its log streams. A log
+        stream without a commit for ``idle_after`` is left out. Both are a ``timedelta``, a text such as ``"5s"``, or a
+        number of milliseconds. Only the end of the topic is read, as far back as its log streams lie apart.
 
         >>> ack = log.append("t", [b"a", b"b"], timestamp=[datetime(2026, 1, 1, 12, tzinfo=UTC), 0])
         >>> log.watermark("t", at=ack.glsn, bound=timedelta(seconds=5)).isoformat()
@@ -495,20 +496,19 @@ class AsyncClient(PublishingCalls):
         on_malformed: OnMalformed = "error",
         timeout: float | None = None,
     ) -> AsyncSubscription[Record]:
-        """Every committed record of the topics once, in GLSN order, whatever fails meanwhile.
+        """Deliver every committed record of the topics once, in GLSN order, in spite of failures.
 
-        ``topics``: a name, several, or a compiled pattern, which also takes in topics that are created later.
-        ``start``: a GLSN, ``"earliest"``, ``"latest"`` (what comes after the subscription has begun), the time at which
-        records were committed, or a cursor, to go on after it. ``stop``: a GLSN or a time, not included. With
-        ``follow=False`` it ends where the log ends when it begins; otherwise it waits for more.
+        ``topics``: a name, several, or a compiled pattern, which also matches topics that are created later. ``start``:
+        a GLSN, ``"earliest"``, ``"latest"`` (records after the subscription has begun), the time at which records were
+        committed, or a cursor, to continue after it. ``stop``: a GLSN or a time, not included. With ``follow=False``
+        the subscription ends where the log ends when it begins; otherwise it waits for more.
 
-        ``timeout`` is for the beginning, and for each wait for what the log is known to have. Raises ``Trimmed``, with
-        the first position left, when the next records are gone.
+        ``timeout`` limits the beginning, and each wait for records that the log is known to have. Raises ``Trimmed``,
+        with the first position left, when the next records are gone.
 
-        ``on_malformed`` concerns batches whose checksum is right and whose content makes no sense, which only older
-        versions have let in: ``"error"`` raises ``Malformed`` when all records before them were delivered, ``"skip"``
-        goes on behind them; ``skipped`` of the subscription tells which positions these were, ``skipped_records`` how
-        many.
+        ``on_malformed`` concerns batches with a correct checksum and invalid content, which only older versions have
+        accepted. ``"error"`` raises ``Malformed`` when all records before them were delivered. ``"skip"`` continues
+        after them; the subscription's ``skipped`` lists their positions, and ``skipped_records`` counts them.
 
         >>> acks = [log.append("t", value) for value in (b"a", b"b", b"c")]
         >>> [record.value for record in log.subscribe("t", follow=False)]
@@ -534,11 +534,11 @@ class AsyncClient(PublishingCalls):
         on_malformed: OnMalformed = "error",
         timeout: float | None = None,
     ) -> AsyncSubscription[pa.RecordBatch]:
-        """As ``subscribe``, but as Arrow record batches.
+        """Deliver the same records as ``subscribe``, as Arrow record batches.
 
         Columns are ``topic, stream, glsn, llsn, timestamp``, then ``key, value, headers`` or those of the topic's
         schema, then ``ingested_at``; with ``columns``, only those, and storage nodes send no others. All rows of a
-        batch have one form, so batches of several topics with schemas may differ.
+        batch have the same columns, so batches of several topics with schemas may differ.
 
         >>> ack = log.append("t", [b"a", b"b"])
         >>> for batch in log.batches("t", follow=False, columns=["llsn", "value"]):
@@ -558,8 +558,8 @@ class AsyncClient(PublishingCalls):
         on_malformed: OnMalformed = "error",
         timeout: float | None = None,
     ) -> pa.Table:
-        """All records from ``start`` to ``stop``, or to the present end of the log, as one Arrow table; from there
-        ``.to_pandas()`` or ``polars.from_arrow`` go further. Several topics must have the same columns.
+        """Return all records from ``start`` to ``stop``, or to the present end of the log, as one Arrow table. Convert
+        it with ``.to_pandas()`` or ``polars.from_arrow``. Several topics must have the same columns.
 
         >>> ack = log.append("t", [b"a", b"b"])
         >>> log.table("t").to_pandas()["value"].to_list()
@@ -583,11 +583,12 @@ class AsyncClient(PublishingCalls):
     async def producer(
         self, topic: str, *, id: str, buffer_bytes: int = BUFFER_BYTES_MAX, timeout: float | None = None
     ) -> AsyncProducer:
-        """A named producer, whose records are in the log exactly once: it repeats what got no answer until it knows.
+        """Open a named producer, whose records are in the log exactly once: it repeats what got no answer until it
+        knows the outcome.
 
         Records go to one log stream in the order in which they were sent. Only one holder of a name can append;
-        opening it anywhere ends all earlier ones with ``ProducerFenced``. ``buffer_bytes`` bounds what it holds;
-        beyond that ``send`` waits.
+        opening the name anywhere ends all earlier holders with ``ProducerFenced``. ``buffer_bytes`` bounds the memory
+        for records; beyond that ``send`` waits.
 
         >>> with log.producer("t", id="billing-1") as producer:
         ...     future = producer.send(b"invoice")
@@ -611,13 +612,13 @@ class AsyncClient(PublishingCalls):
             self._timeout,
             buffer_bytes,
         )
-        # Before it is open, so that closing the client ends it then too.
+        # Added before it is open, so that closing the client ends it then too.
         self._producers = {known for known in self._producers if not known.is_closed} | {producer}
         await producer.open(deadline)
         return producer
 
     def cursor(self, name: str) -> AsyncCursor:
-        """How far a consumer has come, kept in the cluster: ``commit(glsn)``, ``get()``, ``drop()``.
+        """Return a cursor, the position of a consumer kept in the cluster: ``commit(glsn)``, ``get()``, ``drop()``.
 
         >>> acks = [log.append("t", b"done"), log.append("t", b"to do")]
         >>> log.cursor("billing").commit(acks[0].glsn)
@@ -627,7 +628,7 @@ class AsyncClient(PublishingCalls):
         return AsyncCursor(self._repository, name, self._timeout)
 
     async def cluster_key(self, *, timeout: float | None = None) -> str:
-        """The random text by which this log is told from all others, whatever their numbers and addresses.
+        """Return the random text that distinguishes this log from all others, even with equal numbers and addresses.
 
         >>> log.cluster_key() == log.cluster_key() != ""
         True

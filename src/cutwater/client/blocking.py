@@ -1,12 +1,12 @@
-"""How a blocking class is derived from its asynchronous one: one line per method, with the same signature and words.
+"""Derives a blocking class from its asynchronous one: one line per method, with the same signature and docstring.
 
 ::
 
     class Client(Blocking[AsyncClient]):
         append = blocking(AsyncClient.append)
 
-The type checker sees ``append`` with the parameters of ``AsyncClient.append`` and with what that one returns when it is
-awaited.
+The type checker sees ``append`` with the parameters of ``AsyncClient.append`` and with the result that awaiting it
+gives.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Self = TypeVar("Self")
 
 
 class Blocking(Generic[A]):
-    """An asynchronous object, and the loop that it lives on."""
+    """An asynchronous object, and the loop that it runs on."""
 
     def __init__(self, loop: LoopThread, wrapped: A) -> None:
         self._loop = loop
@@ -45,11 +45,11 @@ class Blocking(Generic[A]):
         self.close()
 
     def close(self) -> None:
-        """Overridden by what has an end."""
+        """Do nothing; subclasses with something to close override this."""
 
 
 class Method(Protocol[P, R_co]):
-    """A method as a class has it: a function that binds its object."""
+    """A method as stored in a class: a function that binds its object."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, P], R_co]: ...
@@ -61,8 +61,8 @@ def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
     quick: Callable[Concatenate[Any, P], Visit[R] | None] | None = None,
 ) -> Method[P, R]:
-    """Waits for the outcome of a coroutine method. ``quick``: any thread may call it, with the same arguments; it does
-    in a cheaper way what the method would do, or returns None."""
+    """Make a blocking method from a coroutine method. ``quick`` takes the same arguments and may be called from any
+    thread. It does the same as the method in a cheaper way, or returns None."""
 
     @functools.wraps(method)
     def call(self: Blocking[Any], /, *args: Any, **kwargs: Any) -> R:
@@ -84,7 +84,7 @@ def blocking(
 def blocking_made(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, A]], wrap: Callable[[LoopThread, A], W]
 ) -> Method[P, W]:
-    """The same for one that makes an object, which is wrapped too."""
+    """Make a blocking method from a coroutine method that makes an object, and wrap that object too."""
 
     @functools.wraps(method)
     def call(self: Blocking[Any], /, *args: Any, **kwargs: Any) -> W:
@@ -94,7 +94,7 @@ def blocking_made(
 
 
 def made(method: Callable[Concatenate[Any, P], A], wrap: Callable[[LoopThread, A], W]) -> Method[P, W]:
-    """The same for a plain method that makes an object, on the loop's own thread."""
+    """Make a blocking method from a plain method that makes an object on the loop's own thread."""
 
     @functools.wraps(method)
     def call(self: Blocking[Any], /, *args: Any, **kwargs: Any) -> W:
@@ -117,7 +117,7 @@ def _waited_for(
     if seconds is not None:
         check_timeout(seconds)
     try:
-        # Nothing of it runs here, so this fails only if the arguments are not those that it takes.
+        # Calling a coroutine function runs none of it, so this fails only if the arguments do not fit.
         work = method(self._async, *args, **kwargs)
     except TypeError:
         _check_fit(self, method, args, kwargs)
@@ -128,8 +128,8 @@ def _waited_for(
 def _check_fit(
     self: Blocking[Any], method: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """If these are not the arguments that the method takes, say so of the method that was called: who uses this class
-    knows nothing of the one behind it."""
+    """Raise ``TypeError`` in the name of the called method if the arguments do not fit: a user of this class does not
+    know the class behind it."""
     try:
         inspect.signature(method).bind(self, *args, **kwargs)
     except TypeError as misfit:

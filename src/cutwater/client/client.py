@@ -38,9 +38,9 @@ from cutwater.types import Ack
 T = TypeVar("T")
 
 WAKE_SECONDS = 0.001
-"""How long those who wait for room stay asleep while another thread has the lock."""
+"""How long threads that wait for room stay asleep while another thread has the lock."""
 HAND_OVER_TURNS = 5
-"""How many turns of the loop it takes until a thread has what a coroutine returns at once, and some more."""
+"""How many turns of the loop it takes until a thread has a result that a coroutine returns at once, and some more."""
 
 
 class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
@@ -55,9 +55,9 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         self._ready: deque[T] = deque()
         self._ahead: concurrent.futures.Future[list[T]] | None = None
         self._is_over = self._is_closed = False
-        # So that it is known from where on it delivers.
+        # So that its first position is fixed.
         loop.run(wrapped.begun())
-        # Whoever leaves a loop over it early does not close it, and what is being fetched ahead would never end.
+        # A user that leaves a loop over it early does not close it, and fetching ahead would never end.
         abandon_with(self, wrapped)
 
     def __iter__(self) -> Iterator[T]:
@@ -69,7 +69,7 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
             try:
                 self._ready.extend(self._fetched(None))
             except ClientClosed:
-                # Whoever closes it ends the loops over it.
+                # Closing it ends the loops over it.
                 if not self._is_closed:
                     raise
             if not self._ready:
@@ -77,9 +77,9 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         return self._ready.popleft()
 
     def take(self, timeout: float | None = None) -> list[T]:
-        """All that is ready, and at least one unless the subscription is at its end. Waits at most ``timeout``
-        seconds; if that is not said, as long as it takes if it follows the log. With 0 it only gives what has come
-        already. ``DeadlineExceeded`` if there is nothing by then."""
+        """Return everything that is ready, at least one item unless the subscription is at its end. Waits at most
+        ``timeout`` seconds. Without ``timeout``, a subscription that follows the log waits as long as necessary. With 0
+        it returns only what has already arrived. Raises ``DeadlineExceeded`` if nothing has arrived by then."""
         if timeout is not None:
             check_wait(timeout)
         if not self._ready:
@@ -94,7 +94,7 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Malformed batches that ``on_malformed="skip"`` has left out, the latest of them."""
+        """The latest malformed batches that ``on_malformed="skip"`` has left out."""
         return self._async.skipped
 
     @property
@@ -118,7 +118,7 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         if self._is_over:
             return []
         ahead = self._ahead or self._loop.begin(self._async.take())
-        # It stays where it is if its user is interrupted while waiting, so nothing is lost.
+        # It is kept if its user is interrupted while waiting, so nothing is lost.
         self._ahead = ahead
         try:
             if timeout == 0 and not ahead.done():
@@ -130,7 +130,7 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
             raise self._async._nothing_came(timeout) from None
         except CutwaterError:
             self._ahead = None
-            # By another thread, perhaps.
+            # Another thread may have closed it.
             self._check_open()
             raise
         self._is_over = not found
@@ -139,13 +139,13 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
 
 
 async def _some_turns() -> None:
-    """What the loop has at hand is handed over."""
+    """Give the loop time to hand over what it has."""
     for _ in range(HAND_OVER_TURNS):
         await asyncio.sleep(0)
 
 
 class Cursor(Blocking[AsyncCursor], NamedCursor):
-    """How far a consumer has come, kept in the cluster under a name."""
+    """The position of a consumer, kept in the cluster under a name."""
 
     @property
     def name(self) -> str:
@@ -157,7 +157,7 @@ class Cursor(Blocking[AsyncCursor], NamedCursor):
 
 
 class Given(Struct, eq=False):
-    """What ``Producer.send`` was given, until the loop's thread has it."""
+    """The arguments of ``Producer.send``, until the loop's thread takes them."""
 
     part: Part | None
     count: int
@@ -168,22 +168,22 @@ class Given(Struct, eq=False):
 
 
 class Producer(Blocking[AsyncProducer]):
-    """See ``Client.producer``. Any thread may send, and so may whatever comes in between: the handler of a signal, or a
-    finalizer, may run in a thread that is inside ``send``, and has the lock. It may even wait there for the loop, which
-    therefore never waits for the lock."""
+    """See ``Client.producer``. Any thread may send, and so may code that interrupts it: a signal handler or a finalizer
+    may run in a thread that is inside ``send`` and has the lock. It may even wait there for the loop, so the loop never
+    waits for the lock."""
 
     def __init__(self, loop: LoopThread, wrapped: AsyncProducer) -> None:
         super().__init__(loop, wrapped)
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._shared = threading.RLock()
-        """Of all futures."""
+        """The lock that all futures share."""
         self._given: deque[Given] = deque()
-        """On their way to the loop's thread, so that a thread which sends much does not wake it each time."""
+        """Sends on their way to the loop's thread, so that a thread that sends much does not wake it each time."""
         self._is_woken = False
-        """The loop is about to take them over."""
+        """Whether the loop is about to take them over."""
         self._given_bytes = self._taken_bytes = 0
-        """Of everything so far: changed with the lock, and by the loop only."""
+        """Bytes of all sends so far: ``_given_bytes`` is changed with the lock, ``_taken_bytes`` only by the loop."""
         self._waiting = 0
         self._is_closed = False
         wrapped.on_change = self._wake
@@ -207,8 +207,8 @@ class Producer(Blocking[AsyncProducer]):
         idle: bool = False,
         timeout: float | None = None,
     ) -> concurrent.futures.Future[Ack]:
-        """Hand over one record or several, as for ``append``; several stay together. Returns when there is room for
-        them, with a future of the acknowledgement.
+        """Hand over one record or several, as for ``append``; several stay together. Returns a future of the
+        acknowledgement as soon as there is room for the records.
 
         After ``timeout`` the future fails: with ``DeadlineExceeded`` if nothing was sent, so that nothing will appear,
         otherwise with ``AppendUnknown``; then the producer still goes on trying. ``watermark`` and ``idle`` are as for
@@ -242,7 +242,7 @@ class Producer(Blocking[AsyncProducer]):
         return future
 
     def _give(self, given: Given) -> None:
-        """With the lock."""
+        """Queue a send for the loop. The caller must hold the lock."""
         self._given_bytes += given.size
         self._given.append(given)
         if self._is_woken:
@@ -252,14 +252,14 @@ class Producer(Blocking[AsyncProducer]):
             self._loop.call_soon(self._take_over)
         except BaseException:
             self._is_woken = False
-            # Its caller is told that it was not sent, so it must not be taken over with the next one.
+            # Its caller gets the error that it was not sent, so it must not be taken over with the next one.
             with suppress(ValueError):
                 self._given.remove(given)
                 self._given_bytes -= given.size
             raise
 
     def _hand_over(self) -> None:
-        """Before the loop is waited for: if this has come in between, the loop may not have been woken yet."""
+        """Wake the loop before waiting for it: if this interrupts ``send``, the loop may not have been woken yet."""
         self._loop.call_soon(self._take_over)
 
     def _has_room(self, size: int) -> bool:
@@ -277,7 +277,7 @@ class Producer(Blocking[AsyncProducer]):
             raise DeadlineExceeded(f"producer {self.id!r} has no room, after {seconds:g} s: nothing was sent")
 
     def _wake(self) -> None:
-        """On the loop's thread: there may be room."""
+        """Wake threads that wait for room; runs on the loop's thread."""
         if not self._waiting:
             return
         if not self._lock.acquire(blocking=False):
@@ -289,12 +289,12 @@ class Producer(Blocking[AsyncProducer]):
             self._lock.release()
 
     def _take_over(self) -> None:
-        """On the loop's thread. The flag goes down before the first look, or one that is given in between would be
-        forgotten."""
+        """Take over the sends; runs on the loop's thread. The flag is cleared before the first look; otherwise a send
+        that is given in between would be forgotten."""
         self._is_woken = False
         now = asyncio.get_running_loop().time()
         sent = list[Sent]()
-        # One that could not be given after all may be gone before it is looked at.
+        # A send that failed in ``_give`` may be gone before it is taken.
         with suppress(IndexError):
             while self._given:
                 given = self._given.popleft()
@@ -323,14 +323,14 @@ class Producer(Blocking[AsyncProducer]):
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
-        also if its future was already asked."""
-        # What was sent before reaches the loop before this does.
+        even if its future was already asked."""
+        # Earlier sends reach the loop before this does.
         self._hand_over()
         self._loop.run(self._async.flush(timeout=timeout), timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Flush and end. What has no outcome by then fails: *unknown* if it was sent. What was told to be *unknown* is
-        waited for as well; ``AppendUnknown`` says that it still is."""
+        """Flush and end. A send without an outcome by then fails: *unknown* if it was sent. This also waits for sends
+        whose callers were already told *unknown*; ``AppendUnknown`` says that some still are."""
         with self._lock:
             self._is_closed = True
             self._room.notify_all()
@@ -347,7 +347,7 @@ class Stager(Blocking[AsyncStager]):
 
 
 class Client(Blocking[AsyncClient]):
-    """Made by ``cutwater.connect`` or ``cutwater.open``::
+    """A connection to a log. Made by ``cutwater.connect`` or ``cutwater.open``::
 
     with cutwater.connect("cutwater://127.0.0.1:7000") as log:
         ack = log.append("orders", b"hello")
@@ -371,7 +371,7 @@ class Client(Blocking[AsyncClient]):
 
     @property
     def servers(self) -> str:
-        """Where others may connect to the same cluster."""
+        """The address at which other clients can connect to the same cluster."""
         return self._async.servers
 
     create_topic = blocking(AsyncClient.create_topic)
@@ -410,7 +410,7 @@ class Client(Blocking[AsyncClient]):
         try:
             self._loop.run(self._async.close())
         except BaseException as error:
-            # A log that is still open has its servers on this loop. After a fork they are none of ours.
+            # A log that is still open has its servers on this loop. After a fork they belong to the parent process.
             is_over = self._async._on_close is None or isinstance(error, ClientClosed)
             raise
         finally:
@@ -431,7 +431,7 @@ def connect(
     limits: Limits | None = None,
 ) -> Client:
     """Connect to a cluster: ``cutwater.connect("cutwater://host:port,host:port")``. Close the client when done, best by
-    using it in a ``with`` statement. What the arguments mean is said at ``AsyncClient.connect``."""
+    using it in a ``with`` statement. ``AsyncClient.connect`` explains the arguments."""
     loop = LoopThread("cutwater client")
     try:
         client = loop.run(

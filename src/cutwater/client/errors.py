@@ -1,4 +1,4 @@
-"""What only the client library finds wrong. In the form of ``cutwater.errors``, whose tree these classes extend.
+"""Errors that only the client library raises. They extend the tree of ``cutwater.errors``.
 
 ::
 
@@ -17,8 +17,8 @@ from cutwater.errors import InvalidArgument, Refused
 
 
 class InvalidRecord(InvalidArgument):
-    """``row`` is None if a column as a whole is wrong, and ``column`` is empty if it is about no single one. ``what``
-    is the message without both, for those who have their own words for them."""
+    """A record does not fit its topic. ``row`` is None if a column as a whole is wrong, and ``column`` is empty if the
+    error is not about a single column. ``what`` is the message without both, for callers that name them differently."""
 
     code = "invalid_record"
 
@@ -31,7 +31,8 @@ class InvalidRecord(InvalidArgument):
 
 
 class RecordTooLarge(InvalidArgument):
-    """``row`` is None if it is the batch as a whole that is too large. ``what`` is the message without it."""
+    """A record or a batch exceeds the limit. ``row`` is None if the batch as a whole is too large. ``what`` is the
+    message without the row."""
 
     code = "record_too_large"
 

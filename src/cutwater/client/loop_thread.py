@@ -1,8 +1,10 @@
-"""An event loop in a thread of its own, for those who have none: calls go in, results come out, nothing hangs. That of
-an embedded log may wait for a disk; whoever waits for it longer than is agreed leaves by itself.
+"""Runs an event loop in its own thread, for programs without one. Calls go in, results come out, and no call hangs.
 
-At the end of the interpreter every loop is closed, because a thread that still runs then can crash it. After a fork the
-child has the object but not the thread; whoever uses it there is told so.
+The event loop of an embedded log may block on a disk. A thread that waits longer than agreed then stops waiting on its
+own.
+
+At interpreter exit every loop is closed, because a thread that still runs then can crash the interpreter. After a fork,
+the child has the object but not the thread; using the object there raises an error that says so.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from cutwater.runtime.event_loop import new_event_loop
 R = TypeVar("R")
 
 LOOK_SECONDS = 5.0
-"""How often a waiting thread looks whether anyone is left who could answer it."""
+"""How often a waiting thread checks that the loop's thread, which has to answer it, is still alive."""
 STUCK_SECONDS = 1.0
-"""Whoever waits longer than it wanted to leaves a loop that does nothing for so long."""
+"""A thread that has waited for its full timeout gives up if the loop then makes no progress for this long."""
 STUCK_SECONDS_MAX = 30.0
-"""Whoever did not say how long it wants to wait leaves it after this."""
+"""The same limit for a thread that gave no timeout."""
 EXECUTOR_THREADS_MAX = 8
 CLOSING_TURNS = 5
 END_SECONDS = 5.0
-"""How long the end of the interpreter waits for one loop."""
+"""How long interpreter exit waits for one loop."""
 
 _running: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 
@@ -44,9 +46,9 @@ class LoopThread:
         self._loop = new_event_loop()
         self._loop.set_default_executor(DaemonExecutor(EXECUTOR_THREADS_MAX, name))
         self._visits: deque[Visit[Any]] = deque()
-        """Brought by threads and not begun yet: no more than there are threads."""
+        """Visits that threads have brought and that have not begun: at most one per thread."""
         self._is_woken = False
-        """The loop is about to look at them."""
+        """Whether the loop is about to look at ``_visits``."""
         self._pid = os.getpid()
         self._is_closed = False
         self._on_end: Callable[[], Awaitable[None]] | None = None
@@ -55,7 +57,7 @@ class LoopThread:
         _running.add(self)
 
     def at_end(self, close: Callable[[], Awaitable[None]]) -> None:
-        """What to do before the loop is closed, if the interpreter ends first."""
+        """Set what to run before the loop is closed if the interpreter exits first."""
         self._on_end = close
 
     def begin(self, work: Coroutine[Any, Any, R]) -> concurrent.futures.Future[R]:
@@ -67,11 +69,12 @@ class LoopThread:
             raise
 
     def run(self, work: Coroutine[Any, Any, R], seconds: float | None = None) -> R:
-        """Wait for it. Whoever is interrupted meanwhile gives it up. ``seconds``: how long it should take at most."""
+        """Run a coroutine on the loop and wait for it. An interrupted caller gives it up. ``seconds``: how long it
+        should take at most."""
         return self.visit(CallVisit(work, seconds))
 
     def visit(self, visit: Visit[R]) -> R:
-        """The same for what need not be a coroutine."""
+        """Do the same as ``run`` for a visit, which need not run a coroutine."""
         try:
             self._check()
         except BaseException:
@@ -92,7 +95,7 @@ class LoopThread:
                 if left <= 0:
                     if not self._turns(patience):
                         raise visit.stuck(patience)
-                    # It will end this as soon as it is time.
+                    # The loop is alive and will end the visit at its deadline.
                     left = LOOK_SECONDS
         except BaseException:
             self._leave(visit)
@@ -100,14 +103,15 @@ class LoopThread:
         return visit.result()
 
     def _turns(self, seconds: float) -> bool:
-        """Whether the loop gets anything done within this time."""
+        """Return whether the loop makes progress within this time."""
         turned = threading.Event()
         self._call_soon(turned.set)
         return turned.wait(seconds)
 
     def _leave(self, visit: Visit[Any]) -> None:
-        """An interrupt may have come anywhere: before the loop was woken, for others too who rely on that, or after it
-        has begun the visit. Whoever takes it out of the queue ends it."""
+        """Give up a visit after an interrupt. The interrupt may have come before the loop was woken, on which other
+        threads rely too, or after the loop has begun the visit. The side that takes the visit out of the queue ends
+        it."""
         visit.is_given_up = True
         with suppress(ClientClosed):
             self._call_soon(self._let_in)
@@ -120,8 +124,9 @@ class LoopThread:
             visit.never_begun()
 
     def _let_in(self) -> None:
-        """On the loop: begin what threads have brought. They wake the loop once for all that come before it looks; so
-        the flag goes down before the first look, or one that comes in between would be forgotten."""
+        """Begin the visits that threads have brought; runs on the loop. Threads wake the loop once for all visits that
+        arrive before it looks. So the flag is cleared before the first look; otherwise a visit that arrives in between
+        would be forgotten."""
         self._is_woken = False
         while (visit := self._next_visit()) is not None:
             if visit.is_given_up:
@@ -136,7 +141,7 @@ class LoopThread:
             return None
 
     def wait(self, future: concurrent.futures.Future[R], timeout: float | None = None) -> R:
-        """Its result; ``TimeoutError`` if that takes longer."""
+        """Return the result of the future; raise ``TimeoutError`` if that takes longer than ``timeout``."""
         while True:
             step = LOOK_SECONDS if timeout is None else min(timeout, LOOK_SECONDS)
             done, _ = concurrent.futures.wait((future,), step)
@@ -154,7 +159,7 @@ class LoopThread:
             raise ClientClosed("this client was closed meanwhile") from None
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Run something on the loop, without waiting."""
+        """Run a function on the loop, without waiting."""
         self._check()
         self._call_soon(function)
 
@@ -165,7 +170,7 @@ class LoopThread:
             raise ClientClosed("this client was closed: make another one") from None
 
     def close(self) -> None:
-        """Give up what still runs, and end the thread."""
+        """Cancel what still runs, and end the thread."""
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
@@ -192,7 +197,7 @@ class LoopThread:
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            # Transports that were aborted are closed in the turn after; with TLS it takes some more.
+            # Aborted transports are closed in the next turn; with TLS it takes a few more.
             for _ in range(CLOSING_TURNS):
                 self._loop.run_until_complete(asyncio.sleep(0))
         finally:
@@ -202,7 +207,7 @@ class LoopThread:
                 visit.never_begun()
 
     def end(self) -> None:
-        """The interpreter ends."""
+        """Close the loop at interpreter exit."""
         if self._is_closed or self._pid != os.getpid():
             return
         if self._on_end is not None:

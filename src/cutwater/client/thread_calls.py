@@ -1,6 +1,6 @@
-"""What a thread brings to an event loop in another thread, and waits for.
+"""Work that a thread hands to an event loop in another thread, and waits for.
 
-Threads that wait are woken one by one and then all want the interpreter at once, so what each of them costs decides how
+Waiting threads are woken one by one and then all compete for the interpreter, so the cost of each thread limits how
 many appends a program with many threads gets done. A lock is the cheapest thing that a thread can wait for.
 """
 
@@ -19,40 +19,41 @@ R = TypeVar("R")
 
 
 class NotThisWay(Exception):
-    """Nothing was done: the call has to be made as a coroutine, which can do more."""
+    """Nothing was done: the call has to be made as a coroutine, which handles every case."""
 
 
 class Visit(ABC, Generic[R]):
-    """Begun on the loop, waited for by the thread that made it, ended once. The loop ends it in time, unless it is
-    stuck; so after ``seconds``, if there is a time, the thread looks whether it is."""
+    """Work for the loop, ended once. The loop begins it, and the thread that made it waits for it. The loop ends it in
+    time, unless the loop is stuck; so after ``seconds``, if given, the thread checks whether the loop is stuck."""
 
     __slots__ = ("is_given_up", "over", "seconds")
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
         self.is_given_up = False
-        """Whoever made it does not wait any more."""
+        """Whether the thread that made it no longer waits."""
         self.over = threading.Lock()
         self.over.acquire()
 
     @abstractmethod
     def begin(self) -> None:
-        """On the loop. Must not raise."""
+        """Begin the work; runs on the loop. Must not raise."""
 
     def never_begun(self) -> None:
-        """The loop has ended, or nobody waits any more."""
+        """End the visit unbegun: the loop has ended, or the thread no longer waits."""
         self.over.release()
 
     @abstractmethod
     def give_up(self) -> None:
-        """On the loop: whoever made it was interrupted."""
+        """Give the work up, because the thread was interrupted; runs on the loop."""
 
     @abstractmethod
     def result(self) -> R:
-        """In the thread that made it, once it is over: what came of it."""
+        """Return or raise the outcome, once it is over; runs in the thread that made the visit."""
 
     def stuck(self, seconds: float) -> CutwaterError:
-        """In the same thread, if the loop has done nothing for so long: what is known of it."""
+        """Return the error for a loop that has made no progress for ``seconds``; runs in the thread that made the
+        visit."""
         return DeadlineExceeded(
             f"nothing was done for {seconds:g} s, as a disk of this log does not answer: see to the disk, and try again"
         )

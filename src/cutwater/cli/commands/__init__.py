@@ -1,4 +1,4 @@
-"""The commands, one file per noun. ``cli.main`` lists them and imports each when it is used.
+"""The commands, one file per noun. ``cli.main`` lists them and imports each at its first use.
 
 A command parses, calls and renders. Not here: options that several commands share (``cli.framework``).
 """

@@ -1,4 +1,4 @@
-"""``cutwater append``: lines, JSON or files become records."""
+"""``cutwater append``: appends lines, JSON or files as records."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from cutwater.types import Ack
 app = verbs()
 
 IN_FLIGHT_MAX = 64
-"""Pieces that a producer has and that are not acknowledged; it bounds their bytes, too."""
+"""Pieces that a producer holds without an acknowledgement; the producer bounds their bytes, too."""
 RECORDS_IN_FLIGHT_MAX = 8_192
-"""The same, where each piece is one record."""
+"""The same limit where each piece is one record."""
 
 
 class Format(enum.StrEnum):
@@ -55,7 +55,7 @@ class AppendedLog(Log):
 
 
 class Appended(Struct):
-    """What was acknowledged. Between ``first_glsn`` and ``last_glsn`` may be records of others, too."""
+    """What was acknowledged. There may be records of other clients between ``first_glsn`` and ``last_glsn``."""
 
     topic: str
     records: int = 0
@@ -65,7 +65,7 @@ class Appended(Struct):
     declared: list[int] = msgspec.field(default_factory=list)
     """The GLSNs of declarations without a record."""
     refused: int = 0
-    """Records that the log did not take, while others around them were appended."""
+    """Records that the log did not take, while records around them were appended."""
 
     def count(self, ack: Ack, size: int) -> None:
         self.records += ack.count
@@ -92,8 +92,8 @@ def append(
     format: Annotated[
         Format | None,
         typer.Option(
-            help="What a record is: a line, a line of JSON, or a whole file; a line of standard input, and a whole "
-            "FILE, if not said.",
+            help="What a record is: a line, a line of JSON, or a whole file. By default a line of standard input, or "
+            "a whole FILE.",
         ),
     ] = None,
     key: Annotated[str | None, typer.Option(help="The key of every record.")] = None,
@@ -112,7 +112,7 @@ def append(
 ) -> None:
     """Append records: lines or JSON from standard input, or files.
 
-    They are appended in the order in which they come, and as soon as they come: the input need not have an end.
+    They are appended in the order in which they arrive, and as soon as they arrive: the input need not have an end.
     --watermark and --idle are declared after the last record, in every log stream of the topic, or in that of the
     producer.
     """
@@ -128,7 +128,7 @@ def append(
         if create:
             with suppress(AlreadyExists):
                 client.create_topic(topic)
-        # Whoever mistyped its name is told before anything is typed or read.
+        # A mistyped name is reported before anything is typed or read.
         found = client.topic(topic)
         schema = found.schema
         if schema is not None and form is not Format.NDJSON:
@@ -139,10 +139,10 @@ def append(
                 "--format ndjson, and give one on each line"
             )
         rows = Rows(schema, key, key_field) if form is Format.NDJSON else None
-        # Without knowing how much is left there is no bar; and whoever types the records knows how far they are.
+        # There is no bar if the size of the input is not known, or if the user types the records.
         is_watched = sys.stderr.isatty() and not (paths == [STANDARD_INPUT] and sys.stdin.isatty())
         with _progress(paths, is_watched and not Settings.is_json) as advance:
-            # Only such a topic refuses records that are well formed: then its refusals are of single records.
+            # Only a topic with this limit refuses well-formed records: then it refuses single records.
             is_choosy = found.event_time_ahead_max is not None
             sending = _Sending(client, appended, advance, rows, key, producer, is_choosy=is_choosy)
             with Interrupts():
@@ -160,7 +160,7 @@ def _pieces(paths: list[Path], form: Format) -> Iterator[Piece]:
 
 
 def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended, declared: Declared | None) -> None:
-    """Whatever stops it, what was acknowledged until then is told."""
+    """Append all pieces. In any case, print what was acknowledged until then."""
     try:
         try:
             for piece in pieces:
@@ -182,7 +182,7 @@ def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended, decl
 
 
 class _Sending:
-    """Pieces on their way into the log, one after the other, so that they keep their order."""
+    """Sends pieces to the log, one after the other, so that they keep their order."""
 
     def __init__(
         self,
@@ -195,8 +195,8 @@ class _Sending:
         *,
         is_choosy: bool = False,
     ) -> None:
-        """``is_choosy``: the log may refuse records for their content. A producer sends them one by one then, and goes
-        on after a refusal."""
+        """``is_choosy``: the log may refuse records for their content. Then a producer sends them one by one, and
+        continues after a refusal."""
         self._client, self._appended, self._advance = client, appended, advance
         self._rows, self._key = rows, key
         self._producer: Producer | None = None if producer is None else client.producer(appended.topic, id=producer)
@@ -235,7 +235,7 @@ class _Sending:
             self._waiting.append((one, future))
 
     def declare(self, declared: Declared) -> list[int]:
-        """After everything that was sent; the GLSNs."""
+        """Declare after everything that was sent; return the GLSNs."""
         watermark, idle = declared
         self._is_sending = True
         if self._producer is not None:
@@ -251,7 +251,7 @@ class _Sending:
         return self._rows.mismatch(records[error.row], error.column) or error.what
 
     def settle(self, most: int) -> None:
-        """Wait until no more than ``most`` have no outcome yet. Each has a deadline of its own."""
+        """Wait until at most ``most`` sends have no outcome yet. Each has a deadline of its own."""
         while len(self._waiting) > most or (self._waiting and self._waiting[0][1].done()):
             piece, future = self._waiting[0]
             try:
@@ -265,12 +265,12 @@ class _Sending:
             self._waiting.popleft()
 
     def check_refused(self) -> None:
-        """Raise the first refusal, when all that could be appended is."""
+        """Raise the first refusal, after everything else was appended."""
         if self._refusal is not None:
             raise self._refusal
 
     def give_up(self) -> None:
-        """Something went wrong: what was sent before still gets its outcome, and counts."""
+        """After an error, wait for the outcomes of earlier sends, and count them."""
         for piece, future in self._waiting:
             with suppress(CutwaterError):
                 self._count(piece, future.result())
@@ -278,14 +278,14 @@ class _Sending:
     def _count(self, piece: Piece, ack: Ack) -> None:
         size = sum(map(len, piece.records))
         self._appended.count(ack, size)
-        # With their newlines, to arrive at the size of a file of lines.
+        # Counts newlines too, so that the sum is the size of a file of lines.
         self._advance(size + len(piece.records))
 
 
 @contextmanager
 def _placed(piece: Piece, why: Callable[[InvalidRecord], str] = lambda error: error.what) -> Iterator[None]:
-    """An error about one record names it; one about a piece says where that begins and ends. ``why``: what is wrong
-    with a record, for those who write lines and files."""
+    """Add the place to errors: an error about one record names it; an error about a piece says where the piece begins
+    and ends. ``why`` returns what is wrong with a record, in words for a user who writes lines and files."""
     try:
         yield
     except CutwaterError as error:
@@ -302,7 +302,7 @@ def _placed(piece: Piece, why: Callable[[InvalidRecord], str] = lambda error: er
 
 @contextmanager
 def _progress(paths: list[Path], is_watched: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, which takes how many bytes were appended."""
+    """Show a bar on standard error; yield a function that takes how many bytes were appended."""
     if not is_watched:
         yield lambda size: None
         return

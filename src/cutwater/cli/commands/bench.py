@@ -1,4 +1,4 @@
-"""``cutwater bench``: how fast a cluster or an embedded log is, next to its disk."""
+"""``cutwater bench``: measures how fast a cluster or an embedded log is, next to its disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ MIB = 1024 * 1024
 
 
 class Benchmark(Struct):
-    """``fdatasync_ms``: the median on the disk of a log on this machine; None if it is not known which one that is."""
+    """The results. ``fdatasync_ms``: the median on the disk of a log on this machine; None if that disk is not
+    known."""
 
     plan: Plan
     parts: list[Part]
@@ -47,16 +48,16 @@ def bench(
     concurrent: Annotated[int, typer.Option(min=1, max=10_000, help="Single appends at the same time.")] = 96,
     streams: Annotated[int, typer.Option(min=1, help="How many log streams take the appends.")] = 1,
     replication: Annotated[
-        int | None, typer.Option(help="Copies of every record; three, or as many as there are nodes, if not said.")
+        int | None, typer.Option(help="Copies of every record; by default three, or as many as there are nodes.")
     ] = None,
     *,
     log: Log,
 ) -> None:
-    """Measure how fast a cluster or an embedded log takes and gives records.
+    """Measure how fast a cluster or an embedded log takes and delivers records.
 
-    Appends to a topic of its own, which is deleted afterwards, reads it back, and shows next to it what the disk takes
-    for a sync. It measures one client: a cluster may do more for many. If no log is named, a new embedded one in the
-    current directory is measured and removed.
+    Appends to a topic of its own, which is deleted afterwards, reads it back, and shows for comparison how long the
+    disk takes for a sync. It measures one client: a cluster may do more for many. If no log is named, a new embedded
+    one in the current directory is measured and removed.
     """
     plan = Plan(
         seconds=seconds,
@@ -69,10 +70,10 @@ def bench(
     )
     found = Benchmark(plan, [], None)
     try:
-        # Whoever asks for an end does not want a topic or a directory to be left, however often they ask.
+        # An interrupt must not leave a topic or a directory behind, even if it is repeated.
         with Interrupts() as interrupts, _served(log) as (url, disk):
             if disk is not None:
-                # The directory of a cluster may be another user's.
+                # The directory of a cluster may belong to another user.
                 with suppress(OSError):
                     found.fdatasync_ms = sync_ms(disk)
             interrupts.run(_measure(url, log.access(), found))
@@ -84,15 +85,15 @@ def bench(
 
 @contextmanager
 def _served(log: Log) -> Iterator[tuple[str, Path | None]]:
-    """Where to connect to, and a directory on the disk of the log, if that is known. If no log is named, it is a new
-    one in the current directory, as long as this lasts."""
+    """Yield the address to connect to, and a directory on the disk of the log, if it is known. If no log is named, make
+    a new one in the current directory for this context."""
     if log.nearest is not None:
         log.check_runs()
         with log.serving() as url:
             yield url, log.disk
         return
     logging.getLogger("cutwater").setLevel(logging.ERROR)
-    # Both servers come with it, which is much to load for those who need none.
+    # Imports both servers, which takes long and is not needed by other commands.
     from cutwater import embedded  # noqa: PLC0415
 
     with _folder() as folder, embedded.open(folder) as client:

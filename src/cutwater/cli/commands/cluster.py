@@ -1,4 +1,4 @@
-"""``cutwater cluster``: a local cluster of real processes, and how a cluster is."""
+"""``cutwater cluster``: runs a local cluster of real processes, and shows the state of any cluster."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def start(
     directory: RequiredDir,
     storage_nodes: Annotated[int | None, typer.Option(help="How many storage nodes; three for a new cluster.")] = None,
     replication: Annotated[
-        int | None, typer.Option(help="Copies of every record; three, or as many as there are nodes, if not said.")
+        int | None, typer.Option(help="Copies of every record; by default three, or as many as there are nodes.")
     ] = None,
     metadata: Annotated[
         int | None, typer.Option(help="Metadata nodes: 1 on SQLite, for a new cluster, or 3 or 5 on etcd.")
     ] = None,
 ) -> None:
-    """Start a cluster on this machine, new or with the data that is there. Returns when it takes appends."""
+    """Start a cluster on this machine, new or with existing data. Returns when it takes appends."""
     cluster = local_cluster.start(
         directory.absolute(), storage_nodes=storage_nodes, replication=replication, metadata=metadata
     )
@@ -52,7 +52,7 @@ def start(
 
 @command(app)
 def stop(directory: RequiredDir) -> None:
-    """Stop all processes of a local cluster. Its data stays. Exit code 0 also if none was running."""
+    """Stop all processes of a local cluster. Its data stays. Exit code 0 even if none was running."""
     done = local_cluster.stop(directory.absolute())
     told = f"stopped {counted(len(done.stopped), 'process')}" if done.stopped else "nothing was running"
     if done.killed:
@@ -62,14 +62,14 @@ def stop(directory: RequiredDir) -> None:
 
 @command(app)
 def restart(directory: RequiredDir) -> None:
-    """Start again whatever of a local cluster does not run."""
+    """Start the processes of a local cluster that do not run."""
     started = local_cluster.restart_dead(directory.absolute())
     show({"started": started}, "\n".join(f"started {name}" for name in started) or "everything runs")
 
 
 @command(app)
 def status(log: Cluster) -> None:
-    """Metadata nodes, storage nodes and log streams, as the leader sees them."""
+    """Show metadata nodes, storage nodes and log streams, as the leader sees them."""
     found, metadata = log.administer(lambda admin: admin.status())
     local = local_cluster.load(log.local) if log.local is not None else None
     if Settings.is_json:
@@ -112,7 +112,7 @@ def _pid(member: local_cluster.Member) -> str:
 
 @command(app)
 def health(log: Cluster) -> None:
-    """Whether all is well with a cluster: exit code 0 if so, 3 if not."""
+    """Check whether all is well with a cluster: exit code 0 if so, 3 if not."""
     url, place = log.place, log.local
     cluster = local_cluster.load(place) if place is not None else local_cluster.LocalCluster(str(url), [], [])
     wrong = asyncio.run(local_cluster.health(cluster, place, log.access()))
@@ -127,7 +127,7 @@ def events(
     *,
     log: Cluster,
 ) -> None:
-    """What was decided lately, when and why; the newest last."""
+    """Show recent decisions, when and why they were made; the newest last."""
     found = log.administer(lambda admin: admin.events(after))
     rows = [(e.index, time_of(e.time), e.what, e.reason or "-") for e in found.events]
     show(found, table(["decision", "time (UTC)", "what", "why"], rows))

@@ -1,4 +1,4 @@
-"""``cutwater completion``: what a shell needs to complete commands."""
+"""``cutwater completion``: prints what a shell needs to complete commands."""
 
 from __future__ import annotations
 

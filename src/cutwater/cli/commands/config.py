@@ -1,4 +1,4 @@
-"""``cutwater config``: what is configured, and where."""
+"""``cutwater config``: shows what is configured, and where."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from cutwater.cli.io.output import show as show_result
 from cutwater.cli.io.output import table
 from cutwater.errors import InvalidArgument
 
-app = noun("What is configured, and where.")
+app = noun("Show what is configured, and where.")
 
 
 SECRETS = frozenset({"token"})
 
 
 class Configured(Struct, frozen=True):
-    """An option that has another value than its default, for these commands."""
+    """An option with another value than its default, for these commands."""
 
     option: str
     value: Any
@@ -39,7 +39,8 @@ class Configured(Struct, frozen=True):
 def show(
     origin: Annotated[bool, typer.Option("--origin", help="Also show where each value comes from.")] = False,
 ) -> None:
-    """Options that the environment or a file sets, and for which commands. Checks all of them as commands would."""
+    """Show options that the environment or a file sets, and for which commands. Checks all of them as commands
+    would."""
     files = config_file.read(frozenset(main.ENTRIES))
     for name in main.ENTRIES:
         config_file.default_map(files, main.load(name), (name,))
@@ -65,7 +66,7 @@ def show(
 
 
 def _leaves() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command, and how it is called."""
+    """Yield every command, with the words that call it."""
     for name in main.ENTRIES:
         yield from _leaves_of((name,), main.load(name))
 
@@ -89,7 +90,7 @@ def _configured(
     places = {options[place] for place in config_file.PLACES & options.keys()}
     check_one_place(places & set_here, "ENVIRONMENT")
     if places & set_here:
-        # What names a log in a file is too far away to count.
+        # The environment takes precedence over files in naming a log.
         settings = {name: setting for name, setting in settings.items() if name not in places}
     check_one_place(places & settings.keys(), "DEFAULT_MAP")
     parameters = {parameter.name: parameter for parameter in command.params}
@@ -102,9 +103,9 @@ def _configured(
 
 
 def _checked(command: Any, parameter: Any, option: str, value: Any, origin: str) -> config_file.Setting:
-    """What the command would make of a value; without one, of that of the environment variable ``origin``."""
+    """Return a value as the command would parse it; without a value, that of the environment variable ``origin``."""
     context = typer.Context(command)
-    # What a command does when it gets a value is not done here.
+    # Callbacks of the command are not run here.
     bare = copy(parameter)
     bare.callback = None
     if value is None:
@@ -113,14 +114,14 @@ def _checked(command: Any, parameter: Any, option: str, value: Any, origin: str)
     try:
         made = bare.process_value(context, value)
     except typer.BadParameter as error:
-        raise InvalidArgument(f"{origin}: {option} = {value!r} cannot be: {error.message}") from None
+        raise InvalidArgument(f"{origin}: {option} = {value!r} is invalid: {error.message}") from None
     if isinstance(made, float) and not isfinite(made):
-        raise InvalidArgument(f"{origin}: {option} = {value!r} cannot be: give a number with an end")
+        raise InvalidArgument(f"{origin}: {option} = {value!r} is invalid: give a finite number")
     return config_file.Setting(made, origin)
 
 
 def _variables(words: tuple[str, ...], command: Any) -> dict[str, str]:
-    """The environment variable of each parameter, as Typer would look for it."""
+    """Return the environment variable of each parameter, as Typer would look for it."""
     prefix = "_".join((main.VARIABLES, *words)).replace("-", "_")
     return {
         parameter.name: parameter.envvar or f"{prefix}_{parameter.name}".upper()

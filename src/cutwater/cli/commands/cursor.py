@@ -1,4 +1,4 @@
-"""``cutwater cursor``: how far consumers have come."""
+"""``cutwater cursor``: shows and changes the positions of consumers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the c
 
 @command(app)
 def get(name: NameArgument, log: Log) -> None:
-    """Print the last GLSN that the consumer is done with."""
+    """Print the last GLSN that the consumer has processed."""
     with open_client(log) as client:
         glsn = client.cursor(name).get()
     if glsn is None:
@@ -36,7 +36,7 @@ def commit(
     ],
     log: Log,
 ) -> None:
-    """Note that everything up to a position is done with. Durable when it returns."""
+    """Note that everything up to a position is processed. Durable when it returns."""
     with open_client(log) as client:
         client.cursor(name).commit(glsn)
     show({"cursor": name, "glsn": glsn}, f"cursor {name!r} is at GLSN {glsn}")

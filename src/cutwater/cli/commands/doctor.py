@@ -1,4 +1,4 @@
-"""``cutwater doctor``: whether this machine, and a cluster, are fit for Cutwater."""
+"""``cutwater doctor``: checks whether this machine, and a cluster, are fit for Cutwater."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ app = verbs()
 def doctor(
     disk: Annotated[
         Path | None,
-        typer.Argument(metavar="DIRECTORY", help="Whose disk to measure; otherwise that of --path, --dir, or here."),
+        typer.Argument(
+            metavar="DIRECTORY", help="A directory on the disk to measure; by default that of --path or --dir, or here."
+        ),
     ] = None,
     *,
     log: Log,
 ) -> None:
-    """Whether this machine, and a cluster, are fit for Cutwater.
+    """Check whether this machine, and a cluster, are fit for Cutwater.
 
     Exit code 0 unless something essential is wrong, then 3.
     """
@@ -46,7 +48,7 @@ def doctor(
 def _check_cluster(log: Log) -> Iterator[Check]:
     try:
         with log.serving() as url:
-            # One that is not known to be local has no processes to look at, and is asked in the same way.
+            # A cluster that is not known to be local has no processes to check, and is asked in the same way.
             cluster, place = LocalCluster(url, [], []), None
             if log.local is not None:
                 cluster, place = local_cluster.load(log.local), log.local

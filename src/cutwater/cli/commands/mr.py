@@ -43,7 +43,7 @@ def start(
         typer.Option(
             envvar="CUTWATER_ADVERTISE",
             metavar="HOST:PORT",
-            help="Where others reach this node, if not where it listens.",
+            help="The address for other processes, if it is not the one of --listen.",
         ),
     ] = None,
     key_file: Annotated[
@@ -75,15 +75,13 @@ def start(
     ] = 10.0,
     min_replication: Annotated[
         int,
-        typer.Option(
-            min=1, help="With fewer complete copies than this a stream stays sealed.", rich_help_panel=_REPAIR
-        ),
+        typer.Option(min=1, help="A log stream with fewer complete copies stays sealed.", rich_help_panel=_REPAIR),
     ] = 1,
     snapshot_every: Annotated[
         int, typer.Option(min=16, help="Decisions after which the store gets a snapshot and forgets them.")
     ] = 1_024,
     retention_every: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between looks at topics that do not keep everything for ever.")
+        float, typer.Option(min=0.1, help="Seconds between checks of topics that have a retention.")
     ] = 10.0,
     staged_expire_after: Annotated[
         float, typer.Option(min=0.1, help="Seconds after which rows that were staged and not published expire.")

@@ -1,4 +1,4 @@
-"""``cutwater pipeline``: runs pipelines, looks after them, and lets them be stopped, saved and rescaled."""
+"""``cutwater pipeline``: runs and supervises pipelines; stops, saves and rescales them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from cutwater.wire.listen.listen_checks import check_metrics
 app = noun("Pipelines: programs over the log that run on Spark.")
 
 MARGIN_SECONDS = 5.0
-"""An answer that comes at the last moment has to get here."""
+"""Time for an answer that is given at the last moment to arrive here."""
 LOOK_SECONDS = 2.0
 _END, _SAVEPOINTS, _SPARK, _METRICS = "Where it ends", "Savepoints", "Spark", "Metrics"
 
@@ -62,7 +62,7 @@ ParallelismOption = Annotated[int, typer.Option("--parallelism", min=1, help="Ho
 
 @dataclass(frozen=True)
 class OneJob(Bundle):
-    """Which job a command is about."""
+    """The job that a command is about."""
 
     name: NameArgument
     jobs_dir: JobsOption = None
@@ -76,7 +76,7 @@ class OneJob(Bundle):
         return ask(self.directory.require(), request, self.timeout + MARGIN_SECONDS)
 
     def saved(self, request: Savepoint | Stop | Rescale) -> str:
-        """Where the savepoint is that was asked for. What is shown is what was done, not what was meant."""
+        """Ask for a savepoint, and return where it is. The result is what was done, not what was requested."""
         answer: Answer = self.ask(request)
         if answer.savepoint is None:
             raise Unavailable(
@@ -87,10 +87,10 @@ class OneJob(Bundle):
 
 @dataclass(frozen=True)
 class RunOptions(Bundle):
-    """How a pipeline is run; ``cutwater.spark.pipeline.runner`` says more."""
+    """Options of a run; ``cutwater.spark.pipeline.runner`` explains them."""
 
     parallelism: Annotated[
-        int | None, typer.Option(min=1, help="How many tasks work at once; all cores, if not said.")
+        int | None, typer.Option(min=1, help="How many tasks work at once; by default one per core.")
     ] = None
     restart: Annotated[
         str, typer.Option(metavar="STRATEGY", help="When to start it again: none, fixed:…, exponential:… or rate:….")
@@ -109,14 +109,16 @@ class RunOptions(Bundle):
     ] = False
     drain: Annotated[
         bool,
-        typer.Option("--drain", help="That is the end of the input: all windows close.", rich_help_panel=_END),
+        typer.Option(
+            "--drain", help="Treat that position as the end of the input: all windows close.", rich_help_panel=_END
+        ),
     ] = False
     drain_firings: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=0,
-            help="How many timers that are registered then fire, per key and operator.",
+            help="How many timers that are registered while it drains fire, per key and operator.",
             rich_help_panel=_END,
         ),
     ] = 10
@@ -138,11 +140,12 @@ class RunOptions(Bundle):
         ),
     ] = False
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Of Spark, if not the job's own.", rich_help_panel=_SPARK)
+        str | None,
+        typer.Option(metavar="DIR", help="Spark's checkpoint, if not the job's own.", rich_help_panel=_SPARK),
     ] = None
     retain: Annotated[
         int | None,
-        typer.Option(metavar="N", min=2, help="How many micro-batches can be gone back to.", rich_help_panel=_SPARK),
+        typer.Option(metavar="N", min=2, help="How many micro-batches to keep for going back.", rich_help_panel=_SPARK),
     ] = None
     trigger: Annotated[
         str | None,
@@ -152,7 +155,7 @@ class RunOptions(Bundle):
         int | None, typer.Option(metavar="N", min=1, help="How large a micro-batch may be.", rich_help_panel=_SPARK)
     ] = None
     master: Annotated[
-        str, typer.Option(help="Where Spark runs; in this machine's processes, if not said.", rich_help_panel=_SPARK)
+        str, typer.Option(help="Where Spark runs; by default in processes of this machine.", rich_help_panel=_SPARK)
     ] = ""
 
     metrics: Annotated[
@@ -188,7 +191,7 @@ class RunOptions(Bundle):
             raise InvalidArgument("--allow-non-restored-state is about --from-savepoint: name one")
         if self.start not in ("earliest", "latest") and not (self.start.isdecimal() and int(self.start) >= 1):
             raise InvalidArgument(f"--start is 'earliest', 'latest' or a GLSN from 1 on, not {self.start!r}")
-        # A checkpoint that has begun needs its savepoint no more.
+        # A checkpoint that has begun no longer needs its savepoint.
         if self.from_savepoint is not None and not (self.checkpoint and has_begun(self.checkpoint)):
             _require_savepoint(self.from_savepoint)
         if self.trigger is not None:
@@ -211,8 +214,8 @@ class RunOptions(Bundle):
 
 
 def _require_savepoint(path: str) -> None:
-    """If it is on this machine; elsewhere Spark looks."""
-    # Here and not above: other commands would load Arrow for nothing.
+    """Check that the savepoint exists, if it is on this machine; elsewhere Spark checks it."""
+    # Imported here, because other commands would load Arrow for nothing.
     from cutwater.savepoints.files import is_local  # noqa: PLC0415
     from cutwater.savepoints.savepoint import open_savepoint  # noqa: PLC0415
 
@@ -221,7 +224,7 @@ def _require_savepoint(path: str) -> None:
 
 
 def split_name(given: str) -> tuple[str, str]:
-    """``fraud.py:p`` is the variable or function ``p`` of the file."""
+    """Split ``fraud.py:p`` into the file and its variable or function ``p``."""
     path, colon, name = given.rpartition(":")
     return (path, name) if colon and name.isidentifier() else (given, "")
 
@@ -237,7 +240,8 @@ def _until(text: str | None) -> int | str | None:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Other processes have other directories. What names a file system stays as it is."""
+    """Return an absolute path, because other processes have other working directories. A path that names a file system
+    stays as it is."""
     return path if path is None or "://" in path else str(Path(path).absolute())
 
 
@@ -253,9 +257,9 @@ def run(
     *,
     options: RunOptions,
 ) -> None:
-    """Run a pipeline, and start it again when it fails. Goes on with the checkpoint that is there.
+    """Run a pipeline, and start it again when it fails. Continues with its checkpoint, if there is one.
 
-    On a terminal a line shows how far it is; elsewhere there are lines of JSON. Ctrl-C or SIGTERM stop it.
+    On a terminal a line shows the progress; elsewhere there are lines of JSON. Ctrl-C or SIGTERM stop it.
     """
     asked = options.asked(file, jobs_dir, token)
     if find_spec("pyspark") is None:
@@ -280,7 +284,7 @@ def run(
 
 @command(app, name="list")
 def list_pipelines(jobs_dir: JobsOption = None) -> None:
-    """All jobs of this user, or those under a directory, and how they are."""
+    """Show all jobs of this user, or those under a directory, and their states."""
     found = list(all_jobs() if jobs_dir is None else list_jobs(jobs_dir))
     if Settings.is_json:
         show([_plain(job, None) for job in found], "")
@@ -296,7 +300,7 @@ def list_pipelines(jobs_dir: JobsOption = None) -> None:
 
 @command(app)
 def describe(job: OneJob) -> None:
-    """How a pipeline is: state, progress, checkpoint, savepoint, last error."""
+    """Show a pipeline: state, progress, checkpoint, savepoint, last error."""
     found = job.directory.require()
     answer = _answer(found)
     progress = None if answer is None else answer.progress
@@ -341,7 +345,7 @@ def _plain(job: Job, progress: Progress | None) -> dict[str, Any]:
 
 
 def _answer(job: Job) -> Answer | None:
-    """What its supervisor tells; None if none answers."""
+    """Return the answer of its supervisor; None if none answers."""
     try:
         return ask(job, Describe(), LOOK_SECONDS)
     except CutwaterError:
@@ -358,7 +362,7 @@ def _processes(job: Job) -> str:
 @command(app)
 def stop(
     savepoint_dir: SavepointDirOption = "savepoints",
-    no_savepoint: Annotated[bool, typer.Option("--no-savepoint", help="Its checkpoint is enough.")] = False,
+    no_savepoint: Annotated[bool, typer.Option("--no-savepoint", help="Keep only its checkpoint.")] = False,
     *,
     job: OneJob,
 ) -> None:
@@ -397,7 +401,8 @@ def rescale(parallelism: ParallelismOption, savepoint_dir: SavepointDirOption = 
 
 
 def _saved_at_rest(job: OneJob, target: str) -> str:
-    """The savepoint of a job that does not run, taken with Spark in this process. Nobody starts the job meanwhile."""
+    """Take a savepoint of a job that does not run, with Spark in this process. A lock keeps the job from being started
+    meanwhile."""
     directory = job.directory
     with directory.lock():
         found = directory.require()
@@ -414,8 +419,8 @@ def _saved_at_rest(job: OneJob, target: str) -> str:
 
 @contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    """What is printed meanwhile, by any library or process, goes to a file: Spark has much to say."""
-    # What Python has not written yet goes where it was meant to go.
+    """Redirect everything that any library or process prints meanwhile to a file: Spark prints much."""
+    # First write what Python has buffered to its original destination.
     _flush()
     kept = {fd: os.dup(fd) for fd in (1, 2)}
     try:
@@ -438,7 +443,7 @@ def _flush() -> None:
 
 
 def _target(pipeline: str, directory: str) -> str:
-    """A directory of its own for each savepoint, by pipeline and time."""
+    """Return a directory of its own for each savepoint, named by pipeline and time."""
     name = f"{JobDirectory('.', pipeline).path.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
     place = f"{(_absolute(directory) or '').rstrip('/')}/{name}"
     if "://" not in place and Path(place).exists():

@@ -1,4 +1,4 @@
-"""``cutwater read``, ``tail`` and ``find``: positions, and what is there."""
+"""``cutwater read``, ``tail`` and ``find``: print positions, and the records there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = verbs()
 def read(
     glsn: Annotated[int, typer.Argument(metavar="GLSN", parser=parse_glsn, help="The position.")],
     stream: Annotated[
-        int | None, typer.Option(min=1, help="The log stream it is in, if that is known: it is found faster.")
+        int | None, typer.Option(min=1, help="The log stream of the record, if known: this finds it faster.")
     ] = None,
     output: RecordOutputOption = RecordOutput.TEXT,
     *,
@@ -34,9 +34,10 @@ def read(
 
 @command(app)
 def tail(log: Log) -> None:
-    """The highest GLSN that is given out.
+    """Print the highest GLSN that is given out.
 
-    0 if none is. It never goes back. Time takes a GLSN of its own now and then, so it grows also without records.
+    Prints 0 if none is. It never goes back. The clock of the log takes a GLSN now and then, so it grows even without
+    records.
     """
     with open_client(log) as client:
         glsn = client.tail()
@@ -52,9 +53,9 @@ def find(
     *,
     log: Log,
 ) -> None:
-    """The first GLSN that was committed at or after a time.
+    """Print the first GLSN that was committed at or after a time.
 
-    One above the end of the log if nothing was.
+    Prints one above the end of the log if there is none.
     """
     at = parse_time(time, datetime.now(UTC))
     with open_client(log) as client:

@@ -1,4 +1,4 @@
-"""``cutwater run``: runs, which publish staged batches."""
+"""``cutwater run``: shows and ends runs, which publish staged batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 10.0
 
 @command(app, name="list", timeout=SECONDS)
 def list_runs(log: Log) -> None:
-    """All runs: their last batches, what is staged for them, and what is not published yet."""
+    """Show all runs: their last batches, what is staged for them, and what is not published yet."""
     found = log.administer(lambda admin: admin.runs())
     columns = ["run", "name", "last batch", "staged bytes", "unpublished", "state"]
     rows = [[run.run, run.name, _last(run), run.staged_bytes, len(run.unpublished), _state(run)] for run in found]
@@ -33,7 +33,7 @@ def describe(
     run: Annotated[int, typer.Argument(metavar="RUN", min=1, help="Number of the run.")],
     log: Log,
 ) -> None:
-    """How a run is: what is not published yet, and why; what is staged, and where."""
+    """Show a run: what is not published yet, and why; what is staged, and where."""
     found = log.administer(lambda admin: admin.run(RunId(run)))
     lines = [
         f"run {found.run} {f'of {found.name!r}' if found.name else 'without a name'}: {_state(found)}",
@@ -55,14 +55,14 @@ def drop(
     run: Annotated[int, typer.Argument(metavar="RUN", min=1, help="Number of the run.")],
     log: Log,
     lose_rows: Annotated[
-        bool, typer.Option("--lose-rows", help="Yes, what the run has decided and not published may be lost.")
+        bool, typer.Option("--lose-rows", help="Accept the loss of rows that are decided and not published.")
     ] = False,
 ) -> None:
-    """End a run whose decided rows are lost for good, and which therefore waits for ever.
+    """End a run whose decided rows are lost permanently, and which therefore waits for ever.
 
-    What the run has decided and not published is given up: those rows will be missing in their topics, and if another
+    The rows that the run has decided and not published are given up: they will be missing in their topics. If another
     topic of the same batch has its rows already, they stay there. First try everything else: `cutwater run describe`
-    says what is waited for, and as soon as one holder of each part is back, the rows are published by themselves.
+    says what the run waits for. As soon as one holder of each part is back, the rows are published automatically.
     """
     if not lose_rows:
         raise InvalidArgument(

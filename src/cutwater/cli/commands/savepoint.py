@@ -1,5 +1,5 @@
-"""``cutwater savepoint``: what savepoints hold, whether they are intact, and how they differ. None of it needs Spark,
-unless they lie on a file system that only Spark can reach.
+"""``cutwater savepoint``: shows what savepoints hold, whether they are intact, and how they differ. The commands need
+Spark only for savepoints on a file system that only Spark can reach.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _files(*paths: str) -> Iterator[Files]:
     if all(map(is_local, paths)):
         yield LocalFiles()
         return
-    # A JVM is started only for those who need one.
+    # A JVM is started only if it is needed.
     from cutwater.spark.savepoint.files import HadoopFiles  # noqa: PLC0415
     from cutwater.spark.session.session import session  # noqa: PLC0415
 
@@ -56,7 +56,7 @@ def _files(*paths: str) -> Iterator[Files]:
 def list_all(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="A directory with savepoints.")] = "savepoints",
 ) -> None:
-    """The savepoints in a directory, oldest first; also those that are not whole."""
+    """Show the savepoints in a directory, oldest first, including incomplete ones."""
     with _files(directory) as files:
         found = list_savepoints(directory, files=files)
     if Settings.is_json:
@@ -86,7 +86,7 @@ def _rows(savepoint: Savepoint) -> int:
 
 @command(app)
 def describe(path: PathArgument) -> None:
-    """Of which pipeline a savepoint is, where in the log, and what its operators have kept."""
+    """Show the pipeline of a savepoint, its position in the log, and the state of its operators."""
     with _files(path) as files:
         found = open_savepoint(path, files=files)
     made = found.manifest
@@ -115,18 +115,18 @@ def describe(path: PathArgument) -> None:
 @command(app)
 def inspect(
     path: PathArgument,
-    uid: Annotated[str | None, typer.Option(help="One operator; all of them, if not said.")] = None,
+    uid: Annotated[str | None, typer.Option(help="One operator; by default all of them.")] = None,
     key: Annotated[
-        list[str] | None, typer.Option(help="Only this key; repeated, its columns one after the other.")
+        list[str] | None, typer.Option(help="Only this key; repeat the option for each of its columns.")
     ] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="At most so many keys.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="The most keys to show.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.parquet|FILE.json", help="Write the rows there, all if not said else.")
+        Path | None, typer.Option(metavar="FILE.parquet|FILE.json", help="Write the rows to this file; by default all.")
     ] = None,
 ) -> None:
-    """Show state as a table, one row per key: its timers and its states; of a window operator one per open window.
+    """Show state as a table, one row per key: its timers and its states; for a window operator one row per open window.
 
-    As JSON, and in files, there is everything as it is stored, with times in milliseconds since 1970.
+    JSON and files contain everything as it is stored, with times in milliseconds since 1970.
     """
     if out is not None and out.suffix not in (".parquet", ".json"):
         raise InvalidArgument(f"{out} can be written as .parquet or .json, by how its name ends")
@@ -171,7 +171,8 @@ def _selected(savepoint: Savepoint, uid: str, key: list[str] | None) -> pa.Table
 
 
 def _shown(operator: OperatorInfo, rows: pa.Table) -> Any:
-    """For people: times as times, and of windows a line each, with the names that the program gives its aggregates."""
+    """Make a table for people: with formatted times, and a line for each window, with the program's names of its
+    aggregates."""
     names = [field.name for field in key_fields(operator)]
     is_window = operator.layout == WINDOW
     columns = ["window start", "window end", *operator.aggregates] if is_window else [s.name for s in operator.states]
@@ -188,7 +189,7 @@ def _shown(operator: OperatorInfo, rows: pa.Table) -> Any:
 
 
 def _window(pane: dict[str, Any]) -> Iterator[Any]:
-    """What is stored of a window has the accumulators last, in the order of the aggregates."""
+    """Yield the columns of a window. Its stored form has the accumulators last, in the order of the aggregates."""
     values = list(pane.values())
     yield from map(time_of_ms, values[:2])
     yield from map(_plain, values[len(WINDOW_FIELDS) :])
@@ -199,7 +200,7 @@ def _value(value: Any, state: StateInfo) -> Any:
 
 
 def _timed(value: Any) -> Any:
-    """What has a ttl is stored with the time of its last change."""
+    """Format a value of a state with a ttl, which is stored with the time of its last change."""
     if isinstance(value, list | tuple):
         return [_timed(item) for item in value]
     if isinstance(value, dict) and value.keys() == {"at", "value"}:
@@ -223,7 +224,7 @@ def _write(rows: pa.Table, out: Path) -> None:
 
 @command(app)
 def verify(path: PathArgument) -> None:
-    """Hold every file of a savepoint against its checksum. Exit code 20 if one is damaged."""
+    """Compare every file of a savepoint with its checksum. Exit code 20 if one is damaged."""
     with _files(path) as files:
         found = open_savepoint(path, files=files)
         found.verify()
@@ -237,7 +238,7 @@ def diff(
     first: PathArgument,
     second: Annotated[str, typer.Argument(metavar="OTHER", help="Directory of another savepoint.")],
 ) -> None:
-    """What has changed from one savepoint to another: operators, states, and keys."""
+    """Show what has changed from one savepoint to another: operators, states, and keys."""
     with _files(first, second) as files:
         found = difference(open_savepoint(first, files=files), open_savepoint(second, files=files))
     show(found, "\n".join(_told(found)))
@@ -256,7 +257,7 @@ def _told(found: Difference) -> Iterator[str]:
 
 @command(app)
 def delete(path: PathArgument) -> None:
-    """Remove a savepoint, whole, damaged or half-written, for good. Nothing else is removed."""
+    """Remove a savepoint, whole, damaged or half-written, permanently. Nothing else is removed."""
     with _files(path) as files:
         delete_savepoint(path, files=files)
     show({"deleted": path}, f"deleted {path}")

@@ -1,4 +1,4 @@
-"""``cutwater sn``: storage nodes."""
+"""``cutwater sn``: runs and manages storage nodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def start(
         int, typer.Option("--id", min=1, envvar="CUTWATER_SN_ID", help="Number of the storage node in the cluster.")
     ],
     volumes: Annotated[
-        list[Path], typer.Option(envvar="CUTWATER_VOLUMES", help="A directory for data, which exists. Repeatable.")
+        list[Path], typer.Option(envvar="CUTWATER_VOLUMES", help="An existing directory for data. Repeatable.")
     ],
     metadata: Annotated[
         str,
@@ -56,7 +56,7 @@ def start(
         typer.Option(
             envvar="CUTWATER_ADVERTISE",
             metavar="HOST:PORT",
-            help="Where others reach this node, if not where it listens.",
+            help="The address for other processes, if it is not the one of --listen.",
         ),
     ] = "",
     error_if_exists: Annotated[
@@ -71,11 +71,11 @@ def start(
     staged_max_mib: Annotated[
         int,
         typer.Option(
-            min=1, envvar="CUTWATER_STAGED_MAX_MIB", help="More than this is not staged here before it is published."
+            min=1, envvar="CUTWATER_STAGED_MAX_MIB", help="The most that is staged here and not yet published."
         ),
     ] = STAGED_BYTES_MAX // MIB,
     staged_ask_every: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between questions which staged rows are no longer needed.")
+        float, typer.Option(min=0.1, help="Seconds between requests for the staged rows that are no longer needed.")
     ] = ASK_SECONDS,
     scrub_mib_per_second: Annotated[
         float,
@@ -94,13 +94,13 @@ def start(
     ] = STOP_SECONDS,
     forget_volume: Annotated[
         list[Path] | None,
-        typer.Option(help="A volume that the node got while it ran and that is lost for good. Repeatable."),
+        typer.Option(help="A permanently lost volume that was added while the node ran. Repeatable."),
     ] = None,
     forget_metadata_keys: Annotated[
         bool,
         typer.Option(
             "--forget-metadata-keys",
-            help="All metadata nodes were replaced: believe those that answer now at --metadata.",
+            help="All metadata nodes were replaced: trust those that answer now at --metadata.",
         ),
     ] = False,
     *,
@@ -151,7 +151,7 @@ def add(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the storage node listens.")],
     log: Cluster,
 ) -> None:
-    """Let a storage node that runs belong to the cluster. Returns when it may be used."""
+    """Add a running storage node to the cluster. Returns when it may be used."""
     node = log.administer(lambda admin: admin.add_storage_node(address))
     show({"node": node}, f"storage node {node} at {address} belongs to the cluster")
 
@@ -161,7 +161,7 @@ def remove(
     node_id: Annotated[int, typer.Argument(metavar="NODE", min=1, help="Number of the storage node.")],
     log: Cluster,
 ) -> None:
-    """Let a storage node leave the cluster. Refused while it has replicas that are needed. Its data stays."""
+    """Remove a storage node from the cluster. Refused while it has replicas that are needed. Its data stays."""
     log.administer(lambda admin: admin.remove_storage_node(StorageNodeId(node_id)))
     show({"node": node_id}, f"storage node {node_id} has left the cluster")
 
@@ -173,7 +173,7 @@ def describe(
     *,
     security: Security,
 ) -> None:
-    """What a storage node says of itself, whether or not it belongs to a cluster."""
+    """Show what a storage node says of itself, whether or not it belongs to a cluster."""
     timeout_ms = round(timeout * 1_000)
     found = asyncio.run(describe_storage_node(address, timeout_ms=timeout_ms, access=security.access()))
     belongs = "belongs to it" if found.cluster_key is not None else "was not added to it yet"
@@ -187,21 +187,21 @@ def _volumes(found: StorageNodeStatus, title: str) -> RenderableType:
 
 
 VolumeArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="A directory on the machine of the storage node, from / on.")
+    str, typer.Argument(metavar="PATH", help="A directory on the machine of the storage node, as an absolute path.")
 ]
 NodeOption = Annotated[int, typer.Option("--node", min=1, help="Number of the storage node.")]
 
 
 @command(volume_app, "add")
 def add_volume(path: VolumeArgument, node: NodeOption, log: Cluster) -> None:
-    """Let a storage node that runs use one more directory. It remembers that, until --volumes names it at a start."""
+    """Let a running storage node use one more directory. It remembers that, until --volumes names it at a start."""
     found = log.administer(lambda admin: admin.add_volume(StorageNodeId(node), path))
     show(found, _volumes(found, f"storage node {node} uses {path} from now on, also when it is started again"))
 
 
 @command(volume_app, "remove")
 def remove_volume(path: VolumeArgument, node: NodeOption, log: Cluster) -> None:
-    """Let a storage node that runs do without a volume. Refused while anything lies there."""
+    """Remove a volume from a running storage node. Refused while the volume holds any data."""
     found = log.administer(lambda admin: admin.remove_volume(StorageNodeId(node), path))
     title = f"storage node {node} does not use {path} any more; if --volumes names it at the next start, it does again"
     show(found, _volumes(found, title))

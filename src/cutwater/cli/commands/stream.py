@@ -1,4 +1,4 @@
-"""``cutwater stream``: log streams."""
+"""``cutwater stream``: shows and manages log streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NodeOption = Annotated[int, typer.Option(min=1, help="Number of a storage node."
 
 @command(app)
 def describe(stream: StreamArgument, log: Cluster) -> None:
-    """How a log stream is: why, since when, what is missing and what happens next."""
+    """Show the state of a log stream: why and since when, what is missing and what happens next."""
     found, damage = log.administer(lambda admin: admin.stream_with_damage(LogStreamId(stream)))
     lines = [*tell_stream(found), *(f"  damage:  storage node {d.node}: {line}" for d in damage for line in d.lines)]
     show(msgspec.to_builtins(found) | {"damage": msgspec.to_builtins(damage)}, "\n".join(lines))
@@ -29,7 +29,7 @@ def describe(stream: StreamArgument, log: Cluster) -> None:
 
 @command(app, timeout=30.0)
 def create(topic: Annotated[str, typer.Argument(help="Name of the topic.")], log: Cluster) -> None:
-    """Give a topic one more log stream."""
+    """Add a log stream to a topic."""
     stream = log.administer(lambda admin: admin.add_stream(topic))
     show({"stream": stream}, f"log stream {stream} takes appends")
 
@@ -43,27 +43,27 @@ def seal(stream: StreamArgument, log: Cluster) -> None:
 
 @command(app)
 def finalize(stream: StreamArgument, log: Cluster) -> None:
-    """Stop appends to a log stream for good. Another one is opened in its place."""
+    """Stop appends to a log stream permanently. Another one is opened in its place."""
     sealed = log.administer(lambda admin: admin.finalize(LogStreamId(stream)))
     show(sealed, f"log stream {stream} is sealed for good in epoch {sealed.epoch} at LLSN {sealed.llsn}")
 
 
 @command(app, timeout=30.0)
 def unseal(stream: StreamArgument, log: Cluster) -> None:
-    """Let a log stream that was sealed take appends again."""
+    """Let a sealed log stream take appends again."""
     log.administer(lambda admin: admin.unseal(LogStreamId(stream)))
     show({"stream": stream}, f"log stream {stream} takes appends")
 
 
 @command(app)
 def sync(stream: StreamArgument, node: NodeOption, log: Cluster) -> None:
-    """Let a replica that is not complete learn from a peer now."""
+    """Let an incomplete replica learn from a peer now."""
     log.administer(lambda admin: admin.sync(LogStreamId(stream), StorageNodeId(node)))
     show({"stream": stream, "node": node}, f"storage node {node} learns log stream {stream}")
 
 
 @command(app)
 def replace(stream: StreamArgument, old: NodeOption, new: NodeOption, log: Cluster) -> None:
-    """Let another storage node hold a sealed log stream instead of one that does now."""
+    """Move a replica of a sealed log stream from one storage node to another."""
     log.administer(lambda admin: admin.replace_replica(LogStreamId(stream), StorageNodeId(old), StorageNodeId(new)))
     show({"stream": stream, "old": old, "new": new}, f"storage node {new} takes the place of {old}")

@@ -1,4 +1,4 @@
-"""``cutwater subscribe``: records on standard output, in the order of the log."""
+"""``cutwater subscribe``: prints records on standard output, in the order of the log."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 app = verbs()
 
 LOOK_SECONDS = 1.0
-"""How often a subscriber that gets nothing looks whether its log is still open somewhere."""
+"""How often a subscriber that gets nothing checks that its log is still open somewhere."""
 
 LOOKS_BEFORE_WORD = 5
-"""A node that is started again is back after fewer of them."""
+"""Looks in vain before trouble is reported; a restarted node is back after fewer of them."""
 
 
 class OnMalformed(enum.StrEnum):
@@ -45,9 +45,9 @@ def subscribe(
         str, typer.Option(metavar="earliest|latest|GLSN|@TIME", help="Where to begin; @-5m is five minutes ago.")
     ] = "earliest",
     stop: Annotated[
-        str | None, typer.Option(metavar="GLSN|@TIME", help="Where to end; that position is not printed any more.")
+        str | None, typer.Option(metavar="GLSN|@TIME", help="Where to end; this position is not printed.")
     ] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many records.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after this many records.")] = None,
     follow: Annotated[
         bool | None,
         typer.Option("--follow/--no-follow", "-f", help="Wait for more at the end of the log; so does --start latest."),
@@ -64,7 +64,7 @@ def subscribe(
 ) -> None:
     """Print the records of topics, in the order of the log.
 
-    Prints what there is and ends, as cat does; with --follow it waits for more, as tail -f does.
+    Prints the records in the log and ends, as cat does; with --follow it waits for more, as tail -f does.
     """
     now = datetime.now(UTC)
     begin = parse_start(start, now)
@@ -88,7 +88,7 @@ def _pattern(topics: list[str]) -> re.Pattern[str]:
 
 
 class _Printing:
-    """Remembers how far it has come, so that it can go on with another client."""
+    """Prints a subscription. Remembers its position, so that it can continue with another client."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class _Printing:
         self._looks_in_vain = 0
 
     def run(self, client: Client, is_lost: Callable[[], bool]) -> bool:
-        """Whether that was all; otherwise the log is to be opened anew."""
+        """Print until the end. Returns whether that was all; otherwise the log has to be opened again."""
         if self._start == "latest":
             self._start = client.tail() + 1
             if isinstance(self._stop, int):
-                # The log may have come past it already: then there is nothing to print.
+                # The log may be past it already: then there is nothing to print.
                 self._stop = max(self._stop, self._start)
         with client.subscribe(
             self._topics,
@@ -139,7 +139,7 @@ class _Printing:
         return True
 
     def _tell_of(self, trouble: str) -> None:
-        """Once, when it has lasted for a while."""
+        """Report trouble once, when it has lasted for a while."""
         self._looks_in_vain = self._looks_in_vain + 1 if trouble else 0
         if self._looks_in_vain == LOOKS_BEFORE_WORD:
             print(f"still waiting: {trouble}", file=sys.stderr, flush=True)

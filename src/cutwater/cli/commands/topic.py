@@ -1,4 +1,4 @@
-"""``cutwater topic``: names for sets of log streams."""
+"""``cutwater topic``: shows and manages topics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HoursOption = Annotated[
     float, typer.Option("--retention-hours", min=0, help="How long records are kept at least; 0 is for ever.")
 ]
 BytesOption = Annotated[
-    int, typer.Option("--retention-bytes", min=0, help="How many bytes of one copy are kept; 0 is without bound.")
+    int, typer.Option("--retention-bytes", min=0, help="How many bytes of one copy are kept; 0 means no limit.")
 ]
 AheadOption = Annotated[
     str | None,
@@ -52,7 +52,7 @@ def create(
     name: NameArgument,
     streams: Annotated[int, typer.Option(help="How many log streams take appends.")] = 1,
     replication: Annotated[
-        int | None, typer.Option(help="Copies of every record; three, or as many as there are nodes, if not said.")
+        int | None, typer.Option(help="Copies of every record; by default three, or as many as there are nodes.")
     ] = None,
     schema: Annotated[
         str | None, typer.Option(metavar="COLUMNS", help="Typed records, such as 'user string, at timestamp'.")
@@ -61,7 +61,7 @@ def create(
     retention_hours: HoursOption = 0.0,
     retention_bytes: BytesOption = 0,
     event_time_ahead_max: AheadOption = None,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Be content with one of this name that exists.")] = False,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept an existing topic of this name.")] = False,
     *,
     log: Log,
 ) -> None:
@@ -86,7 +86,7 @@ def create(
 
 @command(app, "list", timeout=10.0)
 def list_topics(log: Log) -> None:
-    """All topics."""
+    """Show all topics."""
     catalog = log.administer(lambda admin: admin.catalog())
     counts: dict[int, int] = {}
     for stream in catalog.streams:
@@ -105,7 +105,7 @@ def list_topics(log: Log) -> None:
 
 @command(app, timeout=10.0)
 def describe(name: NameArgument, log: Log) -> None:
-    """A topic and its log streams."""
+    """Show a topic and its log streams."""
     topic, streams = log.administer(lambda admin: admin.topic(name))
     rows = [(s.stream, s.is_open, s.epoch, s.members, s.missing, s.committed_end, s.last_glsn) for s in streams]
     columns = ["log stream", "open", "epoch", "members", "missing", "positions", "last GLSN"]
@@ -124,10 +124,10 @@ def describe(name: NameArgument, log: Log) -> None:
 
 
 def _columns(schemas: Sequence[bytes]) -> str | None:
-    """Of the newest schema; None for keys and values."""
+    """Return the columns of the newest schema; None for keys and values."""
     if not schemas:
         return None
-    # Arrow comes with these, which is much to load for those who have no typed topics.
+    # Imports Arrow, which takes long and is not needed without typed topics.
     from cutwater.client.convert.schemas import decode_schema  # noqa: PLC0415
     from cutwater.schema_text import shown_columns  # noqa: PLC0415
 
@@ -147,7 +147,7 @@ def _words(retention: Retention) -> str:
 def change(
     name: NameArgument,
     streams: Annotated[
-        int | None, typer.Option(help="How many log streams shall take appends; those too many are sealed for good.")
+        int | None, typer.Option(help="How many log streams take appends; surplus ones are sealed permanently.")
     ] = None,
     retention_hours: Annotated[float | None, typer.Option(min=0, help="How long records are kept.")] = None,
     retention_bytes: Annotated[int | None, typer.Option(min=0, help="How many bytes are kept.")] = None,
@@ -156,7 +156,7 @@ def change(
     log: Log,
 ) -> None:
     """Change how many log streams a topic has, how long its records are kept, or which event times it takes. Returns
-    when new ones take appends."""
+    when new log streams take appends."""
     retention, ahead_ms = None, _ahead_ms(event_time_ahead_max)
     if retention_hours is not None or retention_bytes is not None:
         retention = _retention(retention_hours or 0.0, retention_bytes or 0)
@@ -179,7 +179,7 @@ def trim(
     before: Annotated[int, typer.Option(min=1, help="The first GLSN to keep.")],
     log: Log,
 ) -> None:
-    """Forget the records of a topic before a position."""
+    """Remove the records of a topic before a position."""
     log.administer(lambda admin: admin.trim(name, GLSN(before)))
     show({"topic": name, "before": before}, f"topic {name!r} is trimmed before GLSN {before}")
 

@@ -1,4 +1,4 @@
-"""``cutwater verify``: whether everything that is stored is intact."""
+"""``cutwater verify``: checks whether everything that is stored is intact."""
 
 from __future__ import annotations
 
@@ -41,13 +41,12 @@ def verify(
     *,
     log: AnsweringLog,
 ) -> None:
-    """Let every storage node check the checksums of all that it holds.
+    """Let every storage node check the checksums of all its data.
 
-    What runs of Spark have published is held against what was decided, too.
+    What runs of Spark have published is compared with what was decided, too.
 
     Exit code 0 if everything is intact, 20 if something is damaged, 21 if something is intact but holds no records of
-    its topic, 34 if something could not be looked at. Damage is repaired afterwards from an intact copy, if there
-    is one.
+    its topic, 34 if something could not be checked. Damage is repaired afterwards from an intact copy, if there is one.
     """
 
     async def work(admin: Admin) -> Verification:
@@ -75,7 +74,7 @@ def verify(
     title = f"{counted(len(rows), 'finding')}; {replicas} looked at"
     show(found, table(["storage node", "log stream", "LLSN", "what", "where"], rows, title))
     if not Settings.is_json:
-        # Findings of one log stream often have the same way out.
+        # Several findings of one log stream often have the same way out.
         for way_out in dict.fromkeys((f.stream, f.way_out) for f in found.findings if f.way_out):
             show(None, f"log stream {way_out[0]}: {way_out[1]}")
     if any(finding.is_damage and not finding.is_content for finding in found.findings):

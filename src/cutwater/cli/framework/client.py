@@ -1,4 +1,4 @@
-"""A client for commands that write or read records."""
+"""Opens a client for commands that write or read records."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_client(log: Log, *, may_create: bool = False, patient: bool = False) -> Iterator[Client]:
-    """Connected as long as this lasts; an embedded log is opened, unless another process has it open. ``patient``: try
-    until the time is up also if nobody listens there."""
+    """Yield a connected client; an embedded log is opened, unless another process has it open. ``patient``: try until
+    the time is up even if no server listens there."""
     place = log.place
     log.check_runs()
-    # The servers of an embedded log have much to tell that is of no use to whoever asked for records.
+    # The servers of an embedded log write many log messages that do not help a user who asked for records.
     logging.getLogger("cutwater").setLevel(logging.ERROR)
     if isinstance(place, str):
         if not patient:
             asyncio.run(require_listener(parse_servers(place), log.local))
-        # Arrow comes with it, which is much to load for those who only ask what a command can do.
+        # Imports Arrow, which takes long and is not needed for help.
         from cutwater.client.client import connect  # noqa: PLC0415
 
         access = log.access()
@@ -40,7 +40,7 @@ def open_client(log: Log, *, may_create: bool = False, patient: bool = False) ->
     else:
         if not may_create:
             check_log(place)
-        # Both servers come with it, which is much to load for those who need none.
+        # Imports both servers, which takes long and is not needed by other commands.
         from cutwater import embedded  # noqa: PLC0415
 
         client = embedded.open(place, timeout=log.timeout)
@@ -49,8 +49,8 @@ def open_client(log: Log, *, may_create: bool = False, patient: bool = False) ->
 
 
 def end_of_holder(log: Log) -> Callable[[], bool]:
-    """Tells whether an embedded log that this process is connected to was closed by the process that had opened it.
-    Then it can be opened again, by this one if no other does."""
+    """Return a function that tells whether the process that had opened an embedded log has closed it. Then the log can
+    be opened again, by this process if no other does."""
     place = log.place
     if isinstance(place, str):
         return lambda: False

@@ -1,4 +1,4 @@
-"""What makes a function a command: its options, its help, and how it ends.
+"""Turns a function into a command: its options, its help, and how it ends.
 
 A parameter whose type is a ``Bundle`` stands for all options that are the fields of that bundle, so a set of options
 that many commands have is written down once. Every command also has ``--output``, unless it has one of its own or
@@ -34,11 +34,11 @@ class Bundle:
     """Options that belong together. Each field is an option, as the parameter of a command would be, or a bundle."""
 
     left_out: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are no options of this bundle, though they are of the one that it is made from."""
+    """Fields that are not options of this bundle, though they are options of its base class."""
 
 
 class Command(TyperCommand):
-    """A flag takes no value, and its help shows none. Environment variables are listed below the options, where their
+    """A command whose help shows no value for flags, and lists environment variables below the options, where their
     names have room.
     """
 
@@ -85,7 +85,7 @@ def _variable(ctx: Any, parameter: Any) -> str:
 
 
 def _say_what_was_given(ctx: Any, error: Any) -> None:
-    """The value itself, where Typer says only what it should be, and the environment variable that it comes from."""
+    """Add the given value where Typer says only what is wanted, and the environment variable that it comes from."""
     errors = getattr(error.__cause__, "errors", None)
     given = repr(errors()[0]["input"]) if errors is not None else ""
     if given not in error.message:
@@ -96,7 +96,7 @@ def _say_what_was_given(ctx: Any, error: Any) -> None:
 
 
 def asks_for_json(args: Sequence[str]) -> bool:
-    """Whether errors are for programs, as far as that can be told before the arguments are understood."""
+    """Return whether errors are for programs, as far as that is known before the arguments are parsed."""
     said = os.environ.get("CUTWATER_OUTPUT", "")
     for before, word in pairwise(["", *args]):
         if before in ("-o", "--output"):
@@ -110,7 +110,7 @@ def asks_for_json(args: Sequence[str]) -> bool:
 
 @contextmanager
 def usage_told() -> Iterator[None]:
-    """Wrong usage is told to programs like any other error."""
+    """Report wrong usage to programs like any other error."""
     try:
         yield
     except UsageError as error:
@@ -127,22 +127,23 @@ def _without_type(parameters: list[Any]) -> list[Any]:
 
 
 def noun(help_text: str) -> typer.Typer:
-    """Several commands that are about the same."""
+    """Make a group of commands about the same thing."""
     app = typer.Typer(cls=Group, help=help_text, no_args_is_help=True)
-    # Also if it has one command only, that keeps its name.
+    # With a callback, a group with a single command keeps that command's name.
     app.callback(help=help_text)(lambda: None)
     return app
 
 
 def verbs() -> typer.Typer:
-    """Commands of the root."""
+    """Make a group for commands of the root."""
     return noun("")
 
 
 def command(
     app: typer.Typer, name: str | None = None, *, timeout: float | None = None, has_output: bool = True
 ) -> Callable[[Function], Function]:
-    """``timeout``: the default of the option of this name, if it is not that of the bundle."""
+    """Add a function to a group as a command. ``timeout``: the default of that option, if it differs from the
+    bundle's."""
 
     def decorate(function: Function) -> Function:
         given = inspect.signature(function).parameters

@@ -1,17 +1,17 @@
-"""``cutwater.toml``: what options are if neither the command line nor the environment says so.
+"""``cutwater.toml``: values of options that neither the command line nor the environment sets.
 
 ::
 
-    servers = "cutwater://10.0.0.9:7001"     # of all commands that have such an option
+    servers = "cutwater://10.0.0.9:7001"     # for all commands that have this option
     timeout = 20
 
-    [append]                                 # of one command, by the long names of its options
+    [append]                                 # for one command, by the long names of its options
     create = true
 
     [topic.create]
     streams = 4
 
-Of two files, the one in the current directory counts more than the one in ``~/.config/cutwater/``, option by option.
+The file in the current directory takes precedence over the one in ``~/.config/cutwater/``, option by option.
 ``CUTWATER_CONFIG`` names one file to read instead of both.
 """
 
@@ -45,10 +45,10 @@ COMMON: Mapping[str, Any] = {
     "tls-key": str,
     "token": str,
 }
-"""What may be said for all commands at once, and what it has to be."""
+"""Options that may be set for all commands at once, and their types."""
 SECURITY = frozenset({"tls-ca", "tls-certificate", "tls-key", "token"})
 PLACES = frozenset({"servers", "dir", "path"})
-"""Only one of these can hold, so whoever says one of them takes back the others that were said further away."""
+"""Only one of these can hold, so setting one of them resets the others that were set with lower precedence."""
 
 
 class ConfigFile(NamedTuple):
@@ -64,7 +64,7 @@ class Setting(NamedTuple):
 
 
 def paths() -> list[Path]:
-    """Where files are looked for, the one that counts most last."""
+    """Return the files to read, the one with the highest precedence last."""
     if named := os.environ.get(VARIABLE):
         return [Path(named)]
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
@@ -72,12 +72,13 @@ def paths() -> list[Path]:
 
 
 def is_there(path: Path) -> bool:
-    """Whoever may not look into a home, such as that of the user who called ``sudo``, has no file there."""
+    """Return whether the file exists. A home that cannot be read, such as that of the user who called ``sudo``, has
+    none."""
     return os.path.exists(path)
 
 
 def read(commands: Collection[str]) -> tuple[ConfigFile, ...]:
-    """All files that there are, in the order of ``paths``. Their tables are looked at when the command is known."""
+    """Read all files that exist, in the order of ``paths``. Their tables are checked when the command is known."""
     return tuple(_checked(path, commands) for path in paths() if is_there(path) or VARIABLE in os.environ)
 
 
@@ -100,7 +101,7 @@ def _checked(path: Path, commands: Collection[str]) -> ConfigFile:
 
 
 def default_map(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, ...]) -> dict[str, Any]:
-    """What Typer takes as defaults of a command; of a noun, for each of its commands."""
+    """Return the defaults of a command for Typer; for a noun, of each of its commands."""
     commands = getattr(command, "commands", None)
     if commands is None:
         return {name: setting.value for name, setting in settings(files, command, words).items()}
@@ -114,7 +115,7 @@ def default_map(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, .
 
 
 def settings(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, ...]) -> dict[str, Setting]:
-    """What the files say of a command's options, by the names of its parameters."""
+    """Return what the files set for a command's options, by the names of its parameters."""
     options = options_of(command)
     hints = _types_of(command)
     found: dict[str, Setting] = {}
@@ -122,7 +123,7 @@ def settings(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, ...]
         own = _table(file, words)
         common = {key: value for key, value in file.document.items() if key in COMMON and key in options}
         if "token" not in options:
-            # Servers have such options, too, but what is said for all commands is about clients.
+            # Servers have these options too, but values for all commands are about clients.
             common = {key: value for key, value in common.items() if key not in SECURITY}
         for table, where in ((common, str(file.path)), (own, f"{file.path} [{'.'.join(words)}]")):
             if PLACES & table.keys():
@@ -140,7 +141,7 @@ def settings(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, ...]
 
 
 def options_of(command: Any) -> dict[str, str]:
-    """The long names of a command's options, without dashes, and what its parameters are called."""
+    """Return the long names of a command's options, without dashes, and the names of their parameters."""
     return {
         option.removeprefix("--"): parameter.name
         for parameter in command.params
@@ -150,9 +151,9 @@ def options_of(command: Any) -> dict[str, str]:
 
 
 def _types_of(command: Any) -> dict[str, Any]:
-    """What the value of each parameter has to be."""
+    """Return the type of each parameter."""
     parameters = inspect.signature(command.callback).parameters.values()
-    # Typer's own part of an annotation says nothing about the type.
+    # Only the first part of an annotation is the type; the second is for Typer.
     return {p.name: get_args(p.annotation)[0] for p in parameters if get_origin(p.annotation) is Annotated}
 
 
@@ -167,7 +168,7 @@ def _check_value(where: object, key: str, value: Any, wanted: Any) -> None:
     try:
         msgspec.convert(value, wanted, dec_hook=lambda kind, given: kind(given))
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidArgument(f"{where}: {key} = {value!r} cannot be: {error}") from None
+        raise InvalidArgument(f"{where}: {key} = {value!r} is invalid: {error}") from None
 
 
 def _listed(names: Collection[str]) -> str:

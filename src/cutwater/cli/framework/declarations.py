@@ -1,4 +1,4 @@
-"""Declarations of event time on the command line: options that several commands share."""
+"""Options for declarations of event time, which several commands share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Declared(NamedTuple):
 
 
 def parse_declared(watermark: str | None, idle: bool) -> Declared | None:
-    """None if nothing is declared."""
+    """Return the declaration; None if nothing is declared."""
     if watermark is None and not idle:
         return None
     return Declared(None if watermark is None else parse_time(watermark, datetime.now(UTC)), idle)

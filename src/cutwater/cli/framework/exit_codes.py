@@ -1,7 +1,7 @@
-"""How a command ends: its exit code, and what it says on standard error.
+"""Ends a command: its exit code, and its message on standard error.
 
-The codes are stable. Each stands for a class of errors; an error has the code of the nearest class above it that has
-one. ``docs/operating.md`` shows the same table.
+The codes are stable. Each stands for a class of errors; an error has the code of its nearest base class that has one.
+``docs/operating.md`` shows the same table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cutwater.errors import CutwaterError, InvalidArgument
 
 INTERNAL_ERROR = 1
 UNHEALTHY = 3
-"""Of commands that were asked whether all is well, if it is not."""
+"""Exit code of commands that check a cluster or a machine, if something is wrong."""
 INTERRUPTED = 130
 
 EXIT_CODES: dict[str, int] = {
@@ -50,11 +50,11 @@ EXIT_CODES: dict[str, int] = {
     "no_record_here": 38,
     "cutwater_error": 39,
 }
-"""The code of an error's class → how the process exits."""
+"""The code of an error's class → the exit code of the process."""
 
 
 class Settings:
-    """What holds for the whole process, whichever command it runs."""
+    """Settings of the whole process, whichever command it runs."""
 
     is_debug = False
     is_json = False
@@ -69,7 +69,7 @@ def exit_code_of(error: CutwaterError) -> int:
 
 
 def show(error: CutwaterError) -> int:
-    """Say what is wrong on standard error; returns the exit code."""
+    """Print an error on standard error; return the exit code."""
     exit_code = exit_code_of(error)
     if Settings.is_debug:
         traceback.print_exception(error)
@@ -82,14 +82,14 @@ def show(error: CutwaterError) -> int:
 
 
 def leave_at_once(error: CutwaterError) -> NoReturn:
-    """From any thread, when nothing else helps."""
+    """Exit from any thread, when nothing else helps."""
     exit_code = show(error)
     sys.stderr.flush()
     os._exit(exit_code)
 
 
 def is_of_output(error: OSError) -> bool:
-    """Whether it says that standard output takes no more. An error about a file would name it."""
+    """Return whether the error says that standard output takes no more. An error about a file would name it."""
     return error.filename is None and error.errno in _OUTPUT_ERRORS
 
 
@@ -98,7 +98,7 @@ _OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 @contextmanager
 def output_told() -> Iterator[None]:
-    """Nothing of what a process prints gets lost in silence."""
+    """Flush standard output, and report if it cannot be written, so that no output gets lost silently."""
     try:
         try:
             yield
@@ -115,12 +115,13 @@ def output_told() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """What is still buffered must go somewhere."""
+    """Discard output that is still buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def ended_well(work: Callable[[], None]) -> None:
-    """Its errors become messages and exit codes; without a traceback, unless --debug was said."""
+    """Run a command, and turn its errors into messages and exit codes, without a traceback unless ``--debug`` is
+    set."""
     try:
         work()
     except CutwaterError as error:
@@ -128,7 +129,7 @@ def ended_well(work: Callable[[], None]) -> None:
     except (typer.Exit, typer.Abort):
         raise
     except BrokenPipeError:
-        # Whoever read the output, such as ``head``, has seen enough.
+        # The reader of the output, such as ``head``, has closed it.
         _drop_output()
     except Exception as error:
         if Settings.is_debug or (isinstance(error, OSError) and is_of_output(error)):

@@ -1,8 +1,7 @@
-"""What Ctrl-C and whoever else asks for an end (SIGTERM, SIGHUP) do to a command that has something to clean up or to
-tell.
+"""Handles Ctrl-C and other signals to end (SIGTERM, SIGHUP) for commands that have something to clean up or to report.
 
 A ``KeyboardInterrupt`` that is raised somewhere inside an event loop can swallow the wake-up of a task, which then
-never ends. So while one runs here, the first signal cancels its main task instead. Later signals do nothing: what
+never ends. So while a loop runs here, the first signal cancels its main task instead. Later signals do nothing: what
 comes after the first is bounded in time.
 """
 
@@ -20,8 +19,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """As long as this lasts, the first signal raises ``KeyboardInterrupt``, or cancels what ``run`` runs, which raises
-    it then."""
+    """While this context is entered, the first signal raises ``KeyboardInterrupt``, or cancels the task of ``run``,
+    which then raises it."""
 
     def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         self._signals = signals
@@ -31,7 +30,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         for number in self._signals:
-            # What was ignored when the process began stays so, as `nohup` wants it.
+            # A signal that was ignored when the process began stays ignored, as `nohup` wants it.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._interrupt)
         return self
@@ -52,11 +51,11 @@ class Interrupts:
         loop.call_soon_threadsafe(task.cancel)
 
     def hold_off(self) -> None:
-        """From now on there is only something left to clean up."""
+        """Ignore signals from now on: only cleaning up is left."""
         self._is_over = True
 
     def run(self, work: Awaitable[T]) -> T:
-        """As ``asyncio.run``."""
+        """Run a coroutine, as ``asyncio.run`` does."""
 
         async def noted() -> T:
             task = asyncio.current_task()

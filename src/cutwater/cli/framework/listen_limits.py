@@ -32,7 +32,7 @@ class ListenLimits(Bundle):
         typer.Option(
             min=1,
             envvar="CUTWATER_CONNECTIONS_PER_ADDRESS_MAX",
-            help="Beyond this an address leaves --other-connections-reserved free.",
+            help="Connections from one address; beyond this it must leave --other-connections-reserved free.",
             rich_help_panel=_PANEL,
         ),
     ] = _DEFAULTS.connections_per_address_max
@@ -68,7 +68,7 @@ class ListenLimits(Bundle):
         typer.Option(
             min=1,
             envvar="CUTWATER_HANDSHAKES_PER_ADDRESS_MAX",
-            help="The same, from one address.",
+            help="Connections from one address before the end of their handshake.",
             rich_help_panel=_PANEL,
         ),
     ] = _DEFAULTS.handshakes_per_address_max

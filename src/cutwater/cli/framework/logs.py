@@ -1,4 +1,4 @@
-"""Logs of servers: on standard error, for people or for programs."""
+"""Configures logs of servers: on standard error, for people or for programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LogOptions(Bundle):
 
 
 def configure(log_format: LogFormat, level: LogLevel) -> None:
-    """The servers log with the standard library; here it becomes structured."""
+    """Make logs structured; the servers use the standard library's logging."""
     common: list[structlog.typing.Processor] = [
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,

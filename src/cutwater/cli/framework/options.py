@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DebugOption = Annotated[
 OutputOption = Annotated[
     Output,
     typer.Option(
-        "--output", "-o", envvar="CUTWATER_OUTPUT", callback=_set_output, is_eager=True, help="For whom to write."
+        "--output", "-o", envvar="CUTWATER_OUTPUT", callback=_set_output, is_eager=True, help="For people or programs."
     ),
 ]
 LogFormatOption = Annotated[

@@ -1,4 +1,4 @@
-"""Options that say who is believed: those of servers, and those of commands that talk to servers."""
+"""Options for TLS and tokens: those of servers, and those of commands that talk to servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TlsKeyOption = Annotated[
 ]
 TlsAuthorityOption = Annotated[
     Path | None,
-    typer.Option(envvar="CUTWATER_TLS_CA", help="Whose certificates are believed.", rich_help_panel=_PANEL),
+    typer.Option(envvar="CUTWATER_TLS_CA", help="Certificates of the trusted authority.", rich_help_panel=_PANEL),
 ]
 TokensOption = Annotated[
     Path | None,
@@ -48,7 +48,7 @@ TokenOption = Annotated[
     typer.Option(
         envvar="CUTWATER_TOKEN",
         metavar="TOKEN",
-        help="Shows who asks, instead of a certificate; better set in the environment, where others do not see it.",
+        help="Authenticates instead of a certificate; better set in the environment, where other users do not see it.",
         show_default=False,
         rich_help_panel=_PANEL,
     ),
@@ -57,7 +57,7 @@ TokenOption = Annotated[
 
 @dataclass(frozen=True)
 class Security(Bundle):
-    """Of commands that talk to a cluster: as whom, and whom they believe."""
+    """Credentials of commands that talk to a cluster, and the authority that they trust."""
 
     tls_ca: TlsAuthorityOption = None
     tls_certificate: TlsCertificateOption = None

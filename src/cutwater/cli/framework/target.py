@@ -1,4 +1,4 @@
-"""Which cluster a command is about: one somewhere, a local one, or the log in a directory."""
+"""The log that a command is about: a cluster anywhere, a local cluster, or the embedded log in a directory."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ T = TypeVar("T")
 V = TypeVar("V", str | None, Path | None)
 
 _SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")
-"""Where an option may be said, as Typer calls it; what comes first counts most."""
+"""Where an option may be set, by Typer's names, in order of precedence."""
 Place: TypeAlias = Literal["servers", "directory", "path"]
 _OPTIONS: dict[Place, str] = {"servers": "--servers", "directory": "--dir", "path": "--path"}
 _said: dict[str, str] = {}
-"""Where each of the options below was said in this process."""
+"""Where each of the options below was set in this process."""
 
 
 def _note(ctx: typer.Context, parameter: typer.CallbackParam, value: V) -> V:
@@ -73,7 +73,7 @@ TimeoutOption = Annotated[
 
 @dataclass(frozen=True)
 class Log(Bundle):
-    """Which log a command is about, and how it is reached. What is said closer to the command counts."""
+    """The log that a command is about, and how it is reached. The setting with the highest precedence counts."""
 
     servers: ServersOption = None
     directory: DirOption = None
@@ -83,7 +83,7 @@ class Log(Bundle):
 
     @property
     def place(self) -> str | Path:
-        """Where the cluster listens, or the path of an embedded log."""
+        """The address of the cluster, or the path of an embedded log."""
         match self.nearest:
             case "servers" if self.servers is not None:
                 parse_servers(self.servers)
@@ -106,7 +106,7 @@ class Log(Bundle):
 
     @property
     def nearest(self) -> Place | None:
-        """Which of them is said closest to the command; None if none is said."""
+        """The option that was set with the highest precedence; None if none was set."""
         given: dict[Place, object] = {"servers": self.servers, "directory": self.directory, "path": self.path}
         for source in _SOURCES:
             found = [name for name in given if given[name] is not None and _said.get(name) == source]
@@ -117,7 +117,7 @@ class Log(Bundle):
 
     @property
     def as_option(self) -> str:
-        """How further commands about the same log are told which one it is."""
+        """The option that names the same log to further commands."""
         given = {"servers": self.servers, "directory": self.directory, "path": self.path}
         return f"{_OPTIONS[self.nearest]} {shlex.quote(str(given[self.nearest]))}" if self.nearest is not None else ""
 
@@ -132,27 +132,28 @@ class Log(Bundle):
         return {"path": self.path, "directory": self.directory}.get(self.nearest or "")
 
     def check_runs(self) -> None:
-        """Whoever needs a local cluster that was stopped is told at once, and how it is started again."""
+        """Fail at once if the local cluster was stopped, and say how to start it again."""
         if self.local is not None and not local_cluster.load(self.local).running():
             raise Unavailable(f"no process of the cluster runs: {local_cluster.again(self.local)}")
 
     def access(self, servers: str = "") -> Access:
-        """A local cluster listens on loopback, and believes everyone there. An embedded log, served at ``servers``,
-        wants to see a secret that lies in its directory."""
+        """Return the credentials. A local cluster listens on loopback, and accepts every client there. An embedded log,
+        served at ``servers``, demands a secret that lies in its directory."""
         return with_secret(servers, self.security.access() if self.nearest == "servers" else ANYONE)
 
     @contextmanager
     def serving(self, *, may_create: bool = False) -> Iterator[str]:
-        """Where to connect to. An embedded log that no other process has open is open as long as this lasts."""
+        """Yield the address to connect to. An embedded log that no other process has open is opened for this
+        context."""
         place = self.place
         if isinstance(place, str):
             yield place
             return
-        # The servers of an embedded log have much to tell that is of no use to whoever runs a command.
+        # The servers of an embedded log write many log messages that do not help the user of a command.
         logging.getLogger("cutwater").setLevel(logging.ERROR)
         if not may_create:
             check_log(place)
-        # Both servers come with it, which is much to load for those who need none.
+        # Imports both servers, which takes long and is not needed by other commands.
         from cutwater import embedded  # noqa: PLC0415
 
         with embedded.open_to_administer(place, self.timeout):
@@ -162,7 +163,7 @@ class Log(Bundle):
             yield holder.servers
 
     def administer(self, work: Callable[[Admin], Awaitable[T]], *, may_create: bool = False) -> T:
-        """Do something with a cluster, and let go of it."""
+        """Run an operation on a cluster, and disconnect."""
 
         async def connected(url: str) -> T:
             await require_listener(parse_servers(url), self.local)
@@ -177,19 +178,19 @@ class Log(Bundle):
 
 @dataclass(frozen=True)
 class Cluster(Log):
-    """Of commands that are about storage nodes, of which an embedded log has one of its own."""
+    """The target of commands about storage nodes; an embedded log has only one of its own."""
 
     left_out = frozenset({"path"})
     timeout: TimeoutOption = 10.0
 
 
 def check_log(path: Path) -> None:
-    """Whoever only looks does not make a new log out of a mistyped name."""
+    """Refuse a path without a log, so that a command that only reads does not create one at a mistyped path."""
     check_no_address(path)
     if (path / CLUSTER_FILE).exists():
         raise InvalidArgument(f"{path} holds a local cluster, and no embedded log: say --dir {path}")
     if (path / METADATA).exists():
-        # If it is that of a cluster, opening the log refuses it.
+        # If it belongs to a cluster, opening the log refuses it.
         return
     check_has_order(path)
     others = other_files(path, FILES_OF_LOG) if path.is_dir() else ""

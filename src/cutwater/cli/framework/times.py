@@ -1,4 +1,4 @@
-"""Positions and times as people write them on a command line."""
+"""Parses positions and times from a command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMS = "{0}2026-01-31T12:00Z (UTC unless it says otherwise), or {0}-5m for fiv
 
 
 def parse_time(text: str, now: datetime) -> datetime:
-    """An ISO 8601 time, or how long ago; with or without the @ before it."""
+    """Parse an ISO 8601 time, or a time before now; with or without a leading @."""
     mark = "@" if text.startswith("@") else ""
     text = text.removeprefix("@")
     try:
@@ -33,7 +33,7 @@ def parse_time(text: str, now: datetime) -> datetime:
 
 
 def parse_position(text: str, now: datetime) -> int | datetime:
-    """A GLSN, or a time after an @."""
+    """Parse a GLSN, or a time after an @."""
     if text.startswith("@"):
         return parse_time(text, now)
     if text.isdecimal() and int(text) >= 1:
@@ -42,14 +42,14 @@ def parse_position(text: str, now: datetime) -> int | datetime:
 
 
 def parse_glsn(text: str) -> int:
-    """A position as an argument of a command."""
+    """Parse a position that is an argument of a command."""
     if text.isdecimal() and int(text) >= 1:
         return int(text)
     raise typer.BadParameter(f"a GLSN is a whole number from 1 on, not {text!r}")
 
 
 def parse_start(text: str, now: datetime) -> Start:
-    """Where to begin: also one of the ends of the log."""
+    """Parse a start position, which may also be one of the ends of the log."""
     match text:
         case "earliest" | "latest":
             return text

@@ -1,4 +1,4 @@
-"""What commands read from standard input and files, and what they print: lines, JSON, tables.
+"""Reads the input of commands from standard input and files, and prints their results: lines, JSON, tables.
 
 Not here: options (``cli.framework``).
 """

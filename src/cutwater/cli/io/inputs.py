@@ -1,6 +1,6 @@
-"""What is to be appended, in pieces of bounded size, as it comes: an input need not have an end.
+"""Reads input to append, in pieces of bounded size, as it arrives: an input need not have an end.
 
-A piece is whatever can be read without waiting, up to a limit. So a file goes in large pieces, and a line that someone
+A piece holds what can be read without waiting, up to a limit. So a file goes in large pieces, and a line that a person
 types, or that a program prints now and then, goes at once.
 """
 
@@ -21,18 +21,18 @@ from cutwater.errors import InvalidArgument
 PIECE_BYTES = 512 * 1024
 READ_BYTES = 256 * 1024
 RECORDS_MAX = 8_192
-"""Of one piece, however short they are."""
+"""The most records of one piece, however short they are."""
 RECORD_BYTES_MAX = Limits().record_bytes_max
 STANDARD_INPUT = Path("-")
 
 
 class Piece(NamedTuple):
-    """Records that follow each other. ``places`` says of each where it was found."""
+    """Consecutive records. ``places`` says where each record was found."""
 
     records: list[bytes]
     places: Sequence[object]
     source: str
-    """What the places are in."""
+    """The text before a place, such as the name of the file."""
 
     def place(self, row: int) -> str:
         return f"{self.source}{self.places[row]}"
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A file descriptor; that of standard input for ``-``."""
+    """Yield the descriptor of an open file; that of standard input for ``-``."""
     if path == STANDARD_INPUT:
         yield 0
         return
@@ -59,7 +59,7 @@ def name_of(path: Path) -> str:
 
 
 def total_bytes(paths: Iterable[Path]) -> int | None:
-    """How much there is to read, if that is known."""
+    """Return how much there is to read; None if that is not known."""
     total = 0
     for path in paths:
         with opened(path) as fd:
@@ -71,7 +71,7 @@ def total_bytes(paths: Iterable[Path]) -> int | None:
 
 
 def whole_files(paths: Sequence[Path]) -> Iterator[Piece]:
-    """Each file is one record; small ones go together."""
+    """Yield pieces in which each file is one record; small files share a piece."""
     records: list[bytes] = []
     places: list[Path] = []
     size = 0
@@ -101,7 +101,7 @@ def _whole(fd: int, name: str) -> bytes:
 
 
 def lines(fd: int, name: str) -> Iterator[Piece]:
-    """Each line is one record, without its newline; the last one may lack it."""
+    """Yield pieces in which each line is one record, without its newline; the last line may lack it."""
     source = f"{name}, line "
     rest = b""
     number = 1
@@ -118,7 +118,7 @@ def lines(fd: int, name: str) -> Iterator[Piece]:
 
 
 def _available(fd: int, name: str) -> Iterator[bytes]:
-    """What there is, without waiting for more than the first byte of it."""
+    """Yield what can be read, waiting only for its first byte."""
     try:
         while data := os.read(fd, READ_BYTES):
             found = [data]
@@ -132,7 +132,7 @@ def _available(fd: int, name: str) -> Iterator[bytes]:
 
 
 def _too_long(what: str, size: int) -> RecordTooLarge:
-    """It was not read to its end."""
+    """Return the error for a record that is too long; it was not read to its end."""
     error = RecordTooLarge(0, size, RECORD_BYTES_MAX)
     error.message = (
         f"{what}: a record has at most {RECORD_BYTES_MAX} bytes, and this one has more: split it, or store it "

@@ -1,7 +1,7 @@
-"""Values of JSON as values of columns: what ``json_values`` writes is read back as it was.
+"""Converts values of JSON to values of columns: what ``json_values`` writes is read back unchanged.
 
-A conversion raises ``ValueError`` with what is wanted. None changes a value: what a column cannot hold exactly is
-refused.
+A conversion raises ``ValueError`` that says what is wanted. No conversion changes a value: what a column cannot hold
+exactly is refused.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def decoder(schema: pa.Schema | None) -> Callable[[bytes], Any]:
-    """If there is a column of decimals, numbers with a fraction become ``Decimal``, and are what they were."""
+    """Return a decoder. With a column of decimals, numbers with a fraction become ``Decimal``, so that they stay
+    exact."""
     is_exact = schema is not None and any(_has_decimals(field.type) for field in schema)
     return msgspec.json.Decoder(float_hook=Decimal).decode if is_exact else msgspec.json.Decoder().decode
 
 
 def conversions(schema: pa.Schema) -> dict[str, Conversion]:
-    """Of each column whose values cannot be taken as they are; None stays None and is not given to them."""
+    """Return a conversion for each column whose values cannot be used as they are; None is not converted."""
     is_exact = any(_has_decimals(field.type) for field in schema)
     found = {field.name: _conversion(field.type, is_exact) for field in schema}
     return {name: convert for name, convert in found.items() if convert is not None}
 
 
 def shown(value: Any) -> str:
-    """As it stands in the input."""
+    """Format a value as in the input."""
     text = encode(value).decode()
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
 
@@ -96,7 +97,7 @@ def _conversion(kind: pa.DataType, is_exact: bool) -> Conversion | None:
     ):
         if is_kind(kind):
             return partial(made, kind)
-    # In any other column a number with a fraction is what it always is.
+    # In any other column a number with a fraction is a float, as without decimals.
     return partial(_float, kind) if is_exact else None
 
 
@@ -135,8 +136,7 @@ def _map(of_key: Conversion, of_item: Conversion) -> Conversion:
 def _timestamp(kind: pa.DataType, value: Any) -> int:
     if not isinstance(value, str):
         raise ValueError(
-            f"a time is a text in ISO 8601, such as 2026-01-31T12:00:00Z, not {shown(value)}, of which nobody can tell "
-            "the unit"
+            f"a time is a text in ISO 8601, such as 2026-01-31T12:00:00Z, not {shown(value)}, whose unit is not known"
         )
     try:
         found = datetime.fromisoformat(value)
@@ -176,13 +176,13 @@ def _duration(kind: pa.DataType, value: Any) -> int:
 
 
 def _digits(text: str) -> str:
-    """Those after the point of the seconds, of which Python keeps six."""
+    """Return the digits after the point of the seconds, of which Python keeps only six."""
     found = _FRACTION.search(text)
     return found[1] if found is not None else ""
 
 
 def _count(seconds: int, digits: str, kind: pa.DataType, text: str) -> int:
-    """Seconds, and what comes after their point, in the unit of the column."""
+    """Return seconds, with the digits after their point, in the unit of the column."""
     places = _PLACES[kind.unit]
     found: int = seconds * 10**places + int(digits[:places].ljust(places, "0") or 0)
     if digits[places:].strip("0") or found not in _INT64:
@@ -230,7 +230,7 @@ def _float(kind: pa.DataType, value: Any) -> Any:
 
 
 def mismatch(kind: pa.DataType, value: Any) -> str:
-    """What is wanted, if the value, or one inside it, is of another kind than the column; nothing if none is."""
+    """Return what is wanted if the value, or one inside it, is of another kind than the column; empty if none is."""
     for is_kind, types, wanted in _KINDS:
         if value is not None and is_kind(kind):
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):

@@ -1,4 +1,4 @@
-"""Values as JSON, the same wherever a command writes it.
+"""Encodes values as JSON, in the same way for all commands.
 
 Bytes are base64, decimals are texts, times are ISO 8601 with as many digits as they need, and numbers that JSON lacks
 are the texts of ``NO_NUMBERS``. ``json_columns`` reads all of that.
@@ -17,14 +17,14 @@ NO_NUMBERS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 
 def encode(value: object) -> bytes:
     encoded = msgspec.json.encode(value, enc_hook=_told)
-    # What is no number has become null, too. Most values have none at all, and need no second look.
+    # Numbers such as NaN have become null, too. Most values contain no null, and need no second pass.
     if b"null" not in encoded:
         return encoded
     return msgspec.json.encode(_with_texts(msgspec.to_builtins(value, str_keys=True, enc_hook=_told)))
 
 
 def _told(value: Any) -> str:
-    """What msgspec does not know: times with nanoseconds, which pandas has classes for."""
+    """Encode what msgspec does not know: times with nanoseconds, for which pandas has classes."""
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, timedelta):

@@ -1,4 +1,4 @@
-"""Lines of JSON as records: as they are in a topic of bytes, as rows in a topic with a schema."""
+"""Turns lines of JSON into records: as they are in a topic of bytes, as rows in a topic with a schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from cutwater.errors import InvalidArgument
 
 
 class Rows:
-    """``key_field``: which field of each object is the record's key, instead of one ``key`` for all."""
+    """Converts pieces of input. ``key_field``: the field of each object that is the record's key, instead of one
+    ``key`` for all."""
 
     def __init__(self, schema: pa.Schema | None, key: str | None, key_field: str | None) -> None:
         self._is_typed = schema is not None
@@ -26,7 +27,7 @@ class Rows:
             raise InvalidArgument(f"the topic has a schema, so its records have no key: leave out {option}")
 
     def of(self, piece: Piece) -> tuple[Piece, list[Any], Any]:
-        """The piece without empty lines, its records, and their keys."""
+        """Return the piece without empty lines, its records, and their keys."""
         kept = [row for row, line in enumerate(piece.records) if line.strip()]
         piece = Piece([piece.records[row].strip() for row in kept], [piece.places[row] for row in kept], piece.source)
         found = [self._decoded(piece, row) for row in range(len(kept))]
@@ -36,7 +37,7 @@ class Rows:
         return piece, list(piece.records), keys
 
     def mismatch(self, record: Any, column: str) -> str:
-        """What a column wants that got a value of another kind, in words of JSON; nothing if that is not it."""
+        """Return what a column wants, in words of JSON, if it got a value of another kind; empty otherwise."""
         if column not in self._types or not isinstance(record, dict):
             return ""
         return mismatch(self._types[column], record.get(column))
@@ -65,7 +66,7 @@ class Rows:
         )
 
     def _converted(self, piece: Piece, row: int, value: Any) -> Any:
-        """What JSON has no values for, such as times and bytes, are texts."""
+        """Convert texts in the place of values that JSON does not have, such as times and bytes."""
         if not isinstance(value, dict):
             raise InvalidArgument(
                 f"{piece.place(row)}: an object with the columns of the topic is wanted, not {shown(value)}"

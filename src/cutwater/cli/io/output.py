@@ -1,4 +1,4 @@
-"""Results on standard output: tables for people, JSON for programs."""
+"""Prints results on standard output: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 
 def show(value: object, render: RenderableType) -> None:
-    """The value itself for programs, what was made of it for people: whichever ``--output`` asks for."""
+    """Print the value for programs, or its rendering for people, as ``--output`` demands."""
     if Settings.is_json:
         print(encode(value).decode())
         return
     if isinstance(render, str):
         print(render)
         return
-    # Whoever has no table to show need not load what draws it.
+    # Imported only when there is a table to draw.
     from rich.console import Console  # noqa: PLC0415
 
-    # What goes into a file or a pipe is not folded to the width of a screen that is not there.
+    # In a file or a pipe, lines are not folded to the width of a screen.
     Console(width=None if sys.stdout.isatty() else 200).print(render)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> RenderableType:
-    """``title`` stands above it and may be wider than the table."""
+    """Make a table. ``title`` stands above it and may be wider than the table."""
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     made = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        # As plain text: what stands in brackets, such as an IPv6 address, is no markup.
+        # Plain text: brackets, as in an IPv6 address, must not be taken as markup.
         made.add_row(*(Text(text(cell)) for cell in row))
     return Group(Text(title), made) if title else made
 

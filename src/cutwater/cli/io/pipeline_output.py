@@ -1,4 +1,4 @@
-"""What is shown of a pipeline: a line that is renewed on a terminal, lines of JSON elsewhere."""
+"""Shows the progress of a pipeline: a line that is updated on a terminal, lines of JSON elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cutwater.jobs.messages import Progress
 from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NO_TIME
 
 QUIET_SECONDS = 10.0
-"""Whoever reads lines gets one for each micro-batch, and otherwise one every so often."""
+"""Lines of JSON come for each micro-batch, and otherwise at this interval."""
 _CLEAR = "\r\x1b[K"
 _HOW_TO_END = (
     "  Ctrl-C stops it. With --restart none the first failure ends it, with --restart fixed:attempts=3 the fourth."
@@ -23,7 +23,7 @@ _HOW_TO_END = (
 
 
 class Display:
-    """Shows changes and progress of a job as they come."""
+    """Shows changes and progress of a job as they happen."""
 
     def __init__(self) -> None:
         self._is_live = sys.stdout.isatty() and not Settings.is_json
@@ -69,7 +69,7 @@ class Display:
 
 
 def progress_line(progress: Progress) -> str:
-    """All of it in less than the width of a screen."""
+    """Format progress in less than the width of a screen."""
     lag = "?" if progress.lag_records is None else f"{progress.lag_records:,}"
     ago = max(0.0, time.time() - progress.checkpoint_at)
     return (
@@ -80,7 +80,7 @@ def progress_line(progress: Progress) -> str:
 
 
 def held_line(progress: Progress) -> str:
-    """The log stream that holds the watermark back, and since when."""
+    """Describe the log stream that holds the watermark back, and since when."""
     held = progress.held_by
     if held is None:
         return "nothing holds the watermark back"
@@ -100,7 +100,7 @@ def late_line(progress: Progress) -> str:
 
 
 def time_of_ms(value: int | None) -> str:
-    """Event time, which may be any number."""
+    """Format an event time, which may be any number."""
     if value is None or value <= NO_TIME:
         return "-"
     if value >= MAX_TIME:

@@ -1,4 +1,4 @@
-"""Records on standard output: a line each, for people, for ``jq``, or as they are.
+"""Prints records on standard output: a line each, for people, for ``jq``, or as they are.
 
 As JSON, bytes that are UTF-8 are text; others are base64, under the same name with ``_base64`` after it.
 """
@@ -47,7 +47,7 @@ RecordOutputOption = Annotated[
 
 
 def write_records(records: Iterable[Record], output: RecordOutput) -> None:
-    """All at once: whoever reads the other end sees them now."""
+    """Print all records at once and flush, so that a reader at the other end sees them now."""
     line = _LINES[output]
     out = sys.stdout.buffer
     out.write(b"".join([line(record) + b"\n" for record in records]))
@@ -55,7 +55,7 @@ def write_records(records: Iterable[Record], output: RecordOutput) -> None:
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """What is known of a record, as values that JSON has."""
+    """Return the properties of a record as values that JSON has."""
     told: dict[str, Any] = {
         "glsn": record.glsn,
         "llsn": record.llsn,
@@ -100,7 +100,7 @@ def _text(record: Record) -> bytes:
 
 
 def _shown(value: bytes) -> str:
-    """On one line, and without a character that would do something to a terminal."""
+    """Format on one line, without characters that would affect a terminal."""
     text = value.decode(errors="backslashreplace")
     if text.isprintable():
         return text

@@ -1,8 +1,9 @@
-"""Small appends that are under way at the same time travel together.
+"""Joins small concurrent appends into batches.
 
-While a batch is in flight, what comes meanwhile is collected into the next one; nothing waits when nothing is in
-flight. Each append keeps its own outcome: a part of the batch's positions, and its own deadline. One that is cancelled
-or too late before its batch was sent is left out of it; afterwards it is *unknown* like any other.
+While a batch is in flight, new appends are collected into the next one. Without a batch in flight, an append is sent at
+once. Each append keeps its own outcome (its share of the batch's positions) and its own deadline. An append that is
+cancelled or expires before its batch is sent is left out of the batch; afterwards its outcome is *unknown*, as for any
+other append.
 """
 
 from __future__ import annotations
@@ -27,21 +28,23 @@ from cutwater.runtime.deadlines import Deadline
 from cutwater.types import Ack, Batch, LogStreamId, TopicId
 
 IN_FLIGHT_MAX = 2
-"""Batches that one lane has under way: the next one is made while another is being written."""
+"""Batches that one lane has in flight: the next one is made while another is being written."""
 HANGING_MAX = 16
-"""The same with those that hang on storage nodes which do not answer, while other log streams take appends."""
+"""The same limit including batches that hang on silent storage nodes, while other log streams take appends."""
 PATIENCE_SECONDS = 0.05
-"""How long few appends wait for a batch in flight so that more may travel with them. It may hang on a dead node."""
+"""How long a few appends wait behind a batch in flight so that more can join them. That batch may hang on a dead
+node."""
 SMALL_BYTES = 64 * 1024
-"""An append up to this size may travel together with others."""
+"""Appends up to this size may share a batch."""
 LANE_BYTES_MAX = 16 * 1024 * 1024
-"""Beyond this, appends wait before they are taken in."""
+"""While more than this waits in a lane, further appends wait before the lane accepts them."""
 RECORD_COST_BYTES = 64
-"""What a record takes besides its values, about."""
+"""Approximate overhead of a record besides its values."""
 
 
 class Outcome(Protocol):
-    """Where the outcome of an append goes, once: a future, or something cheaper. If it is done before, nobody waits."""
+    """Receives the outcome of an append, once: a future, or something cheaper. If it is done before that, the caller
+    no longer waits."""
 
     def done(self) -> bool: ...
 
@@ -51,7 +54,7 @@ class Outcome(Protocol):
 
 
 class Waiting(Struct, eq=False):
-    """An append that has no outcome yet. ``at`` is its deadline in the time of the event loop, ``seconds`` after it was
+    """An append that has no outcome yet. ``at`` is its deadline in event loop time, ``seconds`` after the append was
     made."""
 
     part: Part
@@ -66,8 +69,8 @@ _deadline, _part = attrgetter("at"), attrgetter("part")
 
 
 class _Flight(Shipment, eq=False, kw_only=True):
-    """A batch under way. ``last`` is who waits longest: others may have less time, and whose is up gives up by
-    itself."""
+    """A batch in flight. ``last`` is the append with the latest deadline; appends with an earlier deadline expire on
+    their own."""
 
     group: list[Waiting]
     last: Waiting
@@ -84,7 +87,7 @@ class Lane:
         encode: Callable[[Sequence[Part]], Batch],
         bytes_max: int,
     ) -> None:
-        """``bytes_max`` may travel together."""
+        """``bytes_max``: the most bytes that share a batch."""
         self.topic = topic
         self._pin, self._shipping, self._encode, self._bytes_max = pin, shipping, encode, bytes_max
         self._loop = asyncio.get_running_loop()
@@ -95,12 +98,12 @@ class Lane:
         self._room.set()
         self._is_due = self._is_closed = False
         self._usual = 0
-        """How many appends travelled together lately."""
+        """How many appends shared a batch lately."""
         self._in_flight: set[_Flight] = set()
         self._retrying: set[asyncio.Task[None]] = set()
-        """Those of them that could not be sent at once."""
+        """Tasks for the batches in flight that could not be sent at once."""
         self._departed = 0.0
-        """When the last batch did."""
+        """When the last batch was sent, in event loop time."""
         self._patience: asyncio.TimerHandle | None = None
 
     @property
@@ -115,14 +118,14 @@ class Lane:
         return await future
 
     def begin(self, part: Part, count: int, size: int, seconds: float) -> tuple[asyncio.Future[Ack], float] | None:
-        """The same without waiting for anything: the outcome, and the deadline; None if there is no room."""
+        """Begin an append without waiting. Returns the outcome and the deadline, or None if there is no room."""
         loop = self._loop
         future: asyncio.Future[Ack] = loop.create_future()
         at = loop.time() + seconds
         return (future, at) if self.take(Waiting(part, count, size, at, seconds, future)) else None
 
     def take(self, waiting: Waiting) -> bool:
-        """Whether there was room for it. Then its outcome will be told."""
+        """Queue the append and return True, or return False if there is no room. A queued append gets an outcome."""
         if self._bytes > LANE_BYTES_MAX:
             return False
         if self._is_closed:
@@ -149,7 +152,7 @@ class Lane:
             ) from None
 
     def _expire(self, now: float) -> float:
-        """One timer for all: most get their outcome long before it fires."""
+        """Expire late appends with one timer for all: most have their outcome long before it fires."""
         earliest = _expire(self._queue, None, now)
         for flight in self._in_flight:
             earliest = min(earliest, _expire(flight.group, flight, now))
@@ -159,7 +162,7 @@ class Lane:
         self._is_closed = True
         _fail(self._queue, ClientClosed("the client was closed before this append was sent"))
         self._queue.clear()
-        # Those who wait for room are let in, to be told.
+        # Appends that wait for room are let in, so that they get the error.
         self._bytes = 0
         self._room.set()
         for task in self._retrying:
@@ -172,8 +175,9 @@ class Lane:
             self._patience.cancel()
 
     def _may_depart(self) -> bool:
-        """Nothing waits when nothing is in flight. Otherwise a batch has to be worth it: those whose batch was just
-        acknowledged come back one by one, and if each went by itself, none would travel together."""
+        """Return whether the next batch may be sent now. Without a batch in flight, it may. Otherwise it has to be
+        large enough: callers whose batch was just acknowledged append again one by one, and if each append were sent by
+        itself, none would share a batch."""
         if not self._in_flight:
             return True
         if not self._has_a_place():
@@ -181,8 +185,8 @@ class Lane:
         return len(self._queue) >= self._usual or self._loop.time() >= self._departed + PATIENCE_SECONDS
 
     def _has_a_place(self) -> bool:
-        """Whether another batch may be under way. A batch that hangs on a silent head does not count if another log
-        stream can be used."""
+        """Return whether another batch may be in flight. A batch that hangs on a silent head does not count if another
+        log stream can be used."""
         under_way = len(self._in_flight)
         if under_way < IN_FLIGHT_MAX:
             return True
@@ -191,7 +195,7 @@ class Lane:
         return has_place and self._shipping.has_way_around(self.topic, self._pin)
 
     def _be_patient(self) -> None:
-        """Look again when what is in flight has had its time."""
+        """Look again when ``PATIENCE_SECONDS`` have passed since the last batch was sent."""
         if self._patience is None and self._has_a_place():
             self._patience = self._loop.call_at(self._departed + PATIENCE_SECONDS, self._look_again)
 
@@ -200,7 +204,7 @@ class Lane:
         self._depart()
 
     def _depart_soon(self) -> None:
-        """Whoever appends in this turn of the event loop goes along."""
+        """Send a batch after this turn of the event loop, so that every append made in this turn joins it."""
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._depart)
@@ -217,7 +221,7 @@ class Lane:
             try:
                 is_sent = self._shipping.begin(flight, self.topic, self._pin, load, timeout_ms, answered)
             except Exception as error:
-                # Nobody foresaw it: there is no memory, or Arrow data of a caller is not what it says.
+                # An unexpected error, such as no memory, or malformed Arrow data from a caller.
                 self._arrived(flight)
                 _fail(flight.group, _broken(flight, error))
             else:
@@ -243,10 +247,10 @@ class Lane:
         return _Flight(group=group, last=max(group, key=_deadline), on_slow=self._depart_soon)
 
     def _load(self, flight: _Flight) -> Batch:
-        """Of those who have not given up meanwhile."""
+        """Encode the appends of the batch whose callers still wait."""
         flight.group = group = [waiting for waiting in flight.group if not waiting.outcome.done()]
         if not group:
-            raise ClientClosed("nobody waits for these appends any more")
+            raise ClientClosed("no caller waits for these appends any more")
         return self._encode(list(map(_part, group)))
 
     def _answered(self, flight: _Flight, outcome: Ack | CutwaterError) -> None:
@@ -261,7 +265,7 @@ class Lane:
 
     def _arrived(self, flight: _Flight) -> None:
         self._in_flight.discard(flight)
-        # Those who were just told may have more, and take their turn first.
+        # Callers that were just answered may append more, and run first.
         self._depart_soon()
 
     def _retry(self, flight: _Flight, error: CutwaterError | None) -> None:
@@ -270,7 +274,7 @@ class Lane:
         task.add_done_callback(self._retrying.discard)
 
     async def _deliver(self, flight: _Flight, error: CutwaterError | None) -> None:
-        """What takes more than one attempt, or has to wait for a connection."""
+        """Deliver a batch that takes more than one attempt or has to wait for a connection."""
         load, deadline = partial(self._load, flight), Deadline(flight.last.seconds, flight.last.at)
         try:
             ack = await self._shipping.ship(flight, self.topic, self._pin, load, None, deadline, error)
@@ -301,7 +305,8 @@ def _fail(group: Iterable[Waiting], error: Exception) -> None:
 
 
 def _expire(group: Iterable[Waiting], shipment: Shipment | None, now: float) -> float:
-    """Tell those whose time is up, and return whose is next. Without a ``shipment`` they are still in the queue."""
+    """Fail the appends whose deadline has passed, and return the next deadline. Without a ``shipment``, they are still
+    in the queue."""
     earliest = inf
     for waiting in group:
         if waiting.outcome.done():
@@ -324,7 +329,7 @@ def _late(seconds: float, shipment: Shipment | None) -> CutwaterError:
 
 
 def _broken(shipment: Shipment, error: Exception) -> Exception:
-    """What an error means that came from nowhere on the way."""
+    """Return the error for the callers when an unexpected exception occurred while sending."""
     return unknown(error) if shipment.may_have_arrived else error
 
 
@@ -337,4 +342,4 @@ def _interrupted(shipment: Shipment) -> CutwaterError:
 
 
 Lanes = dict[tuple[TopicId, LogStreamId | None, int], Lane]
-"""By topic, log stream and number of the schema."""
+"""Lanes by topic, log stream and number of the schema."""

@@ -1,4 +1,4 @@
-"""Declarations of a watermark or of idleness: with records, or by themselves to one log stream or to all of a topic."""
+"""Declares a watermark or idleness: with records, or alone to one log stream or to all log streams of a topic."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from cutwater.runtime.deadlines import Deadline
 from cutwater.types import Ack, Batch, BatchKind, EventTime, LogStreamId
 
 DECLARATION_BYTES = 128
-"""About the room of a declaration in a producer's buffer."""
+"""Approximate room that a declaration takes in a producer's buffer."""
 
 
 class Declared(Struct, frozen=True):
-    """A declaration: no record with an earlier event time than ``watermark`` follows in the log stream; the log
-    stream is ``idle`` until its next entry."""
+    """A declaration: no later record of the log stream has an event time before ``watermark``; the log stream is
+    ``idle`` until its next entry."""
 
     watermark: EventTime | None = None
     idle: bool = False
 
     def with_records(self, batch: Batch) -> Batch:
-        """The batch, which declares this at its end."""
+        """Return the batch with this declaration at its end."""
         return structs.replace(batch, declared=self.watermark, idle=self.idle)
 
     def alone(self) -> Batch:
-        """An entry of its own, without a record."""
+        """Return an entry that holds only the declaration and no record."""
         zero, kind = EventTime(0), BatchKind.DECLARATION
         return Batch(1, b"", 0, zero, zero, kind, declared=self.watermark, idle=self.idle)
 
 
 def declared_of(watermark: Time | None, idle: Any) -> Declared | None:
-    """What a caller declares; None if nothing."""
+    """Return the caller's declaration, or None if there is none."""
     if type(idle) is not bool:
         raise InvalidArgument(f"idle= is True or False, not {idle!r}")
     if watermark is None:
@@ -47,7 +47,7 @@ def declared_of(watermark: Time | None, idle: Any) -> Declared | None:
 
 
 def required(watermark: Time | None, idle: Any) -> Declared:
-    """The same for a call that has nothing else to say."""
+    """Return the caller's declaration; raise if there is none. For calls that do nothing else."""
     declared = declared_of(watermark, idle)
     if declared is None:
         raise InvalidArgument("nothing is declared: give watermark=, idle=True or both")
@@ -61,7 +61,7 @@ class Declarations:
         self._catalogs, self._shipping = catalogs, shipping
 
     async def declare(self, name: str, declared: Declared, pin: LogStreamId | None, deadline: Deadline) -> list[Ack]:
-        """To the log stream ``pin``, or to every one of the topic that is not sealed for good."""
+        """Append to the log stream ``pin``, or to every log stream of the topic that is not sealed permanently."""
         view = await self._catalogs.fresh(deadline)
         topic = await self._catalogs.topic(name, deadline)
         if pin is not None:
@@ -81,7 +81,7 @@ class Declarations:
 
 
 def _raise_first(streams: Sequence[StreamInfo], outcomes: Sequence[Ack | BaseException]) -> None:
-    """If a log stream has not got the declaration, say which ones have: it is safe to declare the same again."""
+    """Raise the first failure, and say which log streams have the declaration: declaring it again is safe."""
     failed = {
         info.stream: outcome
         for info, outcome in zip(streams, outcomes, strict=True)

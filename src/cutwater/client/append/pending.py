@@ -1,10 +1,10 @@
-"""Appends without an answer yet: silence is evidence, and a catalog with another epoch ends the waiting.
+"""Watches appends that have no answer yet. Silence is evidence, and a catalog with another epoch ends the waiting.
 
-A storage node that hangs keeps its connections, so nothing but its silence tells. An append without an answer for
-``SLOW_SECONDS``, or one whose time is up, makes the client complain to the metadata repository, which then probes the
-node, and look at the catalog until the node has answered or has been left out. Meanwhile other log streams are
-preferred. When the catalog shows that the epoch of an append has ended, ``core.append_fate`` tells what became of it:
-if it certainly was not taken, it may be sent again; otherwise it is *unknown*.
+A storage node that hangs keeps its connections, so only its silence shows that it hangs. When an append gets no answer
+for ``SLOW_SECONDS``, or reaches its deadline, the client reports the node to the metadata repository, which then probes
+the node. The client also fetches the catalog until the node has answered or has been left out. Meanwhile new appends
+prefer other log streams. When the catalog shows that the epoch of an append has ended, ``core.append_fate`` tells what
+became of it: if it certainly was not taken, it may be sent again; otherwise it is *unknown*.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from cutwater.runtime.deadlines import SLOW_SECONDS
 from cutwater.types import LLSN, LogStreamId
 
 LOOK_SECONDS = 0.1
-"""How often it is looked whether there is such an append."""
+"""Interval of the check for appends without an answer."""
 AVOIDED_SECONDS = 1.0
 """For this long after the last evidence, new appends prefer other log streams."""
 
 
 class Pending(Struct, eq=False):
-    """An append, or a connection for one, that waits for its head. ``known_end``: None if nothing was sent yet.
-    ``end`` is called at most once: with ``StreamSealed`` if it certainly was not taken, else with ``AppendUnknown``."""
+    """An append, or a connection for one, that waits for its head. ``known_end`` is None if nothing was sent yet.
+    ``end`` is called at most once: with ``StreamSealed`` if the append certainly was not taken, else with
+    ``AppendUnknown``."""
 
     info: StreamInfo
     known_end: LLSN | None
@@ -40,7 +41,7 @@ class Pending(Struct, eq=False):
     on_slow: Callable[[], None] | None = None
     is_slow: bool = False
     ended_at: float | None = None
-    """When it was first seen that its epoch has ended."""
+    """When the end of its epoch was first noticed."""
 
 
 class PendingAppends:
@@ -50,9 +51,9 @@ class PendingAppends:
         self._waiting: set[Pending] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.avoided: dict[LogStreamId, float] = {}
-        """Log streams whose heads do not answer, and until when they are avoided."""
+        """Log streams whose heads do not answer, and the time until which each is avoided."""
         self._ends: dict[LogStreamId, LLSN] = {}
-        """Up to which LLSN each log stream is known, from acknowledgements, to be committed."""
+        """The LLSN up to which each log stream is committed, as known from acknowledgements."""
         catalogs.listeners.add(self._take_catalog)
 
     def add(self, pending: Pending) -> None:
@@ -61,17 +62,17 @@ class PendingAppends:
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def discard(self, pending: Pending) -> None:
-        """It has its answer, or its caller has given up."""
+        """Stop watching an append that has its answer or whose caller has given up."""
         self._waiting.discard(pending)
 
     def blame(self, info: StreamInfo) -> None:
-        """The head of a log stream has not answered in time."""
+        """Avoid and report the head of a log stream, which has not answered in time."""
         self.avoided[info.stream] = self._loop.time() + AVOIDED_SECONDS
         self._nodes.unreachable(info.stream, info.chain[0])
         self._catalogs.look()
 
     def taken(self, answer: AppendAnswer) -> None:
-        """An append is in the log."""
+        """Note that an append is in the log."""
         ack = answer.ack
         stream, end = ack.stream, ack.llsn + ack.count - 1
         if end > self._ends.get(stream, 0):
@@ -82,7 +83,7 @@ class PendingAppends:
             self._catalogs.heard(answer.revision)
 
     def known_end(self, info: StreamInfo) -> LLSN:
-        """An LLSN of the log stream that is certainly committed."""
+        """Return an LLSN of the log stream that is certainly committed."""
         return max(info.committed_end, self._ends.get(info.stream, info.committed_end))
 
     def is_avoided(self, stream: LogStreamId) -> bool:
@@ -119,9 +120,9 @@ class PendingAppends:
             self._settle(pending, view)
 
     def _settle(self, pending: Pending, view: View) -> None:
-        """End the waiting if the epoch is over. A head that is well tells more than the catalog, and soon: unless the
-        append certainly was not taken, it is left to a head that has not been silent for long, or that is still in the
-        chain."""
+        """End the waiting if the epoch is over. A healthy head soon answers, and knows more than the catalog. So unless
+        the append certainly was not taken, keep waiting while its head has not been silent for long, or is still in the
+        chain and the end of the epoch was noticed only recently."""
         sent, info = pending.info, view.streams.get(pending.info.stream)
         known_end = LLSN(1 << 62) if pending.known_end is None else pending.known_end
         fate = fate_of(info, sent.epoch, known_end)

@@ -1,9 +1,8 @@
-"""What was appended by itself and travels together: parts of a batch, how they become its body, and which of its
-positions they get.
+"""Parts of a batch: appends that share it, how they become its body, and which of its positions each one gets.
 
-Most records are plain: a value, perhaps a key, no headers. A body of those is put together here from the bytes as they
-came, because making an Arrow batch of a few records costs many times what the records cost. It is what Arrow would
-write; everything else is left to Arrow.
+Most records are plain: a value, perhaps a key, no headers. This module assembles the body of plain records from their
+bytes, because making an Arrow batch of a few records costs many times as much as the records. The body has the same
+bytes that Arrow would write; Arrow writes all other bodies.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from cutwater.types import GLSN, LLSN, Ack
 
 
 class Single(Struct, frozen=True):
-    """One record of key and value that was checked; it becomes Arrow together with its neighbours."""
+    """One checked record of key and value; it becomes Arrow data together with its neighbours."""
 
     value: bytes
     key: bytes | None
@@ -37,9 +36,9 @@ _Buffer: TypeAlias = bytes | memoryview
 
 
 class Values(Struct, frozen=True):
-    """Records that are nothing but values, all with the same event time. ``data`` holds one after the other.
-    ``offsets`` say where each of them begins and the last one ends, as Arrow has it; the first begins at ``start``, as
-    they may have been cut out of something larger."""
+    """Records that are only values, all with the same event time. ``data`` holds the values one after the other.
+    ``offsets`` hold where each value begins and where the last one ends, as in Arrow. The first begins at ``start``,
+    which is not zero if the values were cut out of a larger array."""
 
     offsets: _Buffer
     data: _Buffer
@@ -49,8 +48,9 @@ class Values(Struct, frozen=True):
 
 
 def values_of(values: pa.Array, timestamp: int, owned_bytes_max: int = 0) -> Values | None:
-    """Of an Arrow array of bytes without nulls, in its memory, or ``owned`` if there is no more than that. None if that
-    is not all there, or empty; the offsets in between are not looked at."""
+    """Return the values of an Arrow array of bytes without nulls. They share the array's memory, or are copied if they
+    take at most ``owned_bytes_max``. Returns None if the array is empty or its buffers are too short; the offsets
+    between the first and the last are not checked."""
     at, count = values.offset, len(values)
     _, offsets, data = values.buffers()
     found = memoryview(offsets or b"")[4 * at : 4 * (at + count + 1)]
@@ -67,7 +67,7 @@ def values_of(values: pa.Array, timestamp: int, owned_bytes_max: int = 0) -> Val
 
 
 def are_in_order(part: Values) -> bool:
-    """Whether no value ends before it begins."""
+    """Return whether no value ends before it begins."""
     return plain_bodies.are_in_order(part.offsets, part.count, part.start + len(part.data), part.start)
 
 
@@ -75,8 +75,8 @@ Part: TypeAlias = Single | Values | pa.RecordBatch
 
 
 def owned(part: Part) -> Part:
-    """The same in memory of its own. What is taken in waits until it leaves together with others, and whoever appends
-    NumPy, pandas or Arrow data may write to that memory meanwhile."""
+    """Return the part in memory of its own. A part waits until its batch is sent, and a caller that appends NumPy,
+    pandas or Arrow data may write to that memory meanwhile."""
     if isinstance(part, Single):
         return part
     if isinstance(part, Values):
@@ -85,12 +85,12 @@ def owned(part: Part) -> Part:
 
 
 def _copied(array: pa.Array) -> pa.Array:
-    # Of a single array Arrow would give back the same memory.
+    # For a single array, ``concat_arrays`` would return the same memory.
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
 class Joined(NamedTuple):
-    """One record batch, and the smallest and the largest event time in it, if they are known."""
+    """One record batch, and the smallest and the largest event time in it, if known."""
 
     rows: pa.RecordBatch
     times: tuple[int, int] | None
@@ -105,7 +105,7 @@ _count = attrgetter("count")
 
 
 def shares(ack: Ack, parts: Sequence[Counted]) -> list[Ack]:
-    """The positions of each part of an acknowledged batch, in their order."""
+    """Return the positions of each part of an acknowledged batch, in the order of the parts."""
     if len(parts) == 1:
         return [ack]
     counts = list(map(_count, parts))
@@ -114,7 +114,7 @@ def shares(ack: Ack, parts: Sequence[Counted]) -> list[Ack]:
 
 
 def joined(parts: Sequence[Part]) -> Joined:
-    """All parts as one record batch, in their order."""
+    """Return all parts as one record batch, in their order."""
     runs = [_of_run(kind, list(run)) for kind, run in groupby(parts, type)]
     if len(runs) == 1:
         return runs[0]
@@ -122,7 +122,7 @@ def joined(parts: Sequence[Part]) -> Joined:
 
 
 def _of_run(kind: type, run: list[Any]) -> Joined:
-    """Parts that are alike become Arrow together, which costs little more than one of them."""
+    """Convert parts of one kind to Arrow together, which costs little more than converting one of them."""
     if kind is Single:
         return _of_singles(run)
     if kind is Values:
@@ -131,7 +131,7 @@ def _of_run(kind: type, run: list[Any]) -> Joined:
 
 
 def _of_singles(singles: list[Single]) -> Joined:
-    """Nothing has to be checked any more, so this is much less than ``to_batch`` does."""
+    """Convert singles, which are already checked, so this does much less than ``to_batch``."""
     times = array("q", [single.timestamp for single in singles])
     keys = [single.key for single in singles]
     key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
@@ -157,8 +157,8 @@ def _first_and_last(run: Sequence[Values]) -> tuple[int, int]:
 
 
 def _values_column(run: Sequence[Values]) -> _Column:
-    """Each part's offsets are moved to where its data comes to lie. Of all parts at once: as numbers they are one large
-    number, and so is what is added to each."""
+    """Join the values of all parts, and shift the offsets of each part to the place of its data. The offsets of all
+    parts are treated as one large integer, so that one addition shifts them all."""
     data = [one.data for one in run]
     if len(run) == 1 and not run[0].start:
         return run[0].offsets, data, len(data[0])
@@ -170,13 +170,13 @@ def _values_column(run: Sequence[Values]) -> _Column:
 
 
 def _of_each(run: Sequence[Values], numbers: Sequence[int]) -> int:
-    """The number of each part, once for each of its values."""
+    """Repeat the number of each part once for each of its values, and return the result as one large integer."""
     each = [_OFFSET.pack(number) * one.count for one, number in zip(run, numbers, strict=True)]
     return int.from_bytes(b"".join(each), "little")
 
 
 def _key_value(keys: pa.Array, values: pa.Array, times: pa.Buffer) -> pa.RecordBatch:
-    """Without headers."""
+    """Make a record batch without headers."""
     count = len(values)
     stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, times])
     return pa.RecordBatch.from_arrays([keys, values, stamps, no_values(count, HEADERS)], schema=KEY_VALUE)
@@ -189,7 +189,7 @@ _BINARY = pa.binary()
 
 
 class Plain(Struct, frozen=True):
-    """The body of a batch of plain records, how many they are, and the smallest and the largest event time."""
+    """The body of a batch of plain records, the number of records, and the smallest and the largest event time."""
 
     body: bytes
     records: int
@@ -197,7 +197,7 @@ class Plain(Struct, frozen=True):
 
 
 def plain_body(parts: Sequence[Part]) -> Plain | None:
-    """The body of these records, or None if it takes Arrow: the bytes of ``joined(parts).rows.serialize()``."""
+    """Return the body of these records, equal to ``joined(parts).rows.serialize()``, or None if it needs Arrow."""
     first = parts[0]
     if len(parts) == 1 and type(first) is Single and first.key is None:
         return _plain_value(first)
@@ -208,8 +208,8 @@ def plain_body(parts: Sequence[Part]) -> Plain | None:
 
 
 def _plain_value(single: Single) -> Plain:
-    """One record without a key, as most who wait for each of theirs have it: all of its columns but the value are known
-    beforehand."""
+    """Return the body of one record without a key, the usual batch of a caller that waits for each append. All columns
+    except the value are known beforehand."""
     value, time = single.value, single.timestamp
     size = len(value)
     columns = _NO_KEY, _ENDS.pack(0, size), value, _PADDING[size % 8], _NUMBER.pack(time), _NO_HEADERS
@@ -235,7 +235,7 @@ def _plain_values(run: Sequence[Any]) -> Plain:
 
 
 _Column: TypeAlias = "tuple[_Buffer | array[int], Sequence[_Buffer], int]"
-"""Where each value begins, and the last one ends; all of them, in pieces; and their bytes."""
+"""The offsets (where each value begins, and where the last one ends); the values in pieces; and their total bytes."""
 
 
 def _column(values: list[bytes]) -> _Column:
@@ -248,7 +248,7 @@ def _no_keys(count: int) -> _Column:
 
 
 def _bits(values: list[bytes | None], missing: int) -> bytes:
-    """Which of the values are there; nothing if all are."""
+    """Return a bitmap of the values that are not None; empty if none is missing."""
     if not missing:
         return b""
     there = sum(1 << i for i, value in enumerate(values) if value is not None) if missing < len(values) else 0
@@ -259,16 +259,16 @@ _PADDING = [bytes(-size % 8) for size in range(8)]
 _NUMBER = struct.Struct("<q")
 _OFFSET = struct.Struct("<i")
 _ENDS = struct.Struct("<2i")
-"""Where one value begins, and where it ends."""
+"""Begin and end of one value."""
 _NO_KEY = bytes(8 + 8)
-"""That it is not there, and its ends."""
+"""Validity bitmap and offsets of a missing key."""
 _NO_HEADERS = bytes(no_headers_bytes(1))
 
 
 def _body(
     count: int, missing: int, bits: bytes, keys: _Column, values: _Column, times: Sequence[bytes | array[int]]
 ) -> bytes:
-    """``bits`` say which keys are there. Every buffer begins at a multiple of eight."""
+    """Assemble a body. ``bits`` is the validity bitmap of the keys. Every buffer begins at a multiple of eight."""
     key_offsets, key_pieces, keys_bytes = keys
     offsets, pieces, values_bytes = values
     offsets_rest = _PADDING[(4 * count + 4) % 8]

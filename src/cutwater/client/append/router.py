@@ -1,5 +1,5 @@
-"""From what a caller gives to the way it takes: small appends together with others, large ones and those with a
-condition by themselves."""
+"""Decides how an append is sent: small appends share a batch with others; large ones, and those with a condition, go
+alone."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from cutwater.types import LLSN, Ack, Batch, LogStreamId
 
 LANES_MAX = 256
 RECORD_BYTES = 16
-"""What one record adds to its value, about, or a batch to all of its values and their offsets."""
+"""Approximate overhead of one record, or of a batch of values with their offsets."""
 TIME_BYTES = 8
-"""What an event time adds to a record."""
+"""Bytes that an event time adds to a record."""
 _PLAIN = (str, bytearray, memoryview, bytes)
 _ONLY_VALUES = ["value"]
 
 Prepare = Callable[[Records, Any, Any, Any], tuple[Part, int, int]]
-"""From records, key, timestamp and headers to something that can become part of a batch: rows, records, bytes."""
+"""Turns records, key, timestamp and headers into a part of a batch, its number of records, and its bytes."""
 
 
 def check_stream(stream: object) -> LogStreamId:
@@ -78,8 +78,8 @@ class Given:
 
 
 class AppendVisit(Visit[Ack]):
-    """A small append of a thread that waits; it is the outcome that its lane tells. ``enter`` finds the lane, if this
-    is the way for it."""
+    """A small append of a thread that waits. It is itself the outcome that its lane sets. ``enter`` returns the lane,
+    or None if the append has to be made as a coroutine."""
 
     __slots__ = ("_ack", "_count", "_enter", "_error", "_is_done", "_part", "_seconds", "_size")
 
@@ -97,11 +97,11 @@ class AppendVisit(Visit[Ack]):
             if lane is None or not lane.take(Waiting(self._part, self._count, self._size, at, self._seconds, self)):
                 raise NotThisWay
         except Exception as error:
-            # Whoever waits has to hear of it, whatever it is.
+            # The waiting thread must get any error.
             self.set_exception(error)
 
     def give_up(self) -> None:
-        """If it was not sent, it is left out."""
+        """Give the append up. If it was not sent, its batch leaves it out."""
         self._is_done = True
 
     def done(self) -> bool:
@@ -117,7 +117,7 @@ class AppendVisit(Visit[Ack]):
 
     def result(self) -> Ack:
         if isinstance(self._error, NotFound):
-            # It is certain that nothing was appended. The name may mean another topic by now.
+            # Nothing was appended. The name may mean another topic by now.
             raise NotThisWay
         if self._error is not None:
             raise self._error
@@ -140,7 +140,7 @@ class Appends:
         self._lanes: Lanes = {}
         self._view = catalogs.view
         self._plain_lanes: dict[tuple[str, LogStreamId | None], Lane] = {}
-        """By topic and log stream, as long as ``_view`` is the catalog."""
+        """Lanes by topic and log stream. Valid as long as ``_view`` is the catalog."""
 
     async def close(self) -> None:
         for lane in self._lanes.values():
@@ -150,10 +150,10 @@ class Appends:
     def begin(
         self, topic: str, records: Records, key: Any, timestamp: Any, stream: int | None, seconds: float
     ) -> tuple[asyncio.Future[Ack], float] | None:
-        """Take an append in that is small and plain, if there is room: its outcome, and its deadline. None if it has to
-        go the long way; then nothing was done."""
+        """Accept a small and plain append, if there is room. Returns its outcome and its deadline, or None if it needs
+        ``append``; then nothing was done."""
         if type(records) is bytes and key is None and timestamp is None and stream is None:
-            # What most appends are. The same as below, in fewer steps.
+            # The most common append. Does the same as the code below in fewer steps.
             lane = self._plain_lanes.get((topic, None))
             size = len(records) + RECORD_BYTES
             if lane is not None and size <= self._small_bytes and self._catalogs.view is self._view:
@@ -173,7 +173,7 @@ class Appends:
         try:
             return await self._append(info, given, deadline)
         except NotFound:
-            # It is certain that nothing was appended. The name may mean another topic by now.
+            # Nothing was appended. The name may mean another topic by now.
             found = self._catalogs.view.topics.get(topic)
             if found is None or found.topic == info.topic:
                 raise
@@ -182,7 +182,8 @@ class Appends:
     def quick(
         self, topic: str, records: Records, key: Any, timestamp: Any, stream: int | None, seconds: float
     ) -> Visit[Ack] | None:
-        """See ``AsyncClient._quick_append``. Called from any thread, so nothing is changed before the visit begins."""
+        """See ``AsyncClient._quick_append``. Any thread may call this, so it changes nothing before the visit
+        begins."""
         info = self._catalogs.view.topics.get(topic)
         if info is None or info.schemas:
             return None
@@ -193,7 +194,7 @@ class Appends:
         return AppendVisit(partial(self._enter, topic, pin), part, count, size, seconds)
 
     def _enter(self, topic: str, pin: LogStreamId | None) -> Lane | None:
-        """The lane for records of key and value, if the topic is known and has such records."""
+        """Return the lane for records of key and value, or None if the topic is unknown or has a schema."""
         if self._catalogs.view is not self._view:
             self._view = self._catalogs.view
             self._plain_lanes.clear()
@@ -242,7 +243,8 @@ class Appends:
         return await self._shipping.ship(Shipment(), info, given.stream, lambda: batch, condition, deadline)
 
     def preparing(self, schema: TopicSchema) -> Prepare:
-        """For a producer. What cannot be sent at all is refused at once, not when its turn comes."""
+        """Return a function that prepares records for a producer. It refuses at once what cannot be sent at all, not
+        when its turn comes."""
         is_typed = schema.is_typed
 
         def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[Part, int, int]:
@@ -267,8 +269,8 @@ class Appends:
         return encode_parts(parts, schema, now_us, limits=self.limits, compression=self._compression)
 
     def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[Part | None, int, int]:
-        """Records of key and value that need no closer look, their number and size; None if they do. Those that are
-        small have memory of their own."""
+        """Return plain records of key and value as a part, their number and size, or a part of None if they need a full
+        conversion. Small parts own their memory."""
         if type(records) is bytes:
             value = records
         elif isinstance(records, _PLAIN):
@@ -291,7 +293,7 @@ class Appends:
         return Single(value, key, timestamp), 1, size
 
     def _values(self, records: Any) -> tuple[Part | None, int, int]:
-        """The values of Arrow data that has nothing else and nothing wrong with it, however many they are."""
+        """Return the values of Arrow data that has no other column and no errors, however many they are."""
         if isinstance(records, pa.RecordBatch):
             if records.schema.names != _ONLY_VALUES:
                 return None, 0, 0
@@ -301,7 +303,7 @@ class Appends:
         part = values_of(records, time_ns() // 1_000, self._small_bytes - RECORD_BYTES)
         if part is None:
             return None, 0, 0
-        # What ``nbytes`` says, for a fiftieth of its cost.
+        # The same number as ``nbytes``, for a fiftieth of its cost.
         size = len(part.data) + len(part.offsets) + RECORD_BYTES
         if size <= self._small_bytes:
             return (part, part.count, size) if are_in_order(part) else (None, 0, 0)
@@ -309,7 +311,8 @@ class Appends:
         return (part, part.count, size) if self._is_plain_large(records) else (None, 0, 0)
 
     def _is_plain_large(self, values: pa.Array) -> bool:
-        """Whether what is not small can do without Arrow: nothing is compressed, and no record is too large."""
+        """Return whether a part that is not small can be encoded without Arrow: it is not compressed, and no record is
+        too large."""
         if self._compression is not None:
             return False
         return (
@@ -330,7 +333,7 @@ class Appends:
 
 
 def _bytes(value: str | bytearray | memoryview | bytes) -> bytes:
-    """A copy that stays as it is."""
+    """Return an immutable copy."""
     if not isinstance(value, str):
         return bytes(value)
     try:

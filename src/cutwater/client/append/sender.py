@@ -1,8 +1,8 @@
-"""Appends without a producer: each has a definite outcome, and none is ever sent twice.
+"""Sends appends without a producer: each has a definite outcome, and none is ever sent twice.
 
 An append is *acknowledged*, *failed* (it will never appear), or *unknown* (``AppendUnknown``). As long as a failure is
-certain, because nothing was sent or whoever got it refused it, the same batch may be tried again, on another log stream
-too, until the caller's time is up. Once a batch may have arrived, nothing more is done with it, unless it turns out
+certain, because nothing was sent or the storage node refused the batch, the same batch may be tried again, on another
+log stream too, until the caller's deadline. Once a batch may have arrived, it is not sent again, unless it turns out
 that it certainly was not taken: see ``client.append.pending``.
 """
 
@@ -47,23 +47,24 @@ RETRY_SECONDS_MAX = 0.5
 
 
 def is_definite(error: CutwaterError) -> bool:
-    """Whether an append that got this error from a storage node, or on the way to it, will certainly never appear."""
+    """Return whether an append that failed with this error, at a storage node or before it, will never appear."""
     if isinstance(error, ConnectionLost):
         return not error.outcome_unknown
     refused = (Refused, InvalidArgument, NotFound, ReadOnly, ResourceExhausted, SequenceError)
-    # A node that is closing, or has no such replica open, says plainly that it is unavailable: before it took anything.
+    # A closing node, or one without an open replica of the log stream, answers plain ``Unavailable`` before it takes
+    # anything.
     return isinstance(error, refused) or type(error) is Unavailable
 
 
 def may_go_elsewhere(error: CutwaterError) -> bool:
-    """Whether another log stream, or the same one a little later, may take what was refused with this error."""
+    """Return whether another log stream, or the same one a little later, may take an append refused with this error."""
     return isinstance(error, StreamSealed | WrongEpoch | NotFound | Unavailable) or type(error) is Refused
 
 
 class Shipment(Struct, eq=False):
-    """A batch on its way. ``may_have_arrived`` is what decides between *failed* and *unknown* when time is up, and
-    ``trouble`` says why it was not appended so far. ``failed`` are the log streams that did not take it. ``is_slow``:
-    its head has not answered for a while; ``on_slow`` is told when that begins."""
+    """A batch that is being sent. ``may_have_arrived`` decides between *failed* and *unknown* at the deadline, and
+    ``trouble`` says why the batch was not appended so far. ``failed`` are the log streams that did not take it.
+    ``is_slow``: its head has not answered for a while; ``on_slow`` is called when that begins."""
 
     may_have_arrived: bool = False
     trouble: str = ""
@@ -73,8 +74,8 @@ class Shipment(Struct, eq=False):
 
 
 Load = Callable[[], Batch]
-"""Gives a batch, at each attempt anew: whoever was told meanwhile that nothing was appended must not be in it any
-more."""
+"""Encodes a batch, anew for each attempt: an append whose caller was meanwhile told that nothing was appended must not
+be in it any more."""
 
 
 class Shipping:
@@ -87,7 +88,7 @@ class Shipping:
         self._random = Random()
         self._turns: dict[TopicId, int] = {}
         self._reasons: dict[TopicId, str] = {}
-        """Why a topic took no appends when that was last asked for."""
+        """Why a topic took no appends when the leader was last asked."""
 
     def begin(
         self,
@@ -98,8 +99,9 @@ class Shipping:
         timeout_ms: int,
         on_outcome: Callable[[Ack | CutwaterError], None],
     ) -> bool:
-        """What ``ship`` does first, if it can be done at once, without a task and in fewer turns of the event loop.
-        Whether it was sent; then ``on_outcome`` is told what came of it, and ``ship`` goes on if it ``may_retry``."""
+        """Try the first step of ``ship`` at once, without a task and in fewer turns of the event loop. Returns whether
+        the batch was sent. If so, ``on_outcome`` is called with the outcome, and ``ship`` goes on if it
+        ``may_retry``."""
         try:
             info = self._choose(topic, pin, shipment.failed)
             if isinstance(info, CutwaterError):
@@ -111,17 +113,17 @@ class Shipping:
             batch = load()
             arguments = _arguments(info, batch)
         except CutwaterError:
-            # Nothing was sent, so whatever it is will be found once more by ``ship``, which knows what to do.
+            # Nothing was sent, so ``ship`` will meet the same error and handle it.
             return False
 
-        # If something goes wrong in the midst of it, nobody can tell what has left.
+        # If sending fails halfway, it is not known what has left.
         shipment.may_have_arrived = True
         try:
             self._dispatch(shipment, info, address, connection, arguments, batch, timeout_ms, on_outcome)
         except CutwaterError as error:
             shipment.may_have_arrived = False
             if isinstance(error, ConnectionLost):
-                # It takes no more calls, because its peer is closing: ``ship`` makes another one.
+                # The connection takes no more calls, because its peer is closing: ``ship`` makes another one.
                 self._nodes.drop(address, connection)
             return False
         self._next_turn(topic, pin)
@@ -138,8 +140,8 @@ class Shipping:
         timeout_ms: int,
         on_outcome: Callable[[Ack | CutwaterError], None],
     ) -> Callable[[], None]:
-        """Send, and have the outcome told, unless the function is called that is returned. If it raises, nothing was
-        sent."""
+        """Send a batch, and call ``on_outcome`` unless the returned function, which cancels, is called first. If this
+        raises, nothing was sent."""
 
         def answered(outcome: Received[AppendAnswer] | CutwaterError) -> None:
             waiting.discard(pending)
@@ -185,7 +187,7 @@ class Shipping:
         deadline: Deadline,
         error: CutwaterError | None = None,
     ) -> Ack:
-        """To the log stream ``pin``, or to any open one of the topic. ``error``: what came of it before."""
+        """Send to the log stream ``pin``, or to any open one of the topic. ``error``: how an earlier attempt failed."""
         wait = RETRY_SECONDS_MIN
         if pin is not None and pin not in self._catalogs.view.streams:
             await self._catalogs.fresh(deadline)
@@ -225,7 +227,7 @@ class Shipping:
             connection = self._nodes.ready(address)
             if connection is None:
                 connection = await self._connected(topic, pin, info, address, deadline)
-            # From here on nothing is waited for until it is sent, so nobody in it can give up in between.
+            # There is no await from here until the batch is sent, so no append in it can be given up in between.
             batch = load()
             arguments = _arguments(info, batch, if_llsn)
             shipment.may_have_arrived = True
@@ -248,8 +250,8 @@ class Shipping:
     async def _connected(
         self, topic: TopicInfo, pin: LogStreamId | None, info: StreamInfo, address: str, deadline: Deadline
     ) -> Connection:
-        """A connection to the head, unless the log stream gets another one meanwhile. If it takes long, another log
-        stream is used, if there is one. Nothing is sent here."""
+        """Connect to the head, unless the log stream gets another head meanwhile. If connecting is slow, give up in
+        favour of another log stream, if there is one. Nothing is sent here."""
         given_up: asyncio.Future[CutwaterError] = self._loop.create_future()
 
         def give_up(error: CutwaterError) -> None:
@@ -276,7 +278,7 @@ class Shipping:
     def _failed(
         self, shipment: Shipment, info: StreamInfo, address: str, connection: Connection | None, error: CutwaterError
     ) -> CutwaterError:
-        """What the failure of an attempt means for those who wait."""
+        """Return the error that the callers get when an attempt failed."""
         if isinstance(error, ConnectionLost):
             if connection is not None:
                 self._nodes.drop(address, connection)
@@ -292,9 +294,9 @@ class Shipping:
     def _choose(
         self, topic: TopicInfo, pin: LogStreamId | None, failed: frozenset[LogStreamId]
     ) -> StreamInfo | CutwaterError:
-        """An open log stream, or why there is none now. Raises if there never will be one. Of several it is the one
-        whose turn it is, until the turn is taken: if ``begin`` cannot send to it at once, ``ship`` makes the connection
-        that it lacks, instead of going to the next one, which may have its own."""
+        """Choose an open log stream, or return why there is none now. Raises if there never will be one. Log streams
+        take turns, and a turn lasts until ``_next_turn``: if ``begin`` cannot send at once, ``ship`` connects to the
+        same log stream, instead of going to the next one, which may have a connection already."""
         view = self._catalogs.view
         if topic.topic not in view.names:
             raise NotFound(f"topic {topic.name!r} was deleted")
@@ -310,7 +312,7 @@ class Shipping:
             return info
         streams = [info for info in view.streams_of(topic.topic) if info.is_open and info.chain]
         if failed:
-            # One that has just failed is tried again when there is no other.
+            # A log stream that has just failed is tried again when there is no other.
             streams = [info for info in streams if info.stream not in failed] or streams
         if self._pending.avoided:
             streams = [info for info in streams if not self._pending.is_avoided(info.stream)] or streams
@@ -323,7 +325,7 @@ class Shipping:
         return streams[turn % len(streams)]
 
     def has_way_around(self, topic: TopicInfo, pin: LogStreamId | None) -> bool:
-        """Whether an append that names no log stream can go to one whose head is not known to be silent."""
+        """Return whether an append that names no log stream can go to one whose head is not known to be silent."""
         streams = self._catalogs.view.streams_of(topic.topic) if pin is None else ()
         return any(info.is_open and info.chain and not self._pending.is_avoided(info.stream) for info in streams)
 
@@ -335,7 +337,7 @@ class Shipping:
             self._turns[topic.topic] += 1
 
     async def _look_again(self, topic: TopicInfo, error: CutwaterError, wait: float, deadline: Deadline) -> None:
-        """Wait a little; the catalog may say something else by then."""
+        """Wait a little and fetch the catalog again; it may have changed by then."""
         if isinstance(error, ResourceExhausted):
             await deadline.pause(max(wait, error.retry_ms / 1_000))
             return
@@ -357,7 +359,7 @@ def _tell(waiting: asyncio.Future[Ack | CutwaterError], outcome: Ack | CutwaterE
 
 
 def may_retry(shipment: Shipment, error: CutwaterError) -> bool:
-    """Whether a batch that failed with this error, which is what it means for those who wait, may be sent again."""
+    """Return whether a batch may be sent again. ``error`` is the one that the callers would get."""
     return not shipment.may_have_arrived and may_go_elsewhere(error)
 
 
@@ -366,7 +368,8 @@ def _arguments(info: StreamInfo, batch: Batch, if_llsn: LLSN | None = None) -> A
 
 
 def _why_sealed(topic: str, description: Description) -> str:
-    """What the leader knows of it: which storage nodes are silent, and what it will do with the first log stream."""
+    """Describe what the leader knows: which storage nodes are silent, and what it will do with the first sealed log
+    stream."""
     silent = ", ".join(str(node.node) for node in description.nodes if not node.is_alive)
     told = [f"storage nodes that do not answer: {silent} (start them again)"] if silent else []
     for stream in description.streams:

@@ -1,4 +1,4 @@
-"""The client's copy of the catalog: fetched when first needed, and again when something shows that it is old."""
+"""The client's copy of the catalog: fetched at first use, and again when there is a sign that it is old."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING = Catalog(Revision(0), GLSN(0), CutTime(0), (), ())
 
 
 class View:
-    """One catalog, arranged for look-ups. What was looked up stays true for its revision."""
+    """One catalog, indexed for look-ups. A result stays valid for its revision."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -56,20 +56,20 @@ class Catalogs:
         self.view = View(NOTHING)
         self._fetching: asyncio.Task[Catalog] | None = None
         self._fetched_at = -LOOK_SECONDS
-        """When a catalog was last asked for."""
+        """When a catalog was last requested."""
         self._looking: asyncio.TimerHandle | None = None
         self._is_closed = False
         self.listeners: set[Callable[[View], None]] = set()
         """Called with every view of another revision."""
 
     def heard(self, revision: Revision) -> None:
-        """A commit was made under this revision of the catalog."""
+        """Note that a commit was made under this revision of the catalog."""
         if is_out_of_date(self.view.catalog.revision, revision):
             self.look()
 
     def look(self, *, after_seconds: float = LOOK_SECONDS) -> None:
-        """Fetch the catalog, unless one was asked for less than ``after_seconds`` ago: then a little later. It
-        does not wait for the answer."""
+        """Fetch the catalog without waiting for the answer. If one was requested less than ``after_seconds`` ago, fetch
+        it a little later."""
         if self._fetching is not None or self._looking is not None or self._is_closed:
             return
         loop = asyncio.get_running_loop()
@@ -85,15 +85,15 @@ class Catalogs:
             self._fetch()
 
     async def fresh(self, deadline: Deadline) -> View:
-        """The catalog as of some moment after this call began."""
+        """Return the catalog as of some moment after this call began."""
         if self._fetching is not None:
-            # It was asked for before this call, so it may be older than what the caller knows.
+            # It was requested before this call, so it may be older than what the caller knows.
             await self._wait(self._fetching, deadline, is_last=False)
         await self._wait(self._fetch(), deadline, is_last=True)
         return self.view
 
     async def known(self, deadline: Deadline) -> View:
-        """Any catalog at all."""
+        """Return the cached catalog; fetch one only if there is none."""
         return self.view if self.view.catalog.revision else await self.fresh(deadline)
 
     async def topic(self, name: str, deadline: Deadline) -> TopicInfo:
@@ -106,11 +106,11 @@ class Catalogs:
         return found
 
     async def description(self, deadline: Deadline) -> Description:
-        """The cluster in words, for error messages."""
+        """Return a description of the cluster, for error messages."""
         return await self._repository.ask(DescribeRequest(), Description, timeout_ms=deadline.left_ms(FETCH_MS_MAX))
 
     def take(self, catalog: Catalog) -> None:
-        """Catalogs may come out of order, from a leader that has been deposed meanwhile, say: the newest stays."""
+        """Keep the newest catalog. Catalogs may arrive out of order, for example from a deposed leader."""
         known = self.view.catalog
         if (catalog.revision, catalog.high_watermark) >= (known.revision, known.high_watermark):
             self.view = View(catalog)
@@ -127,9 +127,9 @@ class Catalogs:
             await asyncio.gather(self._fetching, return_exceptions=True)
 
     def _fetch(self) -> asyncio.Task[Catalog]:
-        """Whoever asks while it is on its way waits for the same one."""
+        """Fetch the catalog. Callers share a fetch that is under way."""
         if self._fetching is None or self._fetching.done():
-            # One that is done, and has not been taken yet, was asked for before.
+            # A finished task whose result has not been taken yet was requested too early.
             loop = asyncio.get_running_loop()
             self._fetched_at = loop.time()
             self._fetching = loop.create_task(self._ask())

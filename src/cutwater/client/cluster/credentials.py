@@ -1,4 +1,4 @@
-"""How a client gets a connection: where to, whom it believes, and how it shows who it is."""
+"""How a client connects: the address, the servers that it trusts, and its own credentials."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from cutwater.wire.identity.tls import client_tls
 
 
 class Access(Struct, frozen=True):
-    """``insecure``: a token may be sent in the clear to another machine. ``end``: asked when nobody can be reached, it
-    says why nobody ever will be, if that is so. ``server_keys``: public keys of an embedded log, whose servers have to
-    prove that they hold one of them; whoever takes the port of a log that has ended does not. None: no proof is
-    wanted."""
+    """Credentials, and how servers are verified. ``insecure``: a token may be sent unencrypted to another machine.
+    ``end``: called when no server can be reached; returns why none ever will be, or an empty text. ``server_keys``:
+    public keys of an embedded log. Its servers must prove that they hold one of them, which a process that took over
+    the port of an ended log cannot. None: no proof is wanted."""
 
     tls: ssl.SSLContext | None = None
     token: str = ""
@@ -33,7 +33,7 @@ class Access(Struct, frozen=True):
     server_keys: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
-        """Without the token: this gets into messages and logs."""
+        """Leave out the token: this text gets into messages and logs."""
         return f"Access(tls={self.tls!r}, insecure={self.insecure!r})"
 
 
@@ -46,8 +46,9 @@ def tls_context(
     certificate: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> ssl.SSLContext:
-    """For ``connect(..., tls=)``, from PEM files: believe servers that have a certificate of the authority ``ca``, and
-    show them ``certificate``, with its private key. Where a token is shown instead, the authority is enough::
+    """Make a context for ``connect(..., tls=)`` from PEM files: trust servers that have a certificate of the authority
+    ``ca``, and show them ``certificate``, with its private key. A client that shows a token instead needs only the
+    authority::
 
         tls = cutwater.tls_context("ca.pem", certificate="me.pem", key="me.key")
         log = cutwater.connect("cutwater://db1.example:7001", tls=tls)
@@ -98,7 +99,7 @@ def _wants(address: str, keys: tuple[str, ...]) -> Expect:
 
 
 def _nobody_listens(host: str) -> str:
-    said = ". Nobody listens there: the server does not run, or listens elsewhere"
+    said = ". No server listens there: the server does not run, or listens elsewhere"
     if is_loopback(host):
         said += "; if it was an embedded log, the process that had opened it has closed it, or ended"
     return said

@@ -1,4 +1,4 @@
-"""A cursor: how far a consumer has come, kept in the cluster under a name."""
+"""A cursor: the position of a consumer, kept in the cluster under a name."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from cutwater.types import GLSN
 
 
 class NamedCursor(ABC):
-    """Where a subscription may start: what counts is the name, whoever asks."""
+    """A position from which a subscription may start. Cursors of the same name are the same, whichever client uses
+    them."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Under which the cluster keeps it."""
+        """The name under which the cluster keeps it."""
 
 
 class AsyncCursor(NamedCursor):
-    """Holds the last GLSN that its consumer is done with. ``subscribe(..., start=cursor)`` goes on after it."""
+    """Holds the last GLSN that its consumer has processed. ``subscribe(..., start=cursor)`` continues after it."""
 
     def __init__(self, repository: Repository, name: str, timeout: float) -> None:
         check_name("cursor", name)
@@ -34,12 +35,12 @@ class AsyncCursor(NamedCursor):
         return self._name
 
     async def get(self, *, timeout: float | None = None) -> GLSN | None:
-        """Where the cursor is; None if nothing was ever committed under its name."""
+        """Return the position of the cursor; None if nothing was ever committed under its name."""
         at = await self._repository.ask(ReadCursorRequest(self.name), CursorAt, timeout_ms=self._ms(timeout))
         return at.glsn
 
     async def commit(self, glsn: int, *, timeout: float | None = None) -> None:
-        """Everything up to this GLSN is done with; 0: nothing is yet. Durable when it returns."""
+        """Note that everything up to this GLSN is processed; 0 means nothing yet. Durable when it returns."""
         glsn = check_number("glsn", glsn, "a position")
         if glsn < 0:
             raise InvalidArgument(f"a cursor cannot be at GLSN {glsn}: positions begin with 1, and 0 is before them")

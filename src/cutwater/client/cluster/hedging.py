@@ -1,4 +1,4 @@
-"""Asks several replicas the same: the next one as soon as one fails or is silent, and the first answer counts."""
+"""Asks several replicas the same question: the next one as soon as one fails or is silent. The first answer counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 async def first_answer(
     askers: Sequence[Callable[[], Awaitable[T]]], *, final: tuple[type[CutwaterError], ...] = ()
 ) -> T:
-    """The first answer, or the first error of a class in ``final``, or the last error if all have failed."""
+    """Return the first answer. Raises the first error of a class in ``final``, or the last error if all have failed."""
     tasks: set[asyncio.Task[T]] = set()
     left = list(reversed(askers))
     last: CutwaterError = Unavailable("no storage node can be asked now: try again")

@@ -1,8 +1,10 @@
-"""``holder.json`` in the directory of an embedded log: which process has it open, where that listens, and the secret
-that it wants to see. Only processes that can read the directory can read the secret and connect (ADR 0037).
+"""Reads ``holder.json`` in the directory of an embedded log: which process has it open, the address at which that
+process listens, and the secret that it demands. Only processes that can read the directory can read the secret and
+connect (ADR 0037).
 
-Where such a log is served is written ``cutwater://127.0.0.1:PORT/DIRECTORY``: clients look for the secret there, so it
-need not travel. This is apart from ``cutwater.embedded``, since Spark's processes only connect.
+The address of such a log is written ``cutwater://127.0.0.1:PORT/DIRECTORY``: clients read the secret from the
+directory, so the secret is not part of the address. This is apart from ``cutwater.embedded``, since Spark's processes
+only connect.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ HOLDER_FILE = "holder.json"
 
 
 class HolderFile(Struct, frozen=True):
-    """``started``: when the process was, because pids are used again. ``token``: empty in logs that are held open by an
-    earlier version, which lets in everyone. ``server_keys``: public keys of its servers; None of an earlier version."""
+    """The content of the file. ``started``: when the process started, because pids are reused. ``token``: empty in logs
+    that an earlier version holds open, which accepts every client. ``server_keys``: public keys of its servers; None in
+    files of an earlier version."""
 
     pid: int
     servers: str
@@ -33,7 +36,7 @@ class HolderFile(Struct, frozen=True):
     server_keys: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
-        """Without the secret: this gets into messages and logs."""
+        """Leave out the secret: this text gets into messages and logs."""
         return f"{type(self).__name__}(pid={self.pid}, servers={self.servers!r}, started={self.started})"
 
 
@@ -41,7 +44,7 @@ H = TypeVar("H", bound=HolderFile)
 
 
 def read_holder(directory: Path, kind: type[H]) -> H | None:
-    """What the file says; None if there is none, or it is not whole."""
+    """Return the content of the file; None if there is no file, or it is incomplete."""
     try:
         return msgspec.json.decode((directory / HOLDER_FILE).read_bytes(), type=kind)
     except PermissionError as error:
@@ -55,24 +58,24 @@ def read_holder(directory: Path, kind: type[H]) -> H | None:
 
 
 def url_of(address: str, directory: Path) -> str:
-    """Where the log in this directory is served."""
+    """Return the address under which the log in this directory is served."""
     return SCHEME + address + quote(str(directory.absolute()))
 
 
 def directory_of(servers: str) -> Path | None:
-    """The directory of an embedded log that is served there; None if it is a cluster."""
+    """Return the directory of the embedded log that is served there; None if it is a cluster."""
     path = servers.removeprefix(SCHEME).partition("/")[2]
     return Path("/" + unquote(path)) if path.strip("/") else None
 
 
 def with_secret(servers: str, access: Access) -> Access:
-    """The access for these servers: for those of an embedded log, with the secret and the keys in its directory. A log
-    that was closed has none; then no server at its address is believed."""
+    """Return the access for these servers. For an embedded log, add the secret and the keys from its directory. A
+    closed log has none; then no server at its address is trusted."""
     directory = directory_of(servers)
     if directory is None or access.token:
         return access
     holder = read_holder(directory, HolderFile)
     if holder is None or holder.servers != servers:
-        # A log that was opened again listens elsewhere, and its secret is not for whatever listens here now.
+        # A reopened log listens elsewhere, and its secret must not go to a process that listens here now.
         return replace(access, server_keys=())
     return replace(access, token=holder.token, server_keys=holder.server_keys)

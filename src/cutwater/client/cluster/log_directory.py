@@ -1,4 +1,4 @@
-"""Whether a directory may become ours: nobody's files get in between those of a log by a mistyped path."""
+"""Checks that a directory may hold a log, so that a mistyped path does not mix a log's files with others."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FILES_OF_LOG = re.compile(r"lock|holder\.(json(\.new)?|lock|log)|metadata\.sqlit
 FILES_OF_CLUSTER = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|(mr|sn)\d+(\.(log|key(\.tmp)?))?")
 _LOGS_OF_SERVERS = re.compile(r"(mr|sn)\d+\.log")
 SHOWN_MAX = 3
-"""So many of the files that are in the way are named."""
+"""How many of the files in the way are named."""
 _NOBODYS = re.compile(r"\..*|lost\+found")
-"""Hidden files, which tools leave everywhere, and what a new file system has."""
+"""Hidden files, which tools leave everywhere, and the directory of a new file system."""
 
 
 def check_may_hold(directory: Path, what: str, own: re.Pattern[str], mark: str) -> None:
-    """Refuse a directory with other files that is not already ``what``, which has the file ``mark``. One that was left
-    when it was half made has nothing but names that match ``own``."""
+    """Refuse a directory with other files, unless it is already a ``what``, which has the file ``mark``. An incomplete
+    one, left by an interrupted start, contains only names that match ``own``."""
     if (directory / mark).exists():
         return
     if shown := other_files(directory, own):
@@ -33,8 +33,8 @@ def check_may_hold(directory: Path, what: str, own: re.Pattern[str], mark: str) 
 
 
 def check_has_order(directory: Path) -> None:
-    """Refuse a log whose records are there, but not the file that says in which order they are. The file is made before
-    the volume, so this is no log that was half made."""
+    """Refuse a log whose records exist without the file that holds their order. The file is made before the volume, so
+    this is not an incomplete log."""
     if not (directory / METADATA).exists() and next((directory / VOLUME).glob("cid=*/snid=*/*"), None) is not None:
         raise NotFound(
             f"{directory / METADATA} is missing, the file of the order layer, without which the log cannot be read; "
@@ -44,7 +44,7 @@ def check_has_order(directory: Path) -> None:
 
 
 def holds_log(directory: Path) -> bool:
-    """Whether there is an embedded log, or what was left when one was half made."""
+    """Return whether the directory holds an embedded log, or an incomplete one."""
     names = _names(directory)
     if CLUSTER_FILE in names:
         return False
@@ -52,7 +52,7 @@ def holds_log(directory: Path) -> bool:
 
 
 def holds_half_a_cluster(directory: Path) -> bool:
-    """Whether a local cluster was begun there, which has not come to run."""
+    """Return whether a local cluster was begun there that never ran."""
     names = _names(directory)
     return not {CLUSTER_FILE, VOLUME} & names and any(map(_LOGS_OF_SERVERS.fullmatch, names))
 
@@ -62,9 +62,9 @@ def _names(directory: Path) -> set[str]:
 
 
 def check_no_address(path: Path) -> None:
-    """Whoever says where a cluster listens, in the place of a directory, is told what takes that."""
+    """Refuse the address of a cluster in the place of a directory, and say what takes an address."""
     scheme = SCHEME.rstrip("/")
-    # A path has lost one of the slashes.
+    # ``Path`` has removed one of the slashes.
     if str(path).startswith(f"{scheme}/"):
         url = SCHEME + str(path).removeprefix(scheme).lstrip("/")
         raise InvalidArgument(
@@ -74,7 +74,7 @@ def check_no_address(path: Path) -> None:
 
 
 def other_files(directory: Path, own: re.Pattern[str]) -> str:
-    """The names of some files that are in the way, and none of ``own``; nothing if there are none."""
+    """Return the names of some files that are in the way and do not match ``own``; empty if there are none."""
     strange = sorted(
         path.name for path in directory.iterdir() if not own.fullmatch(path.name) and not _NOBODYS.fullmatch(path.name)
     )

@@ -1,4 +1,4 @@
-"""Asks the metadata repository: whichever of its nodes answers, within the caller's time."""
+"""Asks the metadata repository: any of its nodes that answers, within the caller's time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ A = TypeVar("A")
 
 CONNECT_MS_MAX = 2_000
 ATTEMPT_MS_MAX = 3_000
-"""A leader lets nobody wait so long (``OrderOptions.publish_wait_us``), so who does not answer is in trouble."""
+"""A leader answers sooner than this (``OrderOptions.publish_wait_us``), so a node that does not is in trouble."""
 LEFT_MS_MAX = 30_000
-"""How long a connection that is used no more may take to answer what was asked before."""
+"""How long an abandoned connection may take to answer earlier requests."""
 RETRY_SECONDS_MIN = 0.02
 RETRY_SECONDS_MAX = 0.5
 REFUSED_SECONDS_MAX = 0.6
@@ -36,7 +36,7 @@ SCHEME = "cutwater://"
 
 
 def parse_servers(url: str) -> tuple[str, ...]:
-    """The addresses in ``cutwater://host:port,host:port``; that of an embedded log ends with its directory."""
+    """Return the addresses in ``cutwater://host:port,host:port``; that of an embedded log ends with its directory."""
     given: object = url
     if not isinstance(given, str) or not url.startswith(SCHEME):
         raise InvalidArgument(f"{url!r} does not name a cluster: write {SCHEME}HOST:PORT[,HOST:PORT…]")
@@ -49,7 +49,7 @@ def parse_servers(url: str) -> tuple[str, ...]:
 
 
 def check_no_path(given: object) -> None:
-    """Whoever names a directory, in the place of a cluster, is told how that is opened."""
+    """Refuse a directory in the place of a cluster, and say how a directory is opened."""
     if isinstance(given, str) and "://" not in given:
         is_path = given.startswith(".") or os.sep in given or os.path.exists(given)
     else:
@@ -62,22 +62,22 @@ def check_no_path(given: object) -> None:
 
 
 async def require_listener(addresses: tuple[str, ...], directory: Path | None = None) -> None:
-    """Say so soon if nobody listens at any of these addresses: whoever only wants to look need not wait until the time
-    is up. A metadata node that is just being restarted gets a moment. ``directory``: that of a local cluster,
-    if it is one."""
+    """Fail soon if no server listens at any of these addresses, so that a command that only reads does not wait until
+    the time is up. A metadata node that is being restarted gets a moment. ``directory``: that of a local cluster, if it
+    is one."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + REFUSED_SECONDS_MAX
     while all(troubles := await asyncio.gather(*map(_trouble, addresses))):
         if clock() >= deadline:
             raise Unavailable(
-                f"nobody listens at {', '.join(addresses)} ({troubles[0]}): the cluster does not run, or it listens "
+                f"no server listens at {', '.join(addresses)} ({troubles[0]}): the cluster does not run, or it listens "
                 f"elsewhere. `cutwater cluster restart --dir {directory or 'DIR'}` starts a local one again"
             )
         await asyncio.sleep(REFUSED_AGAIN_SECONDS)
 
 
 async def _trouble(address: str) -> str:
-    """Why the address certainly cannot be connected to; nothing if it can, or if that is not certain."""
+    """Return why the address certainly cannot be connected to; empty if it can, or if that is not certain."""
     try:
         async with asyncio.timeout(REFUSED_SECONDS_MAX):
             _, writer = await asyncio.open_connection(*parse_address(address))
@@ -90,7 +90,7 @@ async def _trouble(address: str) -> str:
 
 
 class Repository:
-    """Keeps one connection, to a node that answers, and looks for another when it is lost."""
+    """Keeps one connection, to a node that answers, and connects to another node when it is lost."""
 
     def __init__(self, endpoint: Endpoint, addresses: tuple[str, ...], access: Access = ANYONE) -> None:
         self._endpoint, self._access = endpoint, access
@@ -99,9 +99,9 @@ class Repository:
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._left: dict[Connection, asyncio.Task[None]] = {}
-        """Connections that are used no more, and what closes them."""
+        """Abandoned connections, and the tasks that close them."""
         self.trouble = ""
-        """Why there is no answer, as long as there is none."""
+        """Why there is no answer; empty as soon as there is one."""
 
     def close(self) -> None:
         if self._connection is not None:
@@ -111,8 +111,8 @@ class Repository:
             connection.abort()
 
     def _leave(self, connection: Connection | None) -> None:
-        """Use another connection from now on. If this one is only closing or slow, it still answers what was asked
-        before, and is closed then."""
+        """Use another connection from now on. If this one is only closing or slow, it still answers earlier requests
+        and is closed afterwards."""
         if connection is None or connection is not self._connection:
             return
         self._connection = None
@@ -123,13 +123,13 @@ class Repository:
 
     @property
     def cluster(self) -> ClusterId:
-        """Which cluster this is; 0 before anyone has answered."""
+        """The cluster's number; 0 before a node has answered."""
         peer = self._connection.peer if self._connection is not None else None
         return peer.cluster if peer is not None else ANY_CLUSTER
 
     async def ask(self, request: Request, expected: type[A], *, timeout_ms: int, idempotent: bool = True) -> A:
-        """The answer. A request that may be asked twice is asked again, of another node, until the time is up; another
-        one only as long as it has certainly not arrived."""
+        """Return the answer. An idempotent request is repeated, at another node, until the time is up. Any other
+        request is repeated only as long as it certainly has not arrived."""
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_ms / 1_000
         wait = RETRY_SECONDS_MIN
@@ -144,7 +144,7 @@ class Repository:
                 may_ask_again = idempotent or connection is None or _was_not_done(error)
                 if not error.retriable or not may_ask_again or now() + wait >= deadline:
                     if why and isinstance(error, DeadlineExceeded):
-                        # That the time is up says nothing; what was heard before does.
+                        # The earlier error says more than that the time is up.
                         raise DeadlineExceeded(f"{error.message}. Before: {why}") from error
                     raise
                 self._turn += 1
@@ -160,7 +160,7 @@ class Repository:
         return answer
 
     async def call(self, method: Method[Any, A], argument: object, *, timeout_ms: int) -> A:
-        """Ask any metadata node something that it does by itself, once."""
+        """Call a method that any metadata node executes by itself, once."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1_000
         connection = await self._connected(deadline)
         left = max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))
@@ -168,7 +168,8 @@ class Repository:
         return received.value
 
     async def complain(self, stream: LogStreamId, node: StorageNodeId, *, timeout_ms: int) -> None:
-        """Say that a storage node does not answer: the leader will look at once. Nobody waits for what comes of it."""
+        """Report that a storage node does not answer; the leader will probe it at once. No caller waits for the
+        result."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1_000
         try:
             connection = await self._connected(deadline)
@@ -178,7 +179,7 @@ class Repository:
 
     async def _call(self, connection: Connection, request: Request, deadline: float, *, idempotent: bool) -> Answer:
         left = max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))
-        # A node that does not answer costs only a part of the time, if another one may be asked.
+        # A node that does not answer takes only a part of the time, if another one may be asked.
         timeout_ms = min(left, ATTEMPT_MS_MAX) if idempotent and len(self.addresses) > 1 else left
         received = await connection.call(ASK, request, timeout_ms=timeout_ms)
         return received.value
@@ -202,5 +203,5 @@ class Repository:
 
 
 def _was_not_done(error: CutwaterError) -> bool:
-    """Whether the request certainly had no effect."""
+    """Return whether the request certainly had no effect."""
     return isinstance(error, NotLeader) or (isinstance(error, ConnectionLost) and not error.outcome_unknown)

@@ -1,4 +1,4 @@
-"""Connections to storage nodes: one per node, made when first needed and kept as long as it works."""
+"""Connections to storage nodes: one per node, made at first use and kept as long as it works."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from cutwater.wire.states import State
 
 CONNECT_MS_MAX = 3_000
 COMPLAIN_SECONDS = 0.5
-"""One storage node is complained about no more often than this."""
+"""Minimum interval between complaints about the same storage node."""
 
 Complain = Callable[[LogStreamId, StorageNodeId], Awaitable[None]]
 
 
 class Nodes:
-    """``complain`` tells the metadata repository that a node does not answer, so that it looks at once."""
+    """Connections by address. ``complain`` reports a silent node to the metadata repository, which probes it at
+    once."""
 
     def __init__(self, endpoint: Endpoint, access: Access, complain: Complain) -> None:
         self._endpoint, self._access, self._complain = endpoint, access, complain
@@ -35,12 +36,12 @@ class Nodes:
         self._is_closed = False
 
     def ready(self, address: str) -> Connection | None:
-        """The connection to this address, if there is one that can be used at once."""
+        """Return the connection to this address, if there is one that can be used at once."""
         connection = self._open.get(address)
         return connection if connection is not None and connection.state is State.OPEN else None
 
     async def connection(self, address: str, deadline: Deadline) -> Connection:
-        """If this raises, nothing was sent to the node."""
+        """Return a connection to this address; make one if necessary. If this raises, nothing was sent to the node."""
         ready = self.ready(address)
         if ready is not None:
             return ready
@@ -51,15 +52,15 @@ class Nodes:
             task = self._connecting[address] = asyncio.get_running_loop().create_task(self._connect(address))
             task.add_done_callback(lambda done: self._connected(address, done))
         try:
-            # Several may wait for the same connection; whoever gives up does not take it from the others.
+            # Several callers may wait for the same connection; one that gives up must not cancel it for the others.
             async with asyncio.timeout_at(deadline.at):
                 return await asyncio.shield(task)
         except TimeoutError:
             raise DeadlineExceeded(f"{address} could not be connected to within {deadline.seconds:g} s") from None
 
     def drop(self, address: str, connection: Connection) -> None:
-        """This connection was lost, or takes no more calls because its peer is closing: the next one who asks gets
-        another one, unless it has been replaced already. What was asked before is still answered."""
+        """Drop a connection that was lost, or takes no more calls because its peer is closing, unless it has been
+        replaced already. The next caller gets a new one. Earlier requests are still answered."""
         if self._open.get(address) is not connection:
             return
         del self._open[address]
@@ -68,7 +69,7 @@ class Nodes:
             connection.closed.add_done_callback(lambda _: self._left.discard(connection))
 
     def unreachable(self, stream: LogStreamId, node: StorageNodeId) -> None:
-        """A connection to this node was lost, or could not be made."""
+        """Report that a connection to this node was lost or could not be made."""
         now = asyncio.get_running_loop().time()
         if not self._is_closed and now - self._complained.get(node, -COMPLAIN_SECONDS) >= COMPLAIN_SECONDS:
             self._complained[node] = now

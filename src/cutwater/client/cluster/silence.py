@@ -1,4 +1,4 @@
-"""Waits for a storage node that may hang: its silence is told to the metadata repository, and waiting ends when the
+"""Waits for a storage node that may hang: reports its silence to the metadata repository, and ends the waiting when the
 node has been left out of the log stream."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from cutwater.types import LogStreamId, StorageNodeId
 
 
 class Watched:
-    """Around a call to ``node`` that concerns ``stream``. Without an answer for a while it complains of the node and
-    looks at the catalog, again and again; ``Unavailable`` once the node is not in the chain of the log stream."""
+    """Guards a call to ``node`` that concerns ``stream``. While there is no answer, it repeatedly reports the node and
+    fetches the catalog. It raises ``Unavailable`` once the node is no longer in the chain of the log stream."""
 
     __slots__ = ("_catalogs", "_is_left_out", "_loop", "_node", "_nodes", "_scope", "_stream", "_timer")
 

@@ -1,4 +1,4 @@
-"""Topics: making, changing and deleting them, and what is known of them."""
+"""Creates, changes, deletes and describes topics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REPLICATION_DEFAULT = 3
 
 
 class Topic(Struct, frozen=True):
-    """What is known of a topic. ``streams`` are the numbers of its log streams that may take appends; ``schema`` is
+    """A description of a topic. ``streams`` are the numbers of its log streams that may take appends; ``schema`` is
     None for records of key and value. Records below ``trimmed_before`` are gone."""
 
     name: str
@@ -46,9 +46,9 @@ class Topic(Struct, frozen=True):
     retention: Retention
     trimmed_before: GLSN
     event_time_ahead_max: timedelta | None = None
-    """How far event times may be ahead of the log's clock; None if that is not limited."""
+    """How far event times may be ahead of the log's clock; None if there is no limit."""
     number: TopicId = TopicId(0)
-    """Never given out twice: a topic that is created again under its name has another one."""
+    """Never reused: a topic that is created again under the same name has another number."""
 
 
 def topic_of(info: TopicInfo, view: View) -> Topic:
@@ -67,7 +67,7 @@ def topic_of(info: TopicInfo, view: View) -> Topic:
 
 
 def _ahead_us(given: Duration | None) -> int:
-    """0 is without bound."""
+    """Return the limit in microseconds; 0 means no limit."""
     return 0 if given is None else milliseconds(given, "event_time_ahead_max=") * MILLISECOND
 
 
@@ -94,7 +94,7 @@ def _check_streams(given: object) -> int:
 
 
 class Wanted(Struct, frozen=True):
-    """A topic as it is to be made."""
+    """A topic that is to be created."""
 
     name: str
     streams: int
@@ -132,7 +132,7 @@ class Topics:
         except ConnectionLost:
             await self._check_created(request, deadline)
         except AlreadyExists:
-            # Someone else made it just now.
+            # Another client has just created it.
             if not exist_ok:
                 raise
             await self._catalogs.fresh(deadline)
@@ -140,8 +140,8 @@ class Topics:
         return await self._opened(name, deadline)
 
     def _existing(self, found: TopicInfo, schema: bytes, event_time: str) -> Topic:
-        """A topic that need not be made. How many log streams it has and the like may have been changed meanwhile, but
-        records of another form could not be appended."""
+        """Return a topic that already exists. The number of its log streams and the like may have been changed
+        meanwhile, but records of another form could not be appended."""
         if (schema not in found.schemas if schema else bool(found.schemas)) or event_time != found.event_time:
             raise AlreadyExists(
                 f"topic {found.name!r} exists with another schema or event time: choose another name, or let its "
@@ -150,13 +150,13 @@ class Topics:
         return topic_of(found, self._catalogs.view)
 
     async def _usual_replication(self, deadline: Deadline) -> int:
-        """Three copies, or as many as there are storage nodes to hold them."""
+        """Return three, or the number of live storage nodes if there are fewer."""
         description = await self._repository.ask(DescribeRequest(), Description, timeout_ms=deadline.left_ms())
         alive = sum(1 for node in description.nodes if node.is_alive)
         return max(1, min(REPLICATION_DEFAULT, alive))
 
     async def _check_created(self, request: CreateTopicRequest, deadline: Deadline) -> None:
-        """The answer was lost: ask again, and if the topic is there as it was wanted, it was made by the first try."""
+        """Ask again after the answer was lost. If the topic exists as it was wanted, the first attempt created it."""
         try:
             await self._repository.ask(request, Created, timeout_ms=deadline.left_ms())
         except AlreadyExists:
@@ -209,8 +209,8 @@ class Topics:
         return await self._grown(name, view, streams, deadline)
 
     async def _grown(self, name: str, before: View, streams: int | None, deadline: Deadline) -> Topic:
-        """Wait until so many log streams take appends. What an operator has sealed, or a failure, counts, too: nobody
-        makes another one for it."""
+        """Wait until ``streams`` log streams take appends. Log streams that were sealed before, by an operator or by a
+        failure, count too: they are not replaced by new ones."""
         old = before.topics.get(name)
         sealed = [] if old is None else [s.stream for s in before.streams_of(old.topic) if not s.is_open]
         while True:
@@ -233,7 +233,7 @@ class Topics:
         try:
             await self._repository.ask(request, Done, timeout_ms=deadline.left_ms(), idempotent=False)
         except ConnectionLost:
-            # If it is not there any more, the first try had succeeded, and only its answer was lost.
+            # If it no longer exists, the first attempt has succeeded, and only its answer was lost.
             with suppress(NotFound):
                 await self._repository.ask(request, Done, timeout_ms=deadline.left_ms())
         await self._catalogs.fresh(deadline)

@@ -1,4 +1,4 @@
-"""From Python values and Arrow data to the bytes of a batch. A value that storing would change is refused.
+"""Converts Python values and Arrow data to the bytes of a batch. A value that storing would change is refused.
 
-``schemas`` has what the records of a topic look like. Not here: bytes of stored entries (``format``).
+``schemas`` defines the form of a topic's records. Not here: bytes of stored entries (``format``).
 """

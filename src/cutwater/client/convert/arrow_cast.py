@@ -1,9 +1,9 @@
-"""From an Arrow column of one type to one of another, if no value is changed by it.
+"""Casts an Arrow column to another type, if that changes no value.
 
-Arrow itself refuses most of what would change a value. What it takes all the same is looked for afterwards, in whole
-columns: numbers that become infinite, text and numbers that do not come back as they were, times without their date or
-dates without their time, and members of structs that would be left out. A number with a fraction is rounded where it
-becomes one of fewer bits, because that is what everybody expects.
+Arrow itself refuses most casts that would change a value. The changes that it accepts are searched for afterwards, in
+whole columns: numbers that become infinite, text and numbers that do not convert back to the same value, times without
+their date or dates without their time, and members of structs that would be left out. A floating-point number is
+rounded when it is cast to one of fewer bits, because users expect that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cutwater.client.convert.violations import Fault, check_columns, fault_error
 
 ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, LookupError, AttributeError)
 WHOLE_MAX = {16: 2**11, 32: 2**24, 64: 2**53}
-"""Bits of a floating-point number → up to which whole number it tells every one."""
+"""Bits of a floating-point type → the largest whole number up to which it represents all of them exactly."""
 
 
 def cast(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
@@ -54,7 +54,8 @@ def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """The same values without dictionaries and runs. Arrow does not look up views of text in a dictionary."""
+    """Return the same values without dictionaries and run-end encoding. Arrow cannot decode a dictionary of text
+    views."""
     if pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
     if _is_view(column.type):
@@ -69,8 +70,8 @@ def _plain(column: pa.Array) -> pa.Array:
 
 @lru_cache(maxsize=256)
 def _without_dictionaries(kind: pa.DataType, *, is_plain: bool) -> pa.DataType:
-    """The type with the values of dictionaries in their place; if not ``is_plain``, with dictionaries whose values are
-    no views."""
+    """Return the type with dictionaries replaced by their values; if not ``is_plain``, with dictionaries whose values
+    are not views."""
     if pa.types.is_dictionary(kind):
         views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
         values = views.get(kind.value_type, kind.value_type)
@@ -81,7 +82,7 @@ def _without_dictionaries(kind: pa.DataType, *, is_plain: bool) -> pa.DataType:
 
 
 def _rebuilt(kind: pa.DataType, inner: Callable[[pa.Field], pa.Field]) -> pa.DataType:
-    """A nested type with other fields inside."""
+    """Return a nested type with its inner fields replaced."""
     if pa.types.is_struct(kind):
         return pa.struct([inner(field) for field in kind])
     if pa.types.is_map(kind):
@@ -99,8 +100,8 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 @lru_cache(maxsize=256)
 def _unknown_member(given: pa.DataType, wanted: pa.DataType) -> Fault | None:
-    """Of structs that have one which the topic has not: Arrow would leave it out. And list views inside of others, of
-    which Arrow makes lists that begin where they end."""
+    """Find a struct member that the topic does not have: Arrow would leave it out. Also find list views inside of other
+    types, which Arrow would convert to wrong lists that begin where they end."""
     if _is_view(given) and is_list_type(wanted) and not _is_view(wanted):
         return Fault("", f"it is a {given}, and {wanted} is wanted: give lists that are no views")
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
@@ -121,7 +122,7 @@ def no_member(name: object, wanted: pa.DataType) -> str:
 
 
 def _pairs(given: pa.DataType, wanted: pa.DataType) -> list[tuple[str, pa.DataType, pa.DataType]]:
-    """The types inside of nested ones that belong together, with the step to them."""
+    """Return the matching inner types of two nested types, with the step to each."""
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         shared = [field for field in wanted if given.get_field_index(field.name) >= 0]
         return [(f".{field.name}", given.field(field.name).type, field.type) for field in shared]
@@ -131,7 +132,7 @@ def _pairs(given: pa.DataType, wanted: pa.DataType) -> list[tuple[str, pa.DataTy
 
 
 def is_list_type(kind: pa.DataType) -> bool:
-    """Of any kind, but no map."""
+    """Return whether the type is a list of any kind, but not a map."""
     return bool(pa.types.is_nested(kind) and not pa.types.is_map(kind) and hasattr(kind, "value_field"))
 
 
@@ -146,8 +147,8 @@ def _item_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _tried(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Nulls inside of what must not be null are left for others to find: Arrow would also refuse those that are there
-    only because what is around them is null."""
+    """Cast a column. Nulls in non-nullable fields are accepted here and found by later checks: Arrow would also refuse
+    nulls that are there only because the enclosing value is null."""
     detour = _detour(column.type, kind)
     if not detour.equals(column.type):
         column = _sliced_cast(column, detour)
@@ -174,7 +175,7 @@ def _fixed_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     loose = _loose(column.type, kind)
     if loose.equals(kind):
         return _sliced_cast(column, kind)
-    # Where a list is null that becomes one of fixed size, Arrow reads beyond the end of its memory.
+    # When a null list becomes one of fixed size, Arrow reads beyond the end of its memory.
     found = _sliced_cast(column, loose)
     if pa.types.is_fixed_size_list(kind) and not pa.types.is_nested(kind.value_type):
         places = pc.subtract(pc.cumulative_sum(found.is_valid().cast(pa.int64())), 1)
@@ -188,14 +189,14 @@ def _sliced_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     except ARROW_ERRORS:
         if not pa.types.is_nested(column.type):
             raise
-    # Of lists, Arrow converts also what is before and after a slice. What is sent leaves that out.
+    # Arrow also converts the list items before and after a slice. Serializing leaves those out.
     batch = pa.record_batch([column], names=["column"])
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema).column(0).cast(kind)
 
 
 @lru_cache(maxsize=256)
 def _loose(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
-    """The type that is wanted, but lists may have any size where those that were given may."""
+    """Return the wanted type, but with lists of any size wherever the given lists may have any size."""
     pairs = _pairs(given, wanted)
     inside = {step: _loose(before, after) for step, before, after in pairs}
     if pairs and pa.types.is_fixed_size_list(wanted) and not pa.types.is_fixed_size_list(given):
@@ -207,9 +208,9 @@ def _loose(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
 
 @lru_cache(maxsize=256)
 def _detour(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
-    """The type that was given, but with text where decimals become floating-point numbers: Arrow finds the nearest for
-    text, and for decimals often the one next to it. Whole numbers become decimals of another size, because Arrow asks
-    for room for the largest of their type."""
+    """Return the type to cast to first. Decimals go through text to floating-point numbers: from text Arrow finds the
+    nearest number, and from decimals often the one next to it. Whole numbers go through a decimal of another size,
+    because Arrow demands room for the largest number of their type."""
     if pa.types.is_decimal(given) and pa.types.is_floating(wanted):
         return pa.string()
     if pa.types.is_integer(given) and pa.types.is_decimal(wanted):
@@ -222,7 +223,7 @@ def _detour(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
 
 
 def _with_inside(kind: pa.DataType, inside: dict[str, pa.DataType]) -> pa.DataType:
-    """A nested type with other types inside, by the step to them."""
+    """Return a nested type with its inner types replaced, by the step to them."""
 
     def inner(field: pa.Field) -> pa.Field:
         if pa.types.is_struct(kind):
@@ -246,7 +247,7 @@ def _first_uncast(column: pa.Array, kind: pa.DataType) -> int:
 
 
 def _blamed(column: pa.Array, kind: pa.DataType) -> tuple[str, str, pa.DataType]:
-    """Which part of a value is to blame, how it looks, and what it should be."""
+    """Find the part of a value that cannot be cast: the path to it, its text, and the wanted type."""
     parts = {step or "[]": part for step, _, _, (part,) in parts_of(column)}
     for step, _, wanted in _pairs(column.type, kind):
         part = parts[step]
@@ -261,11 +262,11 @@ def _blamed(column: pa.Array, kind: pa.DataType) -> tuple[str, str, pa.DataType]
     return "", shown(column[0]), kind
 
 
-# What Arrow takes, although it changes values.
+# Casts that Arrow accepts although they change values.
 
 
 class _Rule(NamedTuple):
-    """``finds`` tells which values were changed, of a column before and after."""
+    """A check for changed values. ``finds`` compares a column before and after, and marks the changed values."""
 
     finds: Callable[[pa.Array, pa.Array], pa.Array]
     way_out: str
@@ -332,14 +333,14 @@ def _floating_rule(before: pa.DataType, after: pa.DataType) -> _Rule | None:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Also bytes, of which Arrow makes numbers as it does of text."""
+    """Return whether the type is text or bytes, which Arrow parses as numbers in the same way."""
     texts = pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()
     return kind in texts
 
 
 def _not_back(before: pa.Array, after: pa.Array) -> pa.Array:
     if pa.types.is_decimal(after.type):
-        # By way of text, as in _detour.
+        # Through text, as in ``_detour``.
         after = after.cast(pa.string())
     if pa.types.is_float16(before.type):
         before = before.cast(pa.float32())
@@ -347,7 +348,7 @@ def _not_back(before: pa.Array, after: pa.Array) -> pa.Array:
 
 
 def _cut_short(before: pa.Array, after: pa.Array) -> pa.Array:
-    """Of a decimal that has 32 bits, Arrow does not look at the others."""
+    """Compare whole decimals: for a decimal of 32 bits, Arrow ignores the higher bits."""
     wide = pa.decimal256(76, after.type.scale)
     return pc.not_equal(before.cast(wide), after.cast(wide))
 
@@ -372,7 +373,7 @@ def _padded(before: pa.Array, after: pa.Array | None = None) -> pa.Array:
 
 
 def _no_float(before: pa.Array, after: pa.Array, whole_max: int) -> pa.Array:
-    """Text of which a floating-point number keeps less than it says."""
+    """Mark text of which a floating-point number would lose information."""
     text = before.cast(pa.large_string())
     is_large = pc.greater_equal(pc.abs(after.cast(pa.float64())), whole_max)
     is_inexact = pc.and_(is_large, pc.match_substring_regex(text, "^[+-]?[0-9]+$"))

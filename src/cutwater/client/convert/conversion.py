@@ -1,9 +1,8 @@
-"""From whatever a caller has to one Arrow record batch of the topic's schema; whatever does not fit is named by column
-and row.
+"""Converts the records of a caller to one Arrow record batch of the topic's schema. Errors name the column and the row.
 
-Values keep their meaning: an Arrow or pandas column of another type is converted only if no value is changed by it.
-Text is stored as UTF-8 where bytes are wanted, and a timestamp column without a time zone counts as UTC; a Python
-``datetime`` without one is refused, because it usually means local time.
+Values keep their meaning: an Arrow or pandas column of another type is converted only if that changes no value. Text is
+stored as UTF-8 where bytes are wanted, and a timestamp column without a time zone counts as UTC. A Python ``datetime``
+without a time zone is refused, because it usually means local time.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def to_batch(
     headers: Headers | Sequence[Headers | None] | pa.Array | None = None,
     now_us: int,
 ) -> pa.RecordBatch:
-    """``now_us`` is the event time of records that have none."""
+    """Convert records to a batch. ``now_us`` is the event time of records that have none."""
     if schema.is_typed:
         given = [
             name for name, value in (("key", key), ("timestamp", timestamp), ("headers", headers)) if value is not None
@@ -93,7 +92,7 @@ def _binary(name: str, values: Any, *, nullable: bool = False) -> pa.Array:
 
 
 def _no_bytes(name: str, values: list[Any]) -> InvalidRecord:
-    """Which of them Arrow could not take, and what to do about it."""
+    """Find the value that Arrow refused, and return an error with a way out."""
     for row, value in enumerate(values):
         if isinstance(value, str):
             try:
@@ -155,7 +154,7 @@ def _header_maps(given: Any, count: int) -> pa.Array:
     try:
         array = pa.array(pairs, HEADERS)
     except ARROW_ERRORS:
-        # It says which of them is no text that can be stored.
+        # This raises an error that names the text that cannot be stored.
         array = of_values("headers", pairs, HEADERS)
     return _of_length("headers", array, count)
 
@@ -194,7 +193,7 @@ _WANTED = {
         "pandas or Polars"
     ),
 }
-"""What a caller may give by which name."""
+"""Error texts by argument name: what a caller may give."""
 
 
 # Columns.
@@ -207,7 +206,7 @@ def _is_rows_or_frame(records: Any) -> bool:
 
 
 def _is_frame(records: Any) -> bool:
-    # Its class is asked: a lazy frame would begin to work to tell its columns.
+    # Asks the class, because a lazy frame would start computing to return its columns.
     return hasattr(type(records), "columns") and (hasattr(records, "__arrow_c_stream__") or _is_pandas(records))
 
 
@@ -216,12 +215,12 @@ def _is_pandas(records: Any) -> bool:
 
 
 def _is_of(records: Any, package: str) -> bool:
-    """Also of a class that somebody has made of one of theirs."""
+    """Return whether the class or one of its base classes comes from the package."""
     return any(kind.__module__.partition(".")[0] == package for kind in type(records).__mro__)
 
 
 def _arrow_in(column: Any) -> pa.Array | pa.ChunkedArray | None:
-    """Arrow data that holds together, also what a pandas series is made of; None if it is anything else."""
+    """Return validated Arrow data, including the Arrow storage of a pandas series; None for anything else."""
     if _is_pandas(column) and str(getattr(column.dtype, "storage", "")).startswith("pyarrow"):
         column = pa.array(column.array)
     elif not isinstance(column, pa.Array | pa.ChunkedArray):
@@ -235,9 +234,9 @@ Columns = dict[str, Any]
 
 
 def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
-    """How many rows there are, and their columns, not yet of the types that the schema demands."""
+    """Return the number of rows, and their columns, not yet cast to the types of the schema."""
     if isinstance(records, Mapping | bytes | bytearray | memoryview | str):
-        # One record: if it is not a dict, the error below says what the topic wants.
+        # One record. If it is not a dict, the error below says what the topic wants.
         records = [records]
     if isinstance(records, pa.RecordBatch | pa.Table):
         _check_names(schema, records.schema.names)
@@ -254,7 +253,7 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
         if _is_of(records, "polars"):
             for name, kind in records.schema.items():
                 if str(kind) == "Object":
-                    # Polars would tell where in memory the objects are.
+                    # Polars would export the memory addresses of the objects.
                     raise InvalidRecord("its type is Object, of which there are no values to store", column=name)
         try:
             table = pa.table(records)
@@ -282,7 +281,7 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
 
 
 def _index_columns(schema: TopicSchema, frame: Any) -> Columns:
-    """What is in the index of a pandas frame that has a name, as after ``groupby``."""
+    """Return the named index levels of a pandas frame, as after ``groupby``."""
     found = {}
     for level, name in enumerate(frame.index.names):
         if name is None or name in frame.columns:
@@ -356,7 +355,7 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
         return cast(name, column, kind)
     if isinstance(column, list):
         return of_values(name, column, kind)
-    # Numbers of NumPy are no text, as those of Python are not.
+    # NumPy numbers are not accepted as text, as Python numbers are not.
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if column.dtype == object or (is_text and column.dtype.kind in "biufmM"):
         return of_values(name, column.tolist(), kind, is_pandas=True)
@@ -365,7 +364,7 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
     except ARROW_ERRORS as error:
         raise InvalidRecord(f"a pandas column of {column.dtype} cannot be {kind}: {error}", column=name) from error
     if isinstance(found.type, pa.BaseExtensionType) and not (pa.types.is_integer(kind) or pa.types.is_struct(kind)):
-        # What periods are in Arrow are numbers of which only pandas knows the meaning.
+        # Arrow stores pandas periods as numbers whose meaning only pandas knows.
         return of_values(name, column.tolist(), kind, is_pandas=True)
     return cast(name, found, kind)
 

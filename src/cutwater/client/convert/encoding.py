@@ -1,7 +1,7 @@
-"""From a record batch to the bytes that are stored, and the limits that are checked before anything is sent.
+"""Encodes a record batch to the stored bytes, and checks the limits before anything is sent.
 
-The body of a batch is one Arrow IPC record batch message, without the schema before it; ``format.projection`` says
-the same of it. Storage nodes never look into it, so what they need to know (number of records, event times, checksum)
+The body of a batch is one Arrow IPC record batch message, without the schema before it; ``format.projection`` describes
+the same form. Storage nodes never look into it, so what they need to know (number of records, event times, checksum)
 is computed here, once.
 """
 
@@ -30,19 +30,19 @@ COMPRESSIONS: tuple[Compression, ...] = ("lz4", "zstd")
 
 TOGETHER_BYTES_MAX = MIB
 ENVELOPE_BYTES = 64 * KIB
-"""What a message may need besides the body, when it is sent and when it is read back with its commits."""
+"""Bytes that a message may need besides the body, when it is sent and when it is read back with its commits."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Sizes that are refused before anything is sent."""
+    """Limits that are checked before anything is sent."""
 
     record_bytes_max: int = MIB
     batch_bytes_max: int = WireOptions().frame_bytes_max - ENVELOPE_BYTES
 
     @property
     def together_bytes_max(self) -> int:
-        """So much of what fits by itself travels together. How large a batch becomes is known only when it is made: of
-        empty values, five times what they count for."""
+        """The most bytes of small appends that share a batch. The size of the batch is known only when it is made: with
+        empty values, it is five times as large as their counted size."""
         return min(TOGETHER_BYTES_MAX, self.batch_bytes_max // 8)
 
 
@@ -65,12 +65,12 @@ def encode(
     declared: EventTime | None = None,
     times: tuple[int, int] | None = None,
 ) -> Batch:
-    """``now_us`` is the event time of a topic that has no column for it. ``times``: the smallest and the largest event
-    time, if they are known already."""
+    """Encode a batch. ``now_us`` is the event time in a topic that has no column for it. ``times``: the smallest and
+    the largest event time, if they are known already."""
     body = (serialize(batch, compression) if compression else batch.serialize()).to_pybytes()
     if compression:
         _check_inflated(body)
-    # The size of everything bounds the size of each, so a batch that is small as a whole needs no closer look.
+    # The total size bounds the size of each record, so a batch that is small as a whole needs no closer look.
     if (compression or len(body) > limits.record_bytes_max) and batch.nbytes > limits.record_bytes_max:
         _check_records(batch, limits.record_bytes_max)
     if times is None:
@@ -86,7 +86,7 @@ def encode_parts(
     limits: Limits,
     compression: Compression | None,
 ) -> Batch:
-    """Of records that were checked one by one when they were taken in, if they are plain."""
+    """Encode parts. Plain records were checked one by one when they were accepted, so they are not checked again."""
     if compression is None and (found := plain_body(parts)) is not None:
         return _batch(found.records, found.body, found.times, limits, None, schema.number)
     rows, times = joined(parts)
@@ -103,7 +103,7 @@ def _batch(
 
 
 def _check_inflated(body: bytes) -> None:
-    """No storage node takes what becomes too much when it is decompressed."""
+    """Refuse a batch that is too large when decompressed: no storage node would take it."""
     message = read_message(body)
     if limit_problem(message, len(body)):
         limit = INFLATED_BYTES_FREE if message.inflated_bytes <= INFLATED_BYTES_MAX else INFLATED_BYTES_MAX
@@ -120,7 +120,7 @@ def _check_records(batch: pa.RecordBatch, limit: int) -> None:
 
 
 def _bytes_max(column: pa.Array) -> int:
-    """No value of the column has more bytes than this; cheaper to know than what each has."""
+    """Return an upper bound for the bytes of any value of the column; it is cheaper than the size of each."""
     if column.null_count == len(column):
         return 0
     try:
@@ -133,12 +133,12 @@ def _bytes_max(column: pa.Array) -> int:
 
 
 def value_bytes_max(values: pa.Array) -> int:
-    """The length of the longest one, of bytes or text."""
+    """Return the length of the longest value of a column of bytes or text."""
     return int(pc.max(pc.binary_length(values)).as_py())
 
 
 def row_bytes(column: pa.Array) -> pa.Array:
-    """How many bytes the value of each row has, without what Arrow needs besides."""
+    """Return the bytes of the value in each row, without Arrow's overhead."""
     kind = column.type
     if pa.types.is_struct(kind):
         return sum_of([row_bytes(field) for field in column.flatten()], len(column))

@@ -1,4 +1,4 @@
-"""What was given, in a message."""
+"""Formats given values for error messages."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 SHOWN_MAX = 60
-"""Of a value that is wrong, so many characters are shown."""
+"""How many characters of a wrong value are shown."""
 
 
 def short(value: Any) -> str:
-    """With its type, for those who did not expect it."""
+    """Format a value with its type, which the caller may not expect."""
     return f"{shown(value)} ({type(value).__name__})"
 
 
 def shown(value: Any) -> str:
-    """Also of Arrow."""
+    """Format a value of Python or Arrow."""
     try:
         return cut_off(repr(value.as_py() if isinstance(value, pa.Scalar) else value))
     except (OverflowError, ValueError, LookupError):
-        # A time far beyond those that Python knows, or of a zone that is unknown here, or nanoseconds where there is no
-        # pandas; or a number with thousands of digits.
+        # A time outside of Python's range, in a time zone unknown here, or with nanoseconds where pandas is not
+        # installed; or a number with thousands of digits.
         if isinstance(value, pa.Scalar):
             return f"{getattr(value, 'value', 'what was given')} ({value.type})"
         return "a value too long to be shown"

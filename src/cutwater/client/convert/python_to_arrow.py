@@ -1,8 +1,8 @@
-"""From Python values to an Arrow column of a type, if no value is changed by it.
+"""Converts Python values to an Arrow column of a type, if that changes no value.
 
-What Arrow would take for something else is looked for before: a number with a fraction in the place of a whole one, a
-time that may mean another one, or that is finer than its column, members of structs that would be left out. Usually the
-types of the values say already that there is none.
+Values that Arrow would misinterpret are searched for first: a fraction in the place of a whole number, an ambiguous
+time, a time that is finer than its column, and members of structs that would be left out. Usually the Python types of
+the values show already that there are none.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from cutwater.client.convert.times import SECOND, is_missing, no_time, no_zone, 
 from cutwater.client.convert.violations import Fault, fault_error, first_wrong
 
 Check = Callable[[pa.DataType, Sequence[Any], set[type], bool], str | None]
-"""From a type, values, their Python types and whether they are of pandas to what is wrong, if anything; what is inside
-of them is checked by itself."""
+"""Checks values of a type; gets their Python types, and whether they come from pandas. Returns what is wrong, or None.
+Nested values are checked separately."""
 
 _WHOLE = {int, type(None)}
 
 
 def of_values(name: str, values: list[Any], kind: pa.DataType, *, is_pandas: bool = False) -> pa.Array:
-    """``is_pandas``: they are of a pandas series, where NaN is null, and a time without a zone counts as UTC."""
+    """Convert values. ``is_pandas``: they come from a pandas series, where NaN is null, and a time without a zone
+    counts as UTC."""
     if _fault(_plan(kind), values, is_pandas) is not None:
         if any(map(is_missing, values)):
             return of_values(name, _without_missing(values), kind, is_pandas=is_pandas)
@@ -62,7 +63,7 @@ def _without_missing(values: list[Any]) -> list[Any]:
 
 
 def _unfit(kind: pa.DataType, value: Any, error: Exception) -> str:
-    """What is wanted, where Arrow does not say it in words of Python."""
+    """Return an error text that says what is wanted, in words of Python where Arrow's are not."""
     if pa.types.is_timestamp(kind) and isinstance(value, str | float | date):
         return no_time(value, kind.unit)
     if pa.types.is_string(kind) and not isinstance(value, str | bytes):
@@ -80,12 +81,12 @@ def _unfit(kind: pa.DataType, value: Any, error: Exception) -> str:
     return f"{what}: {error}"
 
 
-# What would be taken for something else.
+# Values that Arrow would misinterpret.
 
 
 class _Plan(NamedTuple):
-    """What to look for in values of a type, and in what they consist of: members of structs, keys and items of maps,
-    items of lists. There are no ``parts`` if nothing is to be looked for in them."""
+    """The check for values of a type, and the plans for their parts: members of structs, keys and items of maps, items
+    of lists. ``parts`` is empty if no part needs a check."""
 
     kind: pa.DataType
     check: Check | None
@@ -129,7 +130,7 @@ def _check(kind: pa.DataType) -> Check | None:
 
 def _fault(plan: _Plan, values: Sequence[Any], is_pandas: bool) -> str | None:
     if plan.check is not None:
-        # Which types there are is found out quickly, and usually none of them can be wrong.
+        # Finding the set of types is quick, and usually none of them can be wrong.
         found = plan.check(plan.kind, values, set(map(type, values)), is_pandas)
         if found is not None:
             return found
@@ -146,7 +147,7 @@ def _wrong_times(kind: pa.DataType, values: Sequence[Any], types: set[type], is_
         for one in values:
             if isinstance(one, datetime) and one.tzinfo is None and not is_missing(one):
                 return no_zone(one)
-    # Arrow would take a whole number of seconds for one of a smaller unit.
+    # Arrow would take a whole number of seconds as a number of a smaller unit.
     if any(issubclass(own, str | float) for own in types):
         for one in values:
             if isinstance(one, str) or (isinstance(one, float) and not (is_pandas and _is_nan(one))):
@@ -168,7 +169,7 @@ def _is_midnight(one: datetime) -> bool:
 
 def _wrong_spans(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> str | None:
     if not is_pandas and any(own.__name__ == "NaTType" for own in types):
-        # Arrow takes it for the first day of all.
+        # Arrow takes it as the first possible day.
         return "NaT is how pandas says that there is no time: write None"
     if time in types:
         for one in values:
@@ -180,7 +181,7 @@ def _wrong_spans(kind: pa.DataType, values: Sequence[Any], types: set[type], is_
 
 
 def _too_fine(kind: pa.DataType, values: Sequence[Any], types: set[type]) -> str | None:
-    """About a time, a time of a day or a duration that would be cut off to the unit of its column."""
+    """Find a time, a time of day or a duration that would be truncated to the unit of its column."""
     unit = "" if pa.types.is_date(kind) else getattr(kind, "unit", "")
     step = 1_000_000 // SECOND[unit] if unit in ("s", "ms") else 1
     names = ("nanosecond", "nanoseconds")
@@ -193,14 +194,14 @@ def _too_fine(kind: pa.DataType, values: Sequence[Any], types: set[type]) -> str
             parts = one.microseconds, getattr(one, "nanoseconds", 0)
         else:
             continue
-        # Those of NaT are no numbers.
+        # The parts of NaT are not numbers.
         if not is_missing(one) and (parts[0] % step or parts[1]):
             return too_fine(one, unit)
     return None
 
 
 def _numpy_time(kind: pa.DataType, values: Sequence[Any], types: set[type]) -> str | None:
-    """Of an array of NumPy inside of another value, Arrow would take the numbers as they are."""
+    """Find NumPy times of another unit: inside of another value, Arrow would take their numbers as they are."""
     if not any(own.__name__ in ("datetime64", "timedelta64") for own in types):
         return None
     unit = "D" if pa.types.is_date32(kind) else getattr(kind, "unit", "ms")
@@ -211,7 +212,7 @@ def _numpy_time(kind: pa.DataType, values: Sequence[Any], types: set[type]) -> s
 
 
 def _fractions(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> str | None:
-    """About a number in the place of a whole one, or of a time, that is neither. Arrow would cut it off."""
+    """Find a number with a fraction where a whole number or a time is wanted. Arrow would truncate it."""
     if types <= _WHOLE or not any(issubclass(own, Real | Decimal) and not issubclass(own, Integral) for own in types):
         return None
     for one in values:
@@ -222,7 +223,7 @@ def _fractions(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pa
 
 
 def _whole(number: Any) -> Any:
-    """Python divides no decimal that is much larger than 1."""
+    """Round to a whole number; ``//`` fails for a large decimal."""
     return number.to_integral_value() if isinstance(number, Decimal) else number // 1
 
 
@@ -234,7 +235,7 @@ def _infinite(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pan
     try:
         given = pa.array(values, pa.float64())
     except ARROW_ERRORS:
-        # What is wrong will be told when it is converted.
+        # The conversion raises an error that says what is wrong.
         return None
     index = pc.index(pc.and_not(pc.is_inf(given.cast(kind)), pc.is_inf(given)), True).as_py()
     if index >= 0:
@@ -251,7 +252,7 @@ def _infinite(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pan
 
 
 def _unknown_members(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> str | None:
-    """Arrow would leave them out."""
+    """Find members that the struct does not have: Arrow would leave them out."""
     if (found := _texts(kind, values, types, is_pandas)) is not None:
         return found
     known = frozenset(kind.names)
@@ -268,7 +269,7 @@ def _unknown_members(kind: pa.DataType, values: Sequence[Any], types: set[type],
 
 
 def _texts(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> str | None:
-    """In the place of a list, a dict or pairs; Arrow would take it apart."""
+    """Find text in the place of a list, a dict or pairs; Arrow would split it into characters."""
     if not any(issubclass(own, str | bytes | bytearray) for own in types):
         return None
     one = next(one for one in values if isinstance(one, str | bytes | bytearray))
@@ -276,7 +277,7 @@ def _texts(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas
 
 
 def _wrong_sizes(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> str | None:
-    """Of sets, Arrow would put what is too much into the next row."""
+    """Find lists of the wrong size: of a set that is too large, Arrow would put the rest into the next row."""
     if (found := _texts(kind, values, types, is_pandas)) is not None:
         return found
     for one in values:
@@ -286,7 +287,7 @@ def _wrong_sizes(kind: pa.DataType, values: Sequence[Any], types: set[type], is_
 
 
 def _no_pairs(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> str | None:
-    """Nothing in the place of a pair: Arrow would end the process."""
+    """Find items of a map that are not pairs: Arrow would crash the process."""
     if (found := _texts(kind, values, types, is_pandas)) is not None:
         return found
     for one in values:
@@ -299,12 +300,12 @@ def _no_pairs(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pan
     return None
 
 
-# What values consist of.
+# Parts of nested values.
 
 
 def _inside(plan: _Plan, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """What the values of a nested column consist of, for each part; what has another form than its type is left out,
-    and Arrow will refuse it."""
+    """Yield the inner values of a nested column, for each part. Values of another form than their type are left out,
+    and Arrow will refuse them."""
     if plan.names:
         rows = [value for value in values if isinstance(value, Mapping)]
         others = [value for value in values if isinstance(value, tuple) and len(value) == len(plan.names)]
@@ -325,12 +326,13 @@ def _inside(plan: _Plan, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _is_list(value: Any) -> bool:
-    # An array of NumPy may be of no dimension.
+    # A NumPy array may have no dimension.
     return isinstance(value, Iterable) and not isinstance(value, Iterator) and getattr(value, "ndim", 1) != 0
 
 
 def _items(values: Any, kind: pa.DataType) -> Iterable[Any]:
-    """Of an array of NumPy only the first if its type says that the others are no worse: arrays are long."""
+    """Return the items of a list. Of a NumPy array, return only the first item if the array's type shows that checking
+    the others is unnecessary: arrays are long."""
     if type(values).__module__ != "numpy":
         return cast(Iterable[Any], values)
     dtype = values.dtype
@@ -345,7 +347,7 @@ def _pair_names(kind: pa.DataType) -> tuple[str, str]:
 
 
 def _pairs(value: Any, names: tuple[str, str] = ("", "")) -> list[tuple[Any, Any]]:
-    """Of a dict, or of a list of them; those of a map may be dicts with these names."""
+    """Return the pairs of a dict or of a list of pairs; the pairs of a map may be dicts with these names."""
     if isinstance(value, Mapping):
         return list(value.items())
     given = value if _is_list(value) and not isinstance(value, str | bytes | bytearray) else ()
@@ -361,7 +363,7 @@ def _pairs(value: Any, names: tuple[str, str] = ("", "")) -> list[tuple[Any, Any
 def _blamed(
     kind: pa.DataType, values: Sequence[Any], is_wrong: Callable[[pa.DataType, Sequence[Any]], bool]
 ) -> tuple[int, str, pa.DataType, Any]:
-    """Which of the values is the first that is to blame, and which part of it, as deep inside as it can be told."""
+    """Find the first wrong value, and its innermost wrong part."""
     index = first_wrong(len(values), lambda start, end: is_wrong(kind, values[start:end]))
     for step, inner, parts in _parts(kind, values[index]):
         if parts and is_wrong(inner, parts):
@@ -371,7 +373,7 @@ def _blamed(
 
 
 def _parts(kind: pa.DataType, value: Any) -> Iterator[tuple[str, pa.DataType, Sequence[Any]]]:
-    """What a value consists of, with the step to it, which is empty for items of lists."""
+    """Yield the parts of a value with the step to each, which is empty for items of lists."""
     if pa.types.is_struct(kind):
         for i, field in enumerate(kind):
             if isinstance(value, tuple):

@@ -1,8 +1,8 @@
-"""What the records of a topic look like: key and value, or rows of an Arrow schema that may grow.
+"""The form of a topic's records: key and value, or rows of an Arrow schema that may grow.
 
 A batch names its schema by number: 0 for key and value, otherwise the place in the topic's list of schemas, from 1. A
-schema is followed only by one that leaves every column as it is and adds columns that may be null; so a batch of an
-older schema is read as one of the newest, with nulls.
+new schema must leave every column as it is, and may only add columns that may be null. So a batch of an older schema is
+read as one of the newest, with nulls.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ KEY_VALUE_NUMBER = 0
 EVENT_TIME_OF_KEY_VALUE = "timestamp"
 
 RESERVED = frozenset({"topic", "stream", "glsn", "llsn", "ingested_at", "watermark"})
-"""Columns that readers get besides those of the schema."""
+"""Columns that readers get in addition to those of the schema."""
 
 SchemaLike: TypeAlias = str | pa.Schema | Mapping[str, pa.DataType] | Sequence[tuple[str, pa.DataType] | pa.Field]
 
 
 class TopicSchema:
-    """The schemas of one topic, and which column is event time; an empty name if none is."""
+    """The schemas of one topic, and the name of its event time column; an empty name if there is none."""
 
     __slots__ = ("event_time", "topic", "versions")
 
@@ -49,7 +49,7 @@ class TopicSchema:
 
     @property
     def number(self) -> int:
-        """What a new batch names."""
+        """The number of the schema that a new batch names."""
         return len(self.versions)
 
     @property
@@ -57,7 +57,7 @@ class TopicSchema:
         return self.versions[-1] if self.versions else KEY_VALUE
 
     def numbered(self, number: int) -> pa.Schema | None:
-        """The schema of a batch that names this number, if it is known here."""
+        """Return the schema that a batch names with this number; None if it is not known here."""
         if number == KEY_VALUE_NUMBER:
             return KEY_VALUE
         return self.versions[number - 1] if 0 < number <= len(self.versions) else None
@@ -76,8 +76,8 @@ def decode_schema(data: bytes) -> pa.Schema:
 
 
 def new_schema(given: SchemaLike, event_time: str, old: pa.Schema | None = None) -> pa.Schema:
-    """The schema of a topic that is to be created, without what concerns only its maker, such as pandas metadata.
-    Columns that the old one has were accepted with it: their time zones, for instance, are not looked up once more."""
+    """Return the schema of a topic that is to be created, without metadata that concerns only its maker, such as that
+    of pandas. Columns of the old schema were accepted before: their time zones, for instance, are not checked again."""
     try:
         if isinstance(given, str):
             schema = parse_schema(given)
@@ -112,7 +112,7 @@ def new_schema(given: SchemaLike, event_time: str, old: pa.Schema | None = None)
 
 
 def grown_schema(topic: TopicSchema, given: SchemaLike) -> pa.Schema:
-    """The next schema of a topic, if readers of the present one can live with it."""
+    """Return the next schema of a topic; raise if readers of the present one could not use it."""
     if not topic.is_typed:
         raise IncompatibleSchema(
             f"topic {topic.topic!r} has records of key and value and cannot get a schema: create another topic"
@@ -142,7 +142,7 @@ def _incompatible(topic: TopicSchema, new: pa.Schema, what: str) -> Incompatible
 
 
 def describe(schema: pa.Schema) -> str:
-    """The columns on one line."""
+    """Return the columns as one line of text."""
     return ", ".join(f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema)
 
 
@@ -157,7 +157,7 @@ def _check_event_time(schema: pa.Schema, event_time: str) -> None:
 
 
 def _check_storable(name: str, kind: pa.DataType) -> None:
-    """A stored batch is a single message, so what needs a second one (a dictionary) cannot be in it."""
+    """Refuse types that need a second message, such as dictionaries: a stored batch is a single message."""
     if pa.types.is_dictionary(kind):
         raise InvalidArgument(f"column {name!r} is {kind}: use {kind.value_type}, and compression if it repeats itself")
     if isinstance(kind, pa.BaseExtensionType):
@@ -167,8 +167,8 @@ def _check_storable(name: str, kind: pa.DataType) -> None:
 
 
 def _check_fillable(name: str, kind: pa.DataType) -> None:
-    """Arrow makes no unions and runs of rows, nor of columns of other types. Lists that are views may share values, so
-    that a small batch is a large one for its readers."""
+    """Refuse types that cannot be filled. Arrow cannot build unions and run-end encoded columns from rows, nor cast
+    other columns to them. List views may share values, so that a small batch becomes a large one for its readers."""
     if pa.types.is_union(kind):
         raise InvalidArgument(f"column {name!r} is {kind}: use a struct with a member for each of its types")
     if pa.types.is_run_end_encoded(kind):
@@ -180,7 +180,8 @@ def _check_fillable(name: str, kind: pa.DataType) -> None:
 
 
 def _check_zones(name: str, kind: pa.DataType) -> None:
-    """Refuse a time zone that is not known here: whoever reads records as Python values would stop at the first."""
+    """Refuse a time zone that is not known here: a program that reads records as Python values would fail at the first
+    record."""
     if pa.types.is_timestamp(kind):
         try:
             pa.scalar(0, kind).as_py()

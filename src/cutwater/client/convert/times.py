@@ -1,4 +1,4 @@
-"""What callers may give as a time."""
+"""Times as callers may give them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cutwater.client.errors import InvalidRecord
 Time = datetime | int
 
 TIMES = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
-"""Microseconds since 1970 that a ``datetime`` can tell."""
+"""Microseconds since 1970 that a ``datetime`` can represent."""
 SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-"""Unit of Arrow → how many are a second."""
+"""Arrow unit → how many of it make a second."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = {
     "s": ("seconds", ""),
@@ -22,11 +22,11 @@ _UNITS = {
     "us": ("microseconds", " * 1_000_000"),
     "ns": ("nanoseconds", " * 1_000_000_000"),
 }
-"""Of Arrow → what one is called, and how seconds become it."""
+"""Arrow unit → its name, and the factor that converts seconds to it."""
 
 
 def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
-    """Microseconds since 1970 of what a caller gave as a time."""
+    """Return a caller's time as microseconds since 1970."""
     if isinstance(time, datetime):
         if type(time) is not datetime and is_missing(time):
             raise InvalidRecord(f"{time} is no time: write None, or leave it out", column=name, row=row)
@@ -52,7 +52,7 @@ def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether it is how pandas says that there is none: ``NaT`` (which counts as a ``datetime``) or ``NA``."""
+    """Return whether the value is a missing value of pandas: ``NaT`` (which counts as a ``datetime``) or ``NA``."""
     return type(value).__name__ in ("NaTType", "NAType")
 
 
@@ -61,7 +61,7 @@ def no_zone(time: datetime) -> str:
 
 
 def too_fine(time: Any, unit: str) -> str:
-    """What to say of a time or a duration that a column of this unit would cut off."""
+    """Return an error text for a time or a duration that a column of this unit would truncate."""
     rounded = f"round it, as with .floor({unit!r})" if hasattr(time, "floor") else f"round it to {_UNITS[unit][0]}"
     return f"{short(time)} is finer than {_UNITS[unit][0]}: {rounded}, or let the column have a finer unit"
 

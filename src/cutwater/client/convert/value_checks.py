@@ -1,5 +1,5 @@
-"""What is checked of every column before it is stored, wherever it came from: that there is a value where one is
-demanded, also inside of others, and that Python can tell every time."""
+"""Checks every column before it is stored, wherever it came from: values are present where they are demanded, at any
+depth, and Python can represent every time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DAY_MS = 86_400_000
 
 
 def check_arrow(data: pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table) -> None:
-    """Refuse what is not what it says it is, such as values that begin where their memory has ended: it could be
-    stored, and never be read."""
+    """Refuse malformed Arrow data, such as values that begin after the end of their memory: it could be stored, but
+    never be read."""
     try:
         data.validate(full=True)
     except pa.ArrowException as error:
@@ -29,7 +29,7 @@ def check_arrow(data: pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table) ->
 
 
 def check_stored(name: str, column: pa.Array) -> None:
-    """Whether the column itself may be null is not asked here."""
+    """Check a column. Whether the column itself may be null is not checked here."""
     kind = column.type
     if _has_rules(kind) and (kind.num_fields or _untold(column) is not None):
         check_columns(name, _wrong, _has_rules, column)
@@ -38,7 +38,7 @@ def check_stored(name: str, column: pa.Array) -> None:
 @lru_cache(maxsize=256)
 def _has_rules(kind: pa.DataType) -> bool:
     if pa.types.is_map(kind):
-        # Arrow itself sees to it that keys are there.
+        # Arrow itself ensures that keys are present.
         return _has_rules(kind.key_type) or not kind.item_field.nullable or _has_rules(kind.item_type)
     inside = [kind.field(i) for i in range(kind.num_fields)]
     return _has_times(kind) or any(not field.nullable or _has_rules(field.type) for field in inside)
@@ -51,17 +51,17 @@ def _wrong(field: pa.Field, absent: int, column: pa.Array) -> str | None:
 
 
 def _has_times(kind: pa.DataType) -> bool:
-    """Whether a column of this type has times that may be too early, too late or too long."""
+    """Return whether a column of this type has times that may be too early, too late or too long."""
     if pa.types.is_duration(kind) or pa.types.is_time(kind):
         return _numbers(kind) is not None
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
 def _numbers(kind: pa.DataType) -> range | None:
-    """Which numbers are durations, times of a day or times in nanoseconds; None if all of them are."""
+    """Return the range of numbers that are valid durations, times of day or times in nanoseconds; None if all are."""
     second = SECOND[kind.unit]
     if pa.types.is_timestamp(kind):
-        # In any time zone. The first of all numbers is how pandas says that there is none.
+        # Valid in any time zone. Pandas uses the smallest number for a missing time.
         return range(-(2**63) + 86_400 * second, 2**63 - 86_400 * second)
     if pa.types.is_time(kind):
         return range(86_400 * second)
@@ -69,8 +69,8 @@ def _numbers(kind: pa.DataType) -> range | None:
 
 
 def _untold(times: pa.Array) -> str | None:
-    """What is wrong if Python cannot tell one of them: whoever reads records would stop at it, and never get to those
-    after it. A time has a ``datetime`` in its own zone and in UTC."""
+    """Return what is wrong if Python cannot represent one of the times: a reader of records would fail at it, and never
+    get past it. A time needs a ``datetime`` in its own zone and in UTC."""
     kind = times.type
     if pa.types.is_duration(kind) or pa.types.is_time(kind) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
         numbers = _numbers(kind)

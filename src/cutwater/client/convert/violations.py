@@ -1,4 +1,4 @@
-"""Where in a column something is wrong: in which row, and at which place inside of a nested value."""
+"""Locates errors in a column: the row, and the place inside of a nested value."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cutwater.client.errors import InvalidRecord
 
 
 class Fault(NamedTuple):
-    """``path`` is the way from a value of the column to what is wrong, such as ``.lines[2].price``."""
+    """An error in a value. ``path`` leads from a value of the column to the wrong part, such as ``.lines[2].price``."""
 
     path: str
     text: str
 
 
 Check = Callable[..., str | None]
-"""From a field, how many nulls belong to what is around it, and columns of equal length to what is wrong, if anything;
-what is inside of them is checked by itself."""
+"""Checks columns of equal length; gets a field, and how many nulls are there because the enclosing value is null.
+Returns what is wrong, or None. Nested values are checked separately."""
 Concerns = Callable[..., bool]
-"""Whether there is anything to check in columns of these types."""
+"""Returns whether columns of these types need any check."""
 
 
 def fault_error(name: str, row: int | None, fault: Fault) -> InvalidRecord:
@@ -29,15 +29,15 @@ def fault_error(name: str, row: int | None, fault: Fault) -> InvalidRecord:
 
 
 def check_columns(name: str, check: Check, concerns: Concerns, *columns: pa.Array) -> None:
-    """Check columns of equal length, such as one before and after it was converted, at every depth. The last of them
-    says what is in it. An error names the first row that is wrong."""
+    """Check columns of equal length, such as one before and after its conversion, at every depth. The type of the last
+    column decides which parts are checked. An error names the first row that is wrong."""
     found = _first_fault(pa.field(name, columns[-1].type), check, concerns, columns)
     if found is not None:
         raise fault_error(name, *found)
 
 
 def first_wrong(count: int, is_wrong: Callable[[int, int], bool]) -> int:
-    """The first of so many, of which at least one is wrong."""
+    """Binary search for the first failing row. At least one of the ``count`` rows must be wrong."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -51,7 +51,7 @@ def first_wrong(count: int, is_wrong: Callable[[int, int], bool]) -> int:
 def _first_fault(
     field: pa.Field, check: Check, concerns: Concerns, columns: tuple[pa.Array, ...]
 ) -> tuple[int, Fault] | None:
-    """In which row something is wrong, and what."""
+    """Return the first row that is wrong, and what is wrong in it."""
     fault = _fault(field, 0, check, concerns, columns)
     if fault is None:
         return None
@@ -83,8 +83,8 @@ def _fault(
 
 
 def parts_of(*columns: pa.Array) -> Iterator[tuple[str, pa.Field, int, tuple[pa.Array, ...]]]:
-    """What nested columns consist of: the step to it, which is empty for items of lists; its field; how many nulls are
-    there because what is around them is null; and the values. Unions are not looked into."""
+    """Yield the parts of nested columns: the step to the part, which is empty for items of lists; its field; how many
+    nulls are there because the enclosing value is null; and the values. Unions are not searched."""
     last = columns[-1]
     if pa.types.is_struct(last.type):
         flat = [dict(zip(column.type.names, column.flatten(), strict=True)) for column in columns]
@@ -97,11 +97,11 @@ def parts_of(*columns: pa.Array) -> Iterator[tuple[str, pa.Field, int, tuple[pa.
 
 
 def as_list(column: pa.Array) -> pa.Array:
-    """A map as a list of its pairs; anything else as it is."""
+    """Return a map as a list of its pairs, and any other column as it is."""
     kind = column.type
     if not pa.types.is_map(kind):
         return column
-    # Arrow's own way refuses nulls where there should be none, which are looked for here.
+    # Arrow's own cast refuses nulls in non-nullable fields, which the checks here search for.
     pair = pa.struct([kind.key_field.with_name("key"), kind.item_field.with_name("value")])
     pairs = pa.Array.from_buffers(pair, len(column.keys), [None], children=[column.keys, column.items])
     buffers = column.buffers()[:2]

@@ -1,9 +1,9 @@
 """A named producer: pipelined, collected into batches, and exactly once over retries, seals and restarts.
 
-What is sent waits in a buffer of bounded size until it becomes part of a batch; batches are numbered and sent by
-``core.producer_session``, which keeps each of them until its fate is known. Here is what that machine needs: messages
-to the head of its log stream, all over one connection so that they keep their order, questions to sealed replicas and
-to the metadata repository, and a look at the catalog whenever things do not move on.
+Records wait in a buffer of bounded size until they become part of a batch. ``core.producer_session`` numbers and sends
+batches, and keeps each of them until its fate is known. This module provides what that machine needs: messages to the
+head of its log stream, all over one connection so that they keep their order; questions to sealed replicas and to the
+metadata repository; and a look at the catalog whenever there is no progress.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ from cutwater.wire.connection import Connection
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
 
 SEND_MS_MAX = 10_000
-"""How long one attempt may take; the next one finds what became of it."""
+"""How long one attempt may take; the next one finds out what became of it."""
 ASK_MS_MAX = 3_000
 CONNECT_SECONDS = 3.0
 RETRY_SECONDS_MIN = 0.01
 RETRY_SECONDS_MAX = 0.5
 PATIENCE_SECONDS = 0.5
-"""A log stream that is sealed for longer than this is left, if the metadata repository has another one."""
+"""A producer leaves a log stream that is sealed for longer than this, if the metadata repository has another one."""
 STUCK_SECONDS = 2.0
-"""Without any answer for this long, the present step is done again."""
+"""Without any answer for this long, the producer repeats its current step."""
 LOOK_SECONDS = 0.25
-"""How often it is looked whether that is so."""
+"""Interval of the check for that."""
 
 
 class AsyncProducer:
@@ -99,7 +99,7 @@ class AsyncProducer:
         timeout: float,
         buffer_bytes: int = BUFFER_BYTES_MAX,
     ) -> None:
-        """``bytes_max`` may travel together."""
+        """``bytes_max``: the most bytes that share a batch."""
         self.topic, self.id = topic, name
         self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
         self.prepare, self._encode, self._bytes_max = prepare, encode, bytes_max
@@ -112,14 +112,14 @@ class AsyncProducer:
         self.on_change: Callable[[], None] | None = None
         """Called when there may be room again, or when there never will be."""
         self._changed = asyncio.Event()
-        """Something was settled, or there is room again, or the phase has changed."""
+        """Set when a batch was settled, there is room again, or the phase has changed."""
         self._trouble = asyncio.Event()
-        """Something was refused or lost, so the present step has to be done again."""
+        """Set when a message was refused or lost, so that the current step has to be repeated."""
         self._hindrance = ""
-        """Why its log stream cannot be reached, as long as that is so."""
+        """Why its log stream cannot be reached; empty if it can."""
         self._closed_since: float | None = None
         self._sent_in: tuple[LogStreamId, Epoch] | None = None
-        """The log stream and its epoch in which something was last sent."""
+        """The log stream and epoch of the last message sent."""
         catalogs.listeners.add(self._take_catalog)
         self._moved_at = self._loop.time()
         self._is_due = False
@@ -128,12 +128,12 @@ class AsyncProducer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._is_stopped = False
-        """Nothing that comes from outside makes a difference any more."""
+        """Whether answers from outside are ignored from now on."""
 
-    # What users do with it.
+    # Public methods.
 
     async def open(self, deadline: Deadline) -> None:
-        """Fence whoever had the name before, and return when it is ready."""
+        """Fence the previous producer of this name, and return when this one is ready."""
         self._spawn(self._keep())
         self._do(self._session.start())
         try:
@@ -158,8 +158,8 @@ class AsyncProducer:
         idle: bool = False,
         timeout: float | None = None,
     ) -> asyncio.Future[Ack]:
-        """Hand over one record or several, as for ``append``; several stay together. Returns when there is room for
-        them, with a future of the acknowledgement.
+        """Hand over one record or several, as for ``append``; several stay together. Returns a future of the
+        acknowledgement as soon as there is room for the records.
 
         After ``timeout`` the future fails: with ``DeadlineExceeded`` if nothing was sent, so that nothing will appear,
         otherwise with ``AppendUnknown``; then the producer still goes on trying. ``watermark`` and ``idle`` are as for
@@ -201,12 +201,12 @@ class AsyncProducer:
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
-        also if its future was already asked."""
+        even if its future was already asked."""
         given = [*self._flights, *self._buffer]
         settled = 0
 
         def are_settled() -> bool:
-            # They are settled in about this order, so each is looked at about once.
+            # Sends are settled in about this order, so each is checked about once.
             nonlocal settled
             while settled < len(given) and given[settled].future.done():
                 settled += 1
@@ -219,12 +219,12 @@ class AsyncProducer:
             raise error
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Flush and end. What has no outcome by then fails: *unknown* if it was sent. What was told to be *unknown* is
-        waited for as well; ``AppendUnknown`` says that it still is."""
+        """Flush and end. A send without an outcome by then fails: *unknown* if it was sent. This also waits for sends
+        whose callers were already told *unknown*; ``AppendUnknown`` says that some still are."""
         await self._end(Deadline(self.timeout if timeout is None else timeout), is_all=True)
 
     async def finish(self) -> None:
-        """As ``close``, for who did not send: failures that there were before are not told again."""
+        """Close on behalf of a caller that did not send: earlier failures are not raised again."""
         self._buffer.unheard = None
         await self._end(Deadline(self.timeout), is_all=False)
 
@@ -247,11 +247,11 @@ class AsyncProducer:
             count = sum(sent.count for sent in self._unknown())
             raise AppendUnknown(
                 f"producer {self.id!r} ends, after {deadline.seconds:g} s, before it knows what became of "
-                f"{counted(count, 'record')}, and nobody goes on trying: read the log to see whether it is there"
+                f"{counted(count, 'record')}, and does not go on trying: read the log to see whether it is there"
             ) from error
 
     def _unknown(self) -> list[Sent]:
-        """Sends under way, and sends that go again although their callers were told *unknown*."""
+        """Return sends in flight, and sends that are sent again although their callers were told *unknown*."""
         return [*self._flights, *(sent for sent in self._buffer if sent.is_numbered)]
 
     async def __aenter__(self) -> AsyncProducer:
@@ -287,7 +287,7 @@ class AsyncProducer:
 
     @property
     def held_bytes(self) -> int:
-        """What it holds, sent or not."""
+        """Bytes that the producer holds, sent or not."""
         return self._buffer.bytes
 
     def _expire(self, now: float) -> float:
@@ -296,13 +296,14 @@ class AsyncProducer:
         return earliest
 
     def _depart_soon(self) -> None:
-        """Whatever is sent in this turn of the event loop goes along."""
+        """Send a batch after this turn of the event loop, so that everything sent in this turn joins it."""
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._depart)
 
     def _depart(self) -> None:
-        """A batch gets its number when it can leave at once: before, whoever gives up knows that it never will."""
+        """Send batches. A batch gets its number only when it can be sent at once: until then, a caller that gives up
+        knows that its records will never appear."""
         self._is_due = False
         while len(self._buffer) and self._may_send():
             if self._head(self._session.stream) is None:
@@ -317,7 +318,7 @@ class AsyncProducer:
                 self._buffer.fail(group, error)
                 continue
             except Exception as error:
-                # Nobody foresaw it: there is no memory, say. Those who wait must not wait for ever.
+                # An unexpected error, such as no memory. Callers must not wait for ever.
                 self._buffer.fail(group, _not_encoded(error))
                 continue
             sequence, effects = self._session.submit(batch)
@@ -337,7 +338,7 @@ class AsyncProducer:
         is_ready = self._session.phase is Phase.READY and self._session.has_room
         return is_ready and len(self._flights) < IN_FLIGHT_MAX and not self._is_stopped
 
-    # What the session wants.
+    # Effects of the session.
 
     def _do(self, effects: list[SessionEffect]) -> None:
         for effect in effects:
@@ -356,13 +357,13 @@ class AsyncProducer:
                     self._go_on()
 
     def _go_on(self) -> None:
-        """There may be room for more."""
+        """Send more, if there is room for it."""
         self._moved_at = self._loop.time()
         self._note_change()
         self._depart_soon()
 
     def _head(self, stream: LogStreamId) -> tuple[StreamInfo, str, Connection] | None:
-        """Where batches of this log stream go, if that can be reached now."""
+        """Return the head to which batches of this log stream go, or None if it cannot be reached now."""
         info = self._catalogs.view.streams.get(stream)
         address = self._catalogs.view.addresses.get(info.chain[0]) if info is not None and info.chain else None
         connection = self._nodes.ready(address) if address is not None else None
@@ -371,7 +372,7 @@ class AsyncProducer:
         return info, address, connection
 
     def _send(self, effect: SendBatch) -> None:
-        """To the head, if it can be reached now; otherwise the keeper will see to it."""
+        """Send to the head, if it can be reached now; otherwise ``_keep`` sends again."""
         head = self._head(effect.stream)
         if head is None:
             self._trouble.set()
@@ -424,7 +425,7 @@ class AsyncProducer:
                 self._flights.fail(tag.sequence, outcome)
                 self._note_change()
         elif isinstance(outcome, SequenceReused | SequenceExpired):
-            # A late answer says nothing of a batch that is settled by now, or was sent again under another epoch.
+            # A late answer says nothing about a batch that is settled by now, or was sent again under another epoch.
             is_settled = kind is not BatchKind.FENCE and self._flights.get(tag.sequence) is not flight
             if tag.epoch == self._session.epoch and not is_settled:
                 self._give_up(outcome)
@@ -433,7 +434,7 @@ class AsyncProducer:
                 flight.refusal = outcome
                 self._do(self._session.refused(tag))
             if self._session.phase is not Phase.RENEWING and tag.epoch == self._session.epoch:
-                # Otherwise it is done again in any case, under the next epoch.
+                # Otherwise the batch is sent again in any case, under the next epoch.
                 self._trouble.set()
         if self._session.phase is Phase.FENCED:
             self._give_up(_fenced(self.id))
@@ -482,7 +483,8 @@ class AsyncProducer:
                 self._give_up(error)
 
     async def _know(self, grant: ProducerGrant) -> None:
-        """The log stream may be newer than the catalog here, and its head may not be connected."""
+        """Fetch the catalog and connect to the head: the granted log stream may be newer than the cached catalog, and
+        its head may not be connected."""
         deadline = Deadline(CONNECT_SECONDS)
         view = self._catalogs.view
         info = view.streams.get(grant.stream)
@@ -495,13 +497,13 @@ class AsyncProducer:
     async def _connected(self, info: StreamInfo) -> None:
         head = info.chain[0]
         try:
-            # The attempt goes on; whoever waits longer than this looks at the catalog again.
+            # The attempt goes on; after this time the caller looks at the catalog again.
             await self._nodes.connection(self._catalogs.view.address(head), Deadline(SLOW_SECONDS))
         except (ConnectionLost, DeadlineExceeded):
             self._nodes.unreachable(info.stream, head)
             raise
 
-    # When things do not move on.
+    # Without progress.
 
     async def _keep(self) -> None:
         wait = RETRY_SECONDS_MIN
@@ -523,20 +525,21 @@ class AsyncProducer:
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
     def _blame_head(self) -> None:
-        """Silence is evidence: the metadata repository should look at the head, and the catalog may have changed."""
+        """Report the head: silence is evidence. The metadata repository should probe it, and the catalog may have
+        changed."""
         info = self._catalogs.view.streams.get(self._session.stream)
         if info is not None and info.is_open and info.chain:
             self._nodes.unreachable(info.stream, info.chain[0])
         self._catalogs.look()
 
     def _take_catalog(self, view: View) -> None:
-        """Check sends under way at once if their epoch has ended."""
+        """Check the batches in flight at once if their epoch has ended."""
         info = view.streams.get(self._session.stream)
         if self._flights and (info is None or not info.is_open or (info.stream, info.epoch) != self._sent_in):
             self._trouble.set()
 
     async def _pause(self, wait: float) -> bool:
-        """Until there is trouble, or it is time to look whether there is; whether there is."""
+        """Wait until there is trouble, or until the next regular check. Returns whether there is trouble."""
         try:
             async with asyncio.timeout(max(wait, LOOK_SECONDS)):
                 await self._trouble.wait()
@@ -579,10 +582,10 @@ class AsyncProducer:
         self._do(effects)
         self._trouble.set()
 
-    # The end.
+    # Closing.
 
     def _give_up(self, error: CutwaterError) -> None:
-        """Nothing more can be sent."""
+        """End the producer: nothing more can be sent."""
         if self._failure is None:
             self._failure = error
         self._buffer.fail_all(self._failure)
@@ -609,7 +612,7 @@ class AsyncProducer:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A bug in the background must not look like silence."""
+        """End the producer if a background task has failed: a bug must not look like silence."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:

@@ -1,4 +1,5 @@
-"""What was given to a producer and is not yet part of a numbered batch; and how long its callers will wait for it."""
+"""Holds records that were given to a producer and are not yet in a numbered batch, with the deadlines of their
+callers."""
 
 from __future__ import annotations
 
@@ -19,30 +20,30 @@ from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
 
 Outcome = asyncio.Future[Ack] | SentFuture
-"""Whichever its caller can wait for."""
+"""A future of the kind that the caller can wait for."""
 
 
 class Sent(Struct, eq=False):
-    """Records that were given with one call. ``future`` gets their outcome, once. ``at`` is their deadline in the time
-    of the event loop, ``seconds`` after they were given."""
+    """Records that were given with one call. ``future`` gets their outcome, once. ``at`` is their deadline in event
+    loop time, ``seconds`` after they were given."""
 
     part: Part | None
-    """None if nothing but a declaration was given."""
+    """None if only a declaration was given."""
     count: int
     size: int
     at: float
     seconds: float
     future: Outcome
     is_numbered: bool = False
-    """Part of a batch that has a number: it may appear, whatever happens."""
+    """Whether it is part of a numbered batch: from then on it may appear in any case."""
     declared: Declared | None = None
-    """What its batch declares. That takes effect at the end of a batch, so it is the last one of it."""
+    """What its batch declares. A declaration takes effect at the end of a batch, so this one is the last of it."""
     piece: object = None
-    """Travels only together with those of the same piece: they are part of a batch that was refused."""
+    """Shares a batch only with sends of the same piece: they come from a batch that was refused."""
 
 
 def settle(group: list[Sent], ack: Ack) -> None:
-    """The batch that these are made into is in the log."""
+    """Give the sends of a batch that is in the log their acknowledgements."""
     together, acks = list[SentFuture](), list[Ack]()
     for sent, part in zip(group, shares(ack, group), strict=True):
         future = sent.future
@@ -56,7 +57,8 @@ def settle(group: list[Sent], ack: Ack) -> None:
 
 
 class ProducerBuffer:
-    """``bytes`` counts what is here and what the producer has under way, which gives it back when it is settled."""
+    """Sends that wait to be numbered. ``bytes`` also counts the batches that the producer has in flight; they are
+    subtracted when they are settled."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -65,7 +67,7 @@ class ProducerBuffer:
         """The first failure since the last flush."""
         self._queue: deque[Sent] = deque()
         self._in_order: deque[Sent] = deque()
-        """By deadline. Most are given the same time, so they come in this order."""
+        """Sends by deadline. Most are given the same time, so they come in this order."""
         self._others: list[tuple[float, int, Sent]] = []
         self._numbers = itertools.count()
 
@@ -76,11 +78,12 @@ class ProducerBuffer:
         return itertools.chain(self._queue)
 
     def has_room(self, size: int) -> bool:
-        """One that is larger than all the room is let in alone."""
+        """Return whether a send fits. One that is larger than the whole buffer is accepted while the buffer is
+        empty."""
         return not self.bytes or self.bytes + size <= self._bytes_max
 
     def add(self, given: list[Sent]) -> None:
-        # Those that are settled would otherwise be kept until their deadline.
+        # Otherwise settled sends would be kept until their deadline.
         self._forget_settled()
         self._queue.extend(given)
         last = self._in_order[-1].at if self._in_order else -inf
@@ -93,8 +96,9 @@ class ProducerBuffer:
                 heapq.heappush(self._others, (sent.at, next(self._numbers), sent))
 
     def put_back(self, group: list[Sent]) -> None:
-        """These had a number and are certainly not in the log: they are the next ones again. Callers that gave up were
-        told that the producer goes on trying, so it does; the others hear the truth from now on."""
+        """Put sends that had a number, and are certainly not in the log, back to the front of the queue. Callers that
+        gave up were told that the producer goes on trying, so it does. The deadline error of the others is exact from
+        now on."""
         for sent in group:
             sent.is_numbered = sent.future.done()
         self._queue.extendleft(reversed(group))
@@ -106,8 +110,8 @@ class ProducerBuffer:
             heapq.heappop(self._others)
 
     def next_group(self, bytes_max: int) -> list[Sent]:
-        """What shall travel together; perhaps nothing, because callers have given up meanwhile. A declaration without
-        a record travels alone, one with a record is the last of its group."""
+        """Take the sends of the next batch; empty if their callers have given up meanwhile. A declaration without a
+        record goes alone, one with a record is the last of its group."""
         self._drop_settled()
         group: list[Sent] = []
         size = 0
@@ -124,7 +128,7 @@ class ProducerBuffer:
         return group
 
     def _drop_settled(self) -> None:
-        """Whoever gave the next ones has given up, or was told: they need no room any more."""
+        """Drop sends at the front whose callers have given up or have an outcome: they need no room any more."""
         while self._queue and self._queue[0].future.done() and not self._queue[0].is_numbered:
             self.bytes -= self._queue.popleft().size
 
@@ -144,11 +148,12 @@ class ProducerBuffer:
         with suppress(concurrent.futures.InvalidStateError):
             sent.future.set_exception(error)
         if isinstance(sent.future, asyncio.Future):
-            # Nobody need look at each future: whoever flushes or closes hears of failures too.
+            # A caller need not check each future: flush and close raise failures too.
             sent.future.exception()
 
     def expire(self, now: float, name: str, hindrance: str) -> float:
-        """Tell those whose time is up, and return whose is next. What has a number stays: it may still appear."""
+        """Fail the sends whose deadline has passed, and return the next deadline. A numbered send stays: it may still
+        appear."""
         while True:
             self._forget_settled()
             waiting = [*itertools.islice(self._in_order, 1), *(sent for _, _, sent in self._others[:1])]

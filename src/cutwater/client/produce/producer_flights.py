@@ -1,4 +1,4 @@
-"""The numbered batches of a producer that have no outcome yet, and what becomes of the calls of send() in them."""
+"""The numbered batches of a producer that have no outcome yet, and the outcomes of the calls of send() in them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class Flight:
         self.attempts = 0
         self.open_calls = 0
         self.refusal: CutwaterError | None = None
-        """What the head said of its content, if it refused an attempt."""
+        """The head's error about its content, if the head refused an attempt."""
 
 
 class ProducerFlights:
-    """``name`` is the producer's, for messages. Settled sends give their room back to the buffer."""
+    """All flights of a producer. ``name`` is the producer's, for messages. Settled sends give their room back to the
+    buffer."""
 
     def __init__(self, buffer: ProducerBuffer, name: str) -> None:
         self._buffer, self._name = buffer, name
@@ -55,9 +56,9 @@ class ProducerFlights:
         settle(flight.sent, settled.ack)
 
     def withdraw(self, withdrawn: Withdrawn) -> None:
-        """Nothing of these is in the log. A call whose batch was refused and held nothing else hears of it; the others
-        go back to where they waited, and those of a batch that was refused in several smaller ones, so that in the end
-        only the guilty ones fail."""
+        """Handle batches that are certainly not in the log. If a refused batch held a single call, that call fails. All
+        other calls go back to the queue; the calls of a refused batch go back in several smaller pieces, so that in the
+        end only the calls at fault fail."""
         again: list[Sent] = []
         for sequence in withdrawn.sequences:
             flight = self._flights.pop(sequence, None)
@@ -73,7 +74,7 @@ class ProducerFlights:
         self._buffer.put_back(again)
 
     def give_up(self, failure: CutwaterError, *, with_open_calls: bool) -> None:
-        """The producer ends: whether these are in the log remains unknown, unless they were never sent."""
+        """Fail these batches, because the producer ends. Their outcome remains unknown, unless they were never sent."""
         for sequence, flight in list(self._flights.items()):
             if with_open_calls or not flight.open_calls:
                 self.fail(sequence, _unknown(self._name, failure) if flight.attempts else failure)
@@ -85,7 +86,8 @@ class ProducerFlights:
 
 
 def _in_pieces(group: list[Sent]) -> list[Sent]:
-    """As many as can be under way together, so that one round of sending tells which of them are guilty."""
+    """Split a group into as many pieces as can be in flight together, so that one round of sending shows which of them
+    are at fault."""
     size = -(-len(group) // IN_FLIGHT_MAX)
     for start in range(0, len(group), size):
         piece = object()

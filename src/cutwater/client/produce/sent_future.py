@@ -1,8 +1,8 @@
-"""What ``Producer.send`` returns: a ``concurrent.futures.Future`` that costs less.
+"""The result of ``Producer.send``: a ``concurrent.futures.Future`` that costs less.
 
-Such a future has a condition of its own and takes it for everything. Most are never waited for: their producer settles
-a batch of them, and whoever asks afterwards finds the result. So here the condition is made when someone needs it, and
-those that have none are settled in one go, under a lock that all futures of a producer share.
+A standard future has its own condition and acquires it for every operation. Most futures of a producer are never waited
+for: the producer settles a batch of them, and later callers find the result. So here the condition is made only when a
+thread needs it, and futures without one are settled together, under a lock that all futures of a producer share.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _DONE = frozenset((FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED))
 
 
 class SentFuture(Future[Ack]):
-    """``shared`` guards that a future gets its condition before it is settled without one, or not at all before. A
-    thread may take it twice, because a finalizer may run while the thread has it."""
+    """A future that makes its condition on demand. The lock ``shared`` ensures that a future gets its condition either
+    before it is settled or not at all. The lock is reentrant, because a finalizer may run while its thread holds it."""
 
     _result: Ack | None
     _exception: BaseException | None
 
     def __init__(self, shared: threading.RLock) -> None:
-        # What the base class sets, except for the condition.
+        # The same attributes as in the base class, except for the condition.
         self._state = PENDING
         self._result = None
         self._exception = None
@@ -39,8 +39,8 @@ class SentFuture(Future[Ack]):
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         if self._own is None:
-            # Made before the lock is taken: the handler of a signal may come in between, and wait for the loop, which
-            # takes the lock as well.
+            # Made before the lock is taken: a signal handler may run in between and wait for the loop, which takes the
+            # lock as well.
             own = threading.Condition()
             with self._shared:
                 if self._own is None:
@@ -58,12 +58,12 @@ class SentFuture(Future[Ack]):
 
 
 def settle_together(futures: Sequence[SentFuture], acks: Sequence[Ack]) -> None:
-    """Give these futures, which share a lock, their results; all but those that were cancelled."""
+    """Set the results of these futures, which share a lock, except for those that were cancelled."""
     awaited: list[tuple[SentFuture, Ack]] = []
     with futures[0]._shared:
         for future, ack in zip(futures, acks, strict=True):
             if future._own is None:
-                # Nobody has come near it, so there is nobody to tell.
+                # No thread has used it, so there is none to wake.
                 future._result = ack
                 future._state = FINISHED
             else:

@@ -1,4 +1,4 @@
 """Publishing whole batches: many tasks write staged parts, one driver publishes them together.
 
-Not here: what is decided about them (``core.publish``).
+Not here: the decisions about them (``core.publish``).
 """

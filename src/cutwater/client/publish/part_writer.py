@@ -1,7 +1,7 @@
-"""One part on its way to the storage nodes that will hold it: rows in, frames out, to all of them at the same time.
+"""Writes one staged part to the storage nodes that will hold it: rows in, frames out, to all of them at the same time.
 
-All holders get the same bytes in the same order; a few messages are on their way at a time. If one holder fails, the
-part as a whole does, and is staged again under another name: what is left of it is given up by the others.
+All holders get the same bytes in the same order; a few messages are in flight at a time. If one holder fails, the whole
+part fails and is staged again under another name; the other holders give up what they have of it.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from cutwater.wire.connection import Connection
 from cutwater.wire.options import KIB, MIB
 
 ENTRY_BYTES = MIB
-"""About what an entry has."""
+"""Approximate size of an entry."""
 ORDERED_ENTRY_BYTES = 256 * KIB
-"""The same in a part with positions: whoever merges parts has an entry of each in memory."""
+"""The same in a part with positions: a merge of parts holds one entry of each part in memory."""
 ENTRY_BYTES_MAX = 8 * MIB
 MESSAGE_BYTES = MIB
 MESSAGES_AT_ONCE = 4
 DISCARD_MS_MAX = 300
-"""A holder that hangs must not delay the client that stages the part again."""
+"""Limit for discarding a part: a holder that hangs must not delay the client that stages the part again."""
 
 Positions: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray
-"""One for each row, not null, each not below the one before."""
+"""One position for each row, not null, each not below the one before."""
 
 
 class AsyncStager:
-    """Made by ``AsyncClient.stager``. Leaving it without ``finish`` gives the part up."""
+    """Stages one part. Made by ``AsyncClient.stager``. Leaving its context without ``finish`` gives the part up."""
 
     def __init__(
         self,
@@ -79,15 +79,15 @@ class AsyncStager:
         self._holders: dict[StorageNodeId, tuple[str, Connection]] = {}
         self._size = PartSize()
         self._pieces: list[Buffer] = []
-        """Frames that wait for a message to be full."""
+        """Frames that wait until a message is full."""
         self._pieces_bytes = 0
         self._sending: deque[asyncio.Task[None]] = deque()
         self._last: bytes | None = None
         self._is_over = False
 
     async def begin(self, deadline: Deadline) -> None:
-        """The same nodes as an append to one of the topic's log streams: which one follows from the batch, so that a
-        group's parts lie where it will be published, and the batches of a run take turns."""
+        """Choose and connect the holders: the nodes of one of the topic's open log streams. The batch number decides
+        which one, so that the parts of a group lie where it will be published, and the batches of a run take turns."""
         streams = [s for s in self._catalogs.view.streams_of(self._topic.topic) if s.is_open and s.chain]
         if not streams:
             raise Unavailable(f"no log stream of topic {self._topic.name!r} is open now: wait for repair")
@@ -113,7 +113,8 @@ class AsyncStager:
     async def write(
         self, records: Records, *, positions: Positions | None = None, timeout: float | None = None
     ) -> None:
-        """More rows: an Arrow batch or table, or whatever ``append`` takes. Returns when there is room for more."""
+        """Write more rows: an Arrow batch or table, or anything that ``append`` takes. Returns when there is room for
+        more."""
         self._require_open()
         if self._is_ordered != (positions is not None):
             raise InvalidArgument(
@@ -135,7 +136,7 @@ class AsyncStager:
             raise InvalidArgument(f"{at} records, but {len(positions)} positions: give one for each")
 
     async def finish(self, *, timeout: float | None = None) -> Part | None:
-        """The part, durable on all its holders; None if it has no rows."""
+        """Return the part, durable on all its holders; None if it has no rows."""
         self._require_open()
         deadline = Deadline(self._seconds if timeout is None else timeout)
         await self._flush(deadline)
@@ -175,7 +176,7 @@ class AsyncStager:
                 connection.call(DISCARD_PART, self._staged.part, timeout_ms=DISCARD_MS_MAX)
                 for _, connection in self._holders.values()
             ]
-            # Whoever does not hear of it gives the part up after a while.
+            # A holder that does not get this message gives the part up after a while.
             await asyncio.gather(*calls, return_exceptions=True)
 
     def _require_open(self) -> None:
@@ -229,7 +230,7 @@ class AsyncStager:
         return with_positions
 
     def _entries(self, rows: pa.RecordBatch, at: int) -> Iterator[Batch]:
-        """The rows, of which the first one was given as row ``at``, cut into batches of about the same size."""
+        """Cut the rows into batches of about the same size. The first row was given as row ``at``."""
         target = ORDERED_ENTRY_BYTES if self._is_ordered else ENTRY_BYTES
         step = max(1, rows.num_rows * target // max(rows.nbytes, 1))
         for start in range(0, rows.num_rows, step):
@@ -243,7 +244,7 @@ class AsyncStager:
                 raise RecordTooLarge(start + error.row, error.size, error.limit) from error
             if rows.num_rows == 1:
                 raise
-            # The rows are of very different sizes.
+            # The sizes of the rows differ much.
             half = rows.num_rows // 2
             yield from self._encoded(rows.slice(0, half), start)
             yield from self._encoded(rows.slice(half), start + half)
@@ -264,7 +265,7 @@ class AsyncStager:
             await self._flush(deadline)
 
     async def _flush(self, deadline: Deadline) -> None:
-        """Send what waits, as soon as not too much is on its way."""
+        """Send the waiting frames, as soon as few enough messages are in flight."""
         if not self._pieces:
             return
         pieces, size, self._pieces, self._pieces_bytes = self._pieces, self._pieces_bytes, [], 0
@@ -306,7 +307,7 @@ class AsyncStager:
                 await deadline.pause(error.retry_ms / 1_000)
             except DeadlineExceeded:
                 if refusal is not None:
-                    # It says more than that the time is up.
+                    # The refusal says more than that the time is up.
                     raise refusal from None
                 raise
             except ConnectionLost:
@@ -316,14 +317,15 @@ class AsyncStager:
 
 
 def rows_in(records: Records) -> int:
-    """How many rows were given."""
+    """Return the number of given rows."""
     if isinstance(records, pa.RecordBatch | pa.Table):
         return int(records.num_rows)
     return len(records) if hasattr(records, "__len__") and not isinstance(records, str | bytes | dict) else 1
 
 
 def _pieces_of(records: Records) -> Iterator[Records]:
-    """A table as its batches: as one it might not fit into a batch."""
+    """Yield a table batch by batch, because as a whole it might not fit into one batch; yield other records as they
+    are."""
     if isinstance(records, pa.Table):
         yield from (batch for batch in records.to_batches() if batch.num_rows)
     elif rows_in(records):
@@ -331,7 +333,7 @@ def _pieces_of(records: Records) -> Iterator[Records]:
 
 
 def _in_row(error: InvalidRecord, at: int) -> InvalidRecord:
-    """The same about a row of all that was given, not of a part of it."""
+    """Return the error with a row number that counts from the first given row, not from the first row of a piece."""
     if not at or error.row is None:
         return error
     message = error.message.partition(": ")[2]

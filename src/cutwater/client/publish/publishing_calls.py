@@ -1,4 +1,4 @@
-"""What a client offers to those who publish whole batches: rows that are staged, and then published together.
+"""The client's methods for publishing whole batches: rows are staged, and then published together.
 
 Part of ``AsyncClient``, in a file of its own because only few programs use it directly; Spark's sink does.
 """
@@ -21,8 +21,8 @@ class PublishingCalls(ABC):
     _runs: Runs
 
     def __init_subclass__(cls) -> None:
-        """Errors about arguments name a method as it was called, so as one of the client, whoever is derived from
-        it."""
+        """Rename the methods, so that errors about arguments name a method as the caller knows it: as one of the client
+        class."""
         for name, method in vars(PublishingCalls).items():
             if inspect.isfunction(method) and PublishingCalls in cls.__bases__:
                 method.__qualname__ = f"{cls.__qualname__}.{name}"
@@ -39,11 +39,11 @@ class PublishingCalls(ABC):
         start: RunStart | None = None,
         timeout: float | None = None,
     ) -> Run:
-        """The run of this key: the one that it had before, or a new one. A new key takes the name over from any other,
-        which is ``RunFenced`` from then on; without a name (``""``), nobody else is concerned. ``once``: for a single
-        batch, under a key that nobody else has.
+        """Return the run of this key: the one that it had before, or a new one. A new key takes the name over from the
+        previous run, which is ``RunFenced`` from then on. Without a name (``""``), no other run is affected. ``once``:
+        for a single batch, under a key that no other run has.
 
-        A new key under a name that has published is refused (``OutputExists``) before anybody is fenced, unless
+        A new key under a name that has published is refused (``OutputExists``) before any run is fenced, unless
         ``start`` says that the run begins after the input of that output, or that its rows are wanted again.
 
         >>> run = log.open_run("totals", "key in a checkpoint")
@@ -57,7 +57,7 @@ class PublishingCalls(ABC):
     async def check_run(
         self, name: str, key: str, *, start: RunStart | None = None, timeout: float | None = None
     ) -> None:
-        """Whether ``open_run`` would give a run: raises what it would raise. Nothing is opened, and no run is fenced.
+        """Check that ``open_run`` would return a run: raise what it would raise. Opens nothing, and fences no run.
 
         >>> run = log.open_run("checked", "key of the checked")
         >>> _ = log.publish(run, 0, [log.stage(run, 0, "t", [b"a"])])
@@ -70,8 +70,7 @@ class PublishingCalls(ABC):
         await self._runs.open(name, key, False, start, self._deadline(timeout), is_question=True)
 
     async def find_runs(self, name: str, *, timeout: float | None = None) -> tuple[Run, ...]:
-        """All runs that a name has had, oldest first, also those that are over, as far as they are remembered. Nothing
-        is opened or changed.
+        """Return all known runs of a name, oldest first, including those that are over. Opens and changes nothing.
 
         >>> _ = log.open_run("found", "first key"), log.open_run("found", "second key")
         >>> [run.key for run in log.find_runs("found")], log.find_runs("never opened")
@@ -89,11 +88,11 @@ class PublishingCalls(ABC):
         positions: RowPositions | None = None,
         timeout: float | None = None,
     ) -> Part | None:
-        """Store rows of a batch where nobody sees them; durable when it returns. None if there are no rows.
+        """Store rows of a batch where no reader sees them; durable when it returns. None if there are no rows.
 
-        ``records`` are as for ``append``, of any number. With ``positions``, bytes for each row and in their order, the
-        rows of all parts are published in the order of their positions; all parts of a topic have them or none has.
-        Parts may be staged by several tasks and processes, and sent to the one that publishes.
+        ``records`` are as for ``append``, of any number. With ``positions`` (bytes for each row, in order), the rows of
+        all parts are published in the order of their positions; either all parts of a topic have positions or none has.
+        Several tasks and processes may stage parts, and send them to the process that publishes.
 
         >>> run = log.open_run("orders", "key of the orders")
         >>> part = log.stage(run, 0, "t", [b"a", b"b"])
@@ -105,8 +104,8 @@ class PublishingCalls(ABC):
     async def stager(
         self, run: Run, batch: int, topic: str, *, ordered: bool = False, timeout: float | None = None
     ) -> AsyncStager:
-        """As ``stage``, for rows that come one batch after the other: ``write(rows)`` and then ``finish()``. A failure
-        of a storage node ends it; its rows have to be staged again.
+        """Stage rows that come one batch after the other: ``write(rows)`` and then ``finish()``. Otherwise as
+        ``stage``. A failure of a storage node ends it; its rows have to be staged again.
 
         >>> run = log.open_run("visits", "key of the visits")
         >>> with log.stager(run, 0, "t") as stager:
@@ -127,12 +126,13 @@ class PublishingCalls(ABC):
         position: int | None = None,
         timeout: float | None = None,
     ) -> tuple[Published, ...]:
-        """Let the batch consist of these parts, of one topic or several, and return when all of it is in the log: of
-        each topic the rows together, with consecutive positions. Readers see all of a topic's rows or none.
+        """Publish a batch that consists of these parts, of one topic or several, and return when all of it is in the
+        log. The rows of each topic stay together, with consecutive positions. Readers see all of a topic's rows or
+        none.
 
-        A batch that was decided before stays what it was, and these parts are ignored: so a batch may be repeated after
-        any failure, also with other rows. If the time is up, it may or may not have been decided; once it is, it will
-        be published, whatever becomes of this client. ``StagedExpired``: open the run again and stage the rows again.
+        A batch that was decided before stays as it was, and these parts are ignored. So a batch may be repeated after
+        any failure, even with other rows. If the time is up, the batch may or may not have been decided; once it is, it
+        will be published, even if this client ends. ``StagedExpired``: open the run again and stage the rows again.
         ``position``: the GLSN up to which the input was read for this batch, if the input is this log.
 
         >>> run = log.open_run("billing", "key of the billing")

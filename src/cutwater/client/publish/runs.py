@@ -1,8 +1,8 @@
-"""Publishing in batches that are in the log exactly once and as a whole, over all their topics.
+"""Publishes batches that are in the log exactly once and as a whole, over all their topics.
 
-Many tasks, also in other processes, *stage* the rows of a batch; one driver then *publishes* it. Nobody sees what is
-staged. What was published first under the number of a batch stands for ever, so a batch may be repeated, also with
-other rows. ``Run``, ``Part`` and what ``publish`` returns are plain data that can be pickled.
+Many tasks, also in other processes, *stage* the rows of a batch; one driver then *publishes* it. Readers do not see
+staged rows. The rows that were published first under a batch number are final, so a batch may be repeated, even with
+other rows. ``Run``, ``Part`` and the results of ``publish`` are plain data that can be pickled.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NAME_CHARS_MAX = 255
 
 
 class Run(Struct, frozen=True):
-    """One life of a query, or one batch write. ``last_batch`` is the last batch that was decided, -1 if none was. What
-    is staged belongs to ``generation``; when it expires, the run has to be opened again."""
+    """One lifetime of a query, or one batch write. ``last_batch`` is the last batch that was decided, -1 if none was.
+    Staged parts belong to ``generation``; when it expires, the run has to be opened again."""
 
     run: RunId
     generation: int
@@ -88,10 +88,10 @@ class Runs:
         return tuple(Run(run.run, run.generation, run.last_batch, run.name, run.key) for run in own)
 
     async def stager(self, run: Run, batch: int, topic: str, ordered: bool, deadline: Deadline) -> AsyncStager:
-        """One that has begun: the nodes that will hold the part are known."""
+        """Return a stager that has begun: the nodes that will hold the part are known."""
         _check_batch(run, batch)
         info = await self._catalogs.topic(topic, deadline)
-        # Log streams that were opened meanwhile are used by the parts of later batches.
+        # The parts of later batches use log streams that were opened meanwhile.
         self._catalogs.look(after_seconds=CATALOG_SECONDS)
         stager = AsyncStager(
             self._catalogs,
@@ -110,7 +110,8 @@ class Runs:
     async def stage(
         self, run: Run, batch: int, topic: str, records: Records, positions: Positions | None, deadline: Deadline
     ) -> Part | None:
-        """Until it is staged or the time is up: after a failure of a storage node, all of it again, on others."""
+        """Stage rows until they are staged or the time is up. After a failure of a storage node, stage all of them
+        again, on other nodes."""
         _check_batch(run, batch)
         if not rows_in(records):
             return None
@@ -132,7 +133,7 @@ class Runs:
             await self._look_again(failed, deadline)
 
     async def _look_again(self, failed: CutwaterError, deadline: Deadline) -> None:
-        """The catalog may say something else by now. If it cannot be had, what failed before is the better reason."""
+        """Fetch the catalog, which may have changed. If that fails, raise the earlier failure, which says more."""
         try:
             await self._catalogs.fresh(deadline)
         except CutwaterError as error:
@@ -166,7 +167,7 @@ def _check_batch(run: object, batch: object) -> None:
 
 
 def _wanted(parts: object) -> tuple[Part, ...]:
-    """The parts of a batch that there are, if they go together."""
+    """Return the parts that are not None, after checking that they fit together."""
     given: tuple[object, ...] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
     wanted = tuple(part for part in given if isinstance(part, Part))
     wrong = [part for part in given if part is not None and not isinstance(part, Part)]

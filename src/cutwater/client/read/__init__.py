@@ -1,4 +1,4 @@
-"""Reads that are no subscription: single records, large ranges, positions, watermarks.
+"""Reads other than subscriptions: single records, large ranges, positions, watermarks.
 
-``records`` has what all readers get. Not here: readers that stay (``client.subscribe``).
+``records`` defines what all readers return. Not here: readers that follow the log (``client.subscribe``).
 """

@@ -1,11 +1,11 @@
-"""When readers give up on a damaged place: if its log stream has one replica, there is no other copy to wait for."""
+"""Decides when readers give up on a damaged place: a log stream with one replica has no other copy to wait for."""
 
 from __future__ import annotations
 
 from cutwater.errors import CutwaterError, Damaged
 
 DAMAGED_SECONDS = 1.0
-"""For how long the only replica may meet damage. A trim that was decided may still remove what is damaged."""
+"""How long a reader waits while the only replica is damaged. A decided trim may still remove the damaged place."""
 
 WAY_OUT = (
     "There is no other replica: `cutwater verify` names the first GLSN behind the damage, where readers may start, and "
@@ -14,17 +14,17 @@ WAY_OUT = (
 
 
 class LastingDamage:
-    """Of one reader at one position; times are of its event loop."""
+    """Damage that one reader meets at one position. Times are those of its event loop."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def forget(self) -> None:
-        """Something else happened."""
+        """Forget earlier damage, because something else happened."""
         self._since = None
 
     def take(self, error: CutwaterError, replicas: int, now: float) -> CutwaterError | None:
-        """What to fail with, if there is nothing to wait for any more."""
+        """Return the error to fail with, or None while waiting may help."""
         if not isinstance(error, Damaged) or replicas != 1:
             self._since = None
             return None

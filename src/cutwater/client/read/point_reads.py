@@ -1,4 +1,4 @@
-"""Single questions to replicas: the record at a position, and the position of a time."""
+"""Asks replicas single questions: the record at a position, and the position of a time."""
 
 from __future__ import annotations
 
@@ -77,13 +77,14 @@ class Reading:
             topics = view.catalog.topics
             trimmed = [(topic.trimmed_before, topic.name) for topic in topics if topic.trimmed_before > glsn]
         if trimmed:
-            # Of several topics the record may have been in any; naming one of them could be wrong.
+            # With several topics, the record may have been in any of them; naming one could be wrong.
             first_left, name = min(trimmed)
             raise Trimmed(glsn, first_left, name if len({name for _, name in trimmed}) == 1 else "")
         raise no_record(glsn)
 
     async def find(self, time: CutTime, streams: Iterable[StreamInfo], view: View, deadline: Deadline) -> GLSN:
-        """The first position in these log streams that was committed at or after the time; after the end if none."""
+        """Return the first position in these log streams that was committed at or after the time; after the end if
+        there is none."""
         end = view.catalog.high_watermark
         if time > view.catalog.cut_time:
             return GLSN(end + 1)
@@ -92,7 +93,7 @@ class Reading:
         return min((glsn for glsn in found if glsn is not None), default=GLSN(end + 1))
 
     async def event_time(self, info: StreamInfo, at: GLSN, deadline: Deadline) -> EventTimeAnswer:
-        """How far the event time of this log stream had come after a position."""
+        """Return how far the event time of this log stream had come after a position."""
         needed = min(at, info.last_glsn)
 
         async def ask(connection: Connection) -> EventTimeAnswer:
@@ -157,8 +158,8 @@ class Reading:
         return ask
 
     async def ask(self, info: StreamInfo, ask: Callable[[Connection], Awaitable[T]], deadline: Deadline) -> T:
-        """The answer of any replica: if one cannot answer, the next; if none can, again until the time is up,
-        or until it is certain that the only one is damaged."""
+        """Return the answer of any replica. If one cannot answer, ask the next; if none can, ask again until the time
+        is up, or until it is certain that the only replica is damaged."""
         wait, damage = RETRY_SECONDS_MIN, LastingDamage()
         last: CutwaterError = Unavailable(f"log stream {info.stream} has no replica")
         while True:
@@ -207,7 +208,7 @@ def no_record(glsn: GLSN) -> NoRecordHere:
 
 
 def what_it_is(run: Run) -> NoRecordHere:
-    """A position of a topic that holds no record."""
+    """Return an error that says what a position without a record holds."""
     batch = run.batch
     if batch.kind is BatchKind.FENCE:
         what = "it marks a producer's beginning"

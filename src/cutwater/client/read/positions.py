@@ -1,4 +1,4 @@
-"""Positions as people name them: numbers, times, the ends of the log, cursors."""
+"""Positions as users name them: numbers, times, the ends of the log, cursors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cutwater.types import GLSN, CutTime
 
 TopicNames: TypeAlias = str | Sequence[str] | re.Pattern[str]
 Position: TypeAlias = int | datetime | Literal["earliest", "latest"] | NamedCursor
-"""A GLSN, the time at which records were committed, an end of the log, or where a cursor is."""
+"""A GLSN, the time at which records were committed, an end of the log, or the position of a cursor."""
 
 
 def check_start(position: object) -> None:
@@ -39,9 +39,10 @@ def check_stop(position: object) -> None:
 
 
 def check_order(start: Position, stop: int | datetime | None) -> None:
-    """Refuse a range that ends before it begins, whatever is in the log. One that ends where it begins has nothing."""
+    """Refuse a range that ends before it begins, even if it holds no records. A range that ends where it begins is
+    empty."""
     if isinstance(start, datetime) and isinstance(stop, datetime):
-        # What has no time zone is refused as such, when it is looked for.
+        # A time without a time zone is refused later, when it is looked up.
         is_wrong = start.tzinfo is not None and stop.tzinfo is not None and stop < start
     else:
         is_wrong = isinstance(start, int) and isinstance(stop, int) and stop < start
@@ -65,7 +66,7 @@ class Positions:
         self._catalogs, self._reading, self._repository = catalogs, reading, repository
 
     async def find(self, time: datetime, selection: Selection | None, view: View, deadline: Deadline) -> GLSN:
-        """The first position of these topics, or of any, that was committed at or after the time."""
+        """Return the first position of these topics, or of any, that was committed at or after the time."""
         _check_time(time)
         cut_time = CutTime(time_us(time))
         if selection is None:
@@ -76,7 +77,7 @@ class Positions:
     async def resolve(
         self, selection: Selection, start: Position, stop: int | datetime | None, follow: bool, deadline: Deadline
     ) -> Range:
-        """From where to where a subscription goes that begins now."""
+        """Return the range of a subscription that begins now."""
         view = await self._catalogs.fresh(deadline)
         topics = selection.topics(view)
         after_end = GLSN(view.catalog.high_watermark + 1)

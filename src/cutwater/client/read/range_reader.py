@@ -1,9 +1,8 @@
-"""Ranges of the log for those who read them in parallel: what lies where, and the records of one log stream.
+"""Reads ranges of the log in parallel: finds what lies where, and reads the records of one log stream.
 
-Whoever plans asks ``Ranges`` for the catalog, for sizes and for the headers of batches; whoever reads takes ``pieces``
-of one log stream, from whichever replica answers. Nothing is skipped or repeated over a change of replica: each
-question names the position that comes next, and what it gives is complete up to where it says.
-"""
+A planner asks ``Ranges`` for the catalog, for sizes and for the headers of batches. A reader takes ``pieces`` of one
+log stream from any replica that answers. A change of replica skips and repeats nothing: each request names the next
+position, and each answer says up to where it is complete."""
 
 from __future__ import annotations
 
@@ -78,21 +77,21 @@ _log = logging.getLogger(__name__)
 
 ASK_MS_MAX = 10_000
 SCAN_BYTES = 4 * MIB
-"""What is read at a time: enough that a question costs little, and little enough to be held twice."""
+"""Bytes that are read at a time: enough that a request costs little, and few enough to be held twice."""
 FILE_BYTES = 32 * MIB
-"""Of how much in a file a storage node is asked to tell at a time."""
+"""How many bytes of a file one answer of a storage node may describe."""
 RETRY_SECONDS_MIN = 0.005
 RETRY_SECONDS_MAX = 0.5
 COMPLAIN_MS_MAX = 2_000
 
 FIRST_LLSN, FIRST_GLSN, COUNT, TIME, TIME_MIN, SCHEMA, OFFSET, _BYTES, CHECKSUM = range(len(RUN_COLUMNS))
-"""Columns of runs."""
+"""Indexes of the columns of runs."""
 Runs: TypeAlias = "tuple[array[int], ...]"
 
 
 class Heads(Struct, frozen=True):
-    """The headers of batches of one log stream, column by column as in ``protocol.scan_api``, and what came before.
-    ``idle``: of each batch, 1 if it declares its log stream idle, otherwise 0."""
+    """The headers of batches of one log stream, column by column as in ``protocol.scan_api``, and the event time before
+    them. ``idle`` has 1 for each batch that declares its log stream idle, otherwise 0."""
 
     before: EventTimeBefore
     columns: tuple[array[int], ...]
@@ -100,24 +99,24 @@ class Heads(Struct, frozen=True):
 
 
 class Block(NamedTuple):
-    """A record batch with the rows of a run and of those after it that have no block of their own."""
+    """A record batch with the rows of a run, and of the following runs that have no block of their own."""
 
     schema: int
     first_run: int
     body: memoryview
     checked: bool = False
-    """Whether a storage node has found it to be sound."""
+    """Whether a storage node has found it to be well-formed."""
 
 
 class Scanned(Struct, frozen=True):
     """Runs of one log stream, column by column as in ``protocol.scan_api``, and the blocks with their rows, verified.
-    ``is_stored``: blocks have all columns, whatever was asked for."""
+    ``is_stored``: blocks have all columns, even those that were not asked for."""
 
     runs: Runs
     blocks: tuple[Block, ...]
     is_stored: bool = False
     malformed: tuple[tuple[GLSN, GLSN], ...] = ()
-    """Positions whose rows do not come, because what is stored there is not sound. They count as fences do."""
+    """Positions whose rows are left out, because the stored batch is malformed. They count as fences do."""
 
     def __len__(self) -> int:
         return len(self.runs[0])
@@ -132,14 +131,15 @@ class Scanned(Struct, frozen=True):
 
 
 def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body) -> Scanned:
-    """What a storage node has answered, if it can be true. Blocks are views of the answer: nothing is copied."""
+    """Return a storage node's answer, after checking that it is plausible. Blocks are views of the answer: nothing is
+    copied."""
     runs, data = _told(asked, answer, body)
     malformed, checked = _verdicts(runs)
     return Scanned(runs, _blocks(asked.stream, runs, data, checked), malformed=malformed)
 
 
 def _verdicts(runs: Runs) -> tuple[tuple[tuple[GLSN, GLSN], ...], bytearray]:
-    """Takes out of the runs what was told of them besides: positions that are malformed, and which runs are sound."""
+    """Take the verdicts of the storage node out of the runs: malformed positions, and which runs are checked."""
     schemas = runs[SCHEMA]
     checked = bytearray(len(schemas))
     malformed: list[tuple[GLSN, GLSN]] = []
@@ -157,7 +157,7 @@ def _verdicts(runs: Runs) -> tuple[tuple[tuple[GLSN, GLSN], ...], bytearray]:
 
 
 def _told(asked: ScanArguments, answer: ScanAnswer, body: Body) -> tuple[Runs, memoryview]:
-    """The runs of an answer, and what follows them."""
+    """Return the runs of an answer, and the bytes after them."""
     size = answer.runs * len(RUN_COLUMNS) * 8
     data = memoryview(body)
     if size > len(data):
@@ -176,7 +176,7 @@ def _told(asked: ScanArguments, answer: ScanAnswer, body: Body) -> tuple[Runs, m
 
 
 def _blocks(stream: LogStreamId, runs: Runs, data: memoryview, checked: bytearray, start: int = 0) -> tuple[Block, ...]:
-    """The blocks of runs, verified, in data that begins at ``start`` of all."""
+    """Return the verified blocks of runs. ``data`` begins at offset ``start``."""
     blocks: list[Block] = []
     places = zip(runs[FIRST_GLSN], *runs[SCHEMA:], strict=True)
     for number, (glsn, schema, offset, length, crc) in enumerate(places):
@@ -194,8 +194,9 @@ def _blocks(stream: LogStreamId, runs: Runs, data: memoryview, checked: bytearra
 
 
 class Stored(Struct, frozen=True):
-    """Some runs of which a storage node has only told where their rows are: in a file, from ``begin`` to ``end`` of
-    what it has told of, which itself begins at ``start``. They are complete from one position through another."""
+    """Runs whose rows are in a file; the storage node has only said where. The described part of the file begins at
+    ``start``; the rows lie from ``begin`` to ``end`` in it. The runs are complete from ``from_glsn`` through
+    ``through``."""
 
     stream: LogStreamId
     runs: Runs
@@ -208,12 +209,12 @@ class Stored(Struct, frozen=True):
     checked: bytearray
 
     def read(self) -> Scanned:
-        """Raises ``OSError`` if they are not there, or not for everyone."""
+        """Read the rows. Raises ``OSError`` if the file does not exist, or this process may not read it."""
         if self.begin == self.end:
             return Scanned(self.runs, (), is_stored=True)
-        # Arrow's allocator gives the same memory again and again; fresh memory would cost as much as what is read.
+        # Arrow's allocator reuses memory; fresh memory would cost as much as reading does.
         data = memoryview(pa.allocate_buffer(self.end - self.begin))
-        # What is no file of entries must not keep anyone waiting.
+        # Opening something that is not a file of entries must not block.
         file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             size = os.preadv(file, [data], self.start + self.begin)
@@ -223,7 +224,7 @@ class Stored(Struct, frozen=True):
 
 
 def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[Stored]:
-    """What a storage node has told of a file, some at a time."""
+    """Split what a storage node has described of a file into parts to read one at a time."""
     stream = asked.stream
     if not 0 < answer.bytes <= FRAME_BYTES_MAX or answer.start < 0:
         raise ProtocolViolation(f"log stream {stream}: {answer.bytes} bytes at {answer.start} are no entries")
@@ -261,7 +262,7 @@ def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[Stored
 
 class Ranges:
     def __init__(self, repository: Repository, catalogs: Catalogs, nodes: Nodes) -> None:
-        """For ``connect``; ``repository`` has answered before."""
+        """Use ``connect`` instead; ``repository`` must have answered before."""
         self._repository, self._catalogs, self._nodes = repository, catalogs, nodes
         self._reading = Reading(catalogs, nodes)
 
@@ -277,7 +278,7 @@ class Ranges:
 
     @classmethod
     async def by(cls, repository: Repository, access: Access, *, timeout: float) -> Ranges:
-        """For those who know the repository already. Whoever closes one closes both."""
+        """Make one from an existing repository. Closing it closes the repository too."""
         catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=Deadline(timeout).left_ms())
         catalogs = Catalogs(repository)
         catalogs.take(catalog)
@@ -292,7 +293,7 @@ class Ranges:
     # Planning.
 
     async def view(self, timeout: float) -> View:
-        """The catalog as of now. A metadata repository that is gone may come back before the time is up."""
+        """Return the catalog as of now. A metadata repository that is gone may come back before the time is up."""
         deadline = Deadline(timeout)
         while True:
             try:
@@ -302,14 +303,14 @@ class Ranges:
                     raise
 
     async def find(self, time: CutTime, streams: Sequence[StreamInfo], view: View, timeout: float) -> GLSN:
-        """The first position of these log streams that was committed at or after a time."""
+        """Return the first position of these log streams that was committed at or after a time."""
         return await self._reading.find(time, streams, view, Deadline(timeout))
 
     async def marks(self, after: GLSN, through: GLSN, timeout: float) -> list[Mark]:
         return await marks_between(self._repository, after, through, Deadline(timeout))
 
     async def measure(self, info: StreamInfo, positions: Sequence[GLSN], timeout: float) -> MeasureAnswer:
-        """How much of a log stream lies up to each of these positions, by a replica that has all of it."""
+        """Return how much of a log stream lies up to each of these positions, from a replica that has all of it."""
         deadline = Deadline(timeout)
 
         async def ask(connection: Connection) -> MeasureAnswer:
@@ -322,12 +323,12 @@ class Ranges:
         return await self._reading.ask(info, ask, deadline)
 
     async def heads(self, info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, timeout: float) -> Heads:
-        """All headers of a range. ``Trimmed`` if it begins below what is left."""
+        """Return all headers of a range. Raises ``Trimmed`` if the range begins before the first record left."""
         deadline = Deadline(timeout)
         before: EventTimeBefore | None = None
         columns = tuple(array("q") for _ in COLUMNS)
         idle = array("q")
-        # A log stream that is sealed hears of no more cuts, but the catalog knows that it has nothing more.
+        # A sealed log stream gets no more cuts, but the catalog knows where it ends.
         to_glsn = min(to_glsn, info.last_glsn)
         while before is None or from_glsn <= to_glsn:
             found, through = await self._reading.ask(info, _heads(info, from_glsn, to_glsn, deadline), deadline)
@@ -341,8 +342,9 @@ class Ranges:
     async def groups(
         self, info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, timeout: float
     ) -> tuple[tuple[array[int], ...], GLSN]:
-        """What runs have published in a range, column by column as in ``protocol.scan_api``, and up to where that is
-        all: at least one position further. ``Trimmed`` if the range begins below what is left."""
+        """Return what runs have published in a range, column by column as in ``protocol.scan_api``, and the position up
+        to which that is complete: at least ``from_glsn``. Raises ``Trimmed`` if the range begins before the first
+        record left."""
         deadline = Deadline(timeout)
 
         async def ask(connection: Connection) -> tuple[tuple[array[int], ...], GLSN]:
@@ -356,7 +358,8 @@ class Ranges:
         return await self._reading.ask(info, ask, deadline)
 
     def feed(self, selection: Selection, start: GLSN, view: View) -> Feed:
-        """For callers that wait for something new, declarations included. Runs have no columns but event time."""
+        """Return a feed for callers that wait for new entries, declarations included. Its runs have only event
+        times."""
 
         def projection(topic: TopicInfo) -> Mapping[int, Columns]:
             return Layout(self._catalogs.view.schema(topic), ["timestamp"]).projection
@@ -377,10 +380,10 @@ class Ranges:
         patience: float,
         skips_malformed: bool = False,
     ) -> AsyncIterator[Scanned]:
-        """The runs of one log stream that have positions from ``first`` to ``last``, some at a time, complete: whatever
-        replica answers has applied all that it is asked for. ``last`` is a position that the log has reached. Raises
-        ``Trimmed`` if the next of them is gone, and ``DeadlineExceeded`` after ``patience`` seconds without progress;
-        ``Malformed`` if any are stored that are not sound, unless these are to be skipped.
+        """Yield the runs of one log stream that have positions from ``first`` to ``last``, some at a time. They are
+        complete: every replica that answers has applied all that it is asked for. ``last`` is a position that the log
+        has reached. Raises ``Trimmed`` if the next of them is gone, ``DeadlineExceeded`` after ``patience`` seconds
+        without progress, and ``Malformed`` if a stored batch is malformed, unless ``skips_malformed`` is set.
         """
         replicas = _Replicas(self._catalogs, self._nodes, stream)
         before: int | None = None
@@ -405,18 +408,18 @@ class Ranges:
 
 
 class _Replicas:
-    """One replica of a log stream as long as it answers, then another one."""
+    """Reads from one replica of a log stream as long as it answers, then from another."""
 
     def __init__(self, catalogs: Catalogs, nodes: Nodes, stream: LogStreamId) -> None:
         self._catalogs, self._nodes, self._stream = catalogs, nodes, stream
         self._turn = 0
         self._opens_files = True
-        """Those of storage nodes on this machine, until that fails once."""
+        """Whether files of storage nodes on this machine are opened directly, until that fails once."""
         self._stored: deque[Stored] = deque()
-        """What comes next in a file, if a storage node has told of more than was read."""
+        """The next rows in a file, if a storage node has described more than was read."""
 
     async def ask(self, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
-        """Runs from a position on, and up to where they are complete, which is at least that position."""
+        """Return runs from a position on, and the position up to which they are complete, at least the asked one."""
         wait = RETRY_SECONDS_MIN
         trouble = "it has no replica"
         tried = 0
@@ -430,7 +433,7 @@ class _Replicas:
                 except CutwaterError as error:
                     trouble = error.message
                     if isinstance(error, ResourceExhausted):
-                        # It has much to do, and nothing is wrong with it.
+                        # The node is busy, and nothing is wrong with it.
                         await deadline.pause(min(error.retry_ms / 1_000, max(deadline.left, 0.0)))
                     elif not isinstance(error, _Behind):
                         self._nodes.unreachable(self._stream, node)
@@ -442,7 +445,7 @@ class _Replicas:
                     f"wanted), after {deadline.seconds:g} s: {trouble}"
                 )
             if tried % max(1, len(self._members())) == 0:
-                # All have been asked. Perhaps others hold it by now.
+                # All replicas have been asked. Other nodes may hold the log stream by now.
                 await deadline.pause(wait)
                 wait = min(wait * 2, RETRY_SECONDS_MAX)
                 try:
@@ -452,7 +455,7 @@ class _Replicas:
 
     def _members(self) -> tuple[StorageNodeId, ...]:
         info = self._catalogs.view.streams.get(self._stream)
-        # The head last, because it has the most to do.
+        # The head comes last, because it has the most to do.
         return () if info is None else tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
 
     def _replica(self) -> StorageNodeId | None:
@@ -484,7 +487,7 @@ class _Replicas:
                 f"the files of log stream {self._stream} were not read within {deadline.seconds:g} s: see to the disk"
             ) from None
         except (OSError, Damaged) as error:
-            # The storage node can read its own files, or knows what to do about them.
+            # The storage node can read its own files, or knows how to handle their damage.
             _log.info("log stream %s is read through its storage node: %s", self._stream, error)
             self._opens_files = False
             self._stored.clear()
@@ -492,7 +495,7 @@ class _Replicas:
 
 
 class _Behind(Unavailable):
-    """Nothing is wrong with the replica, it only needs a moment."""
+    """A replica is not far enough yet. Nothing is wrong with it; it only needs a moment."""
 
     def __init__(self, stream: LogStreamId, glsn: GLSN) -> None:
         super().__init__(f"a replica of log stream {stream} has not come to GLSN {glsn} yet")
@@ -509,7 +512,7 @@ def _heads(
             raise _Behind(info.stream, to_glsn)
         answer = received.value
         columns = unpack(received.body, len(COLUMNS) + answer.with_idle)
-        # A storage node from before idleness could be declared does not tell of it, and has none.
+        # A storage node of a version before idleness could be declared does not report it, and has none.
         idle = columns[-1] if answer.with_idle else array("q", bytes(columns[0].itemsize * len(columns[0])))
         return Heads(answer.before, columns[: len(COLUMNS)], idle), through
 

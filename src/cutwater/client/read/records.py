@@ -1,8 +1,8 @@
-"""What readers get: records, or Arrow record batches with a column for each thing that is known of a record.
+"""What readers return: records, or Arrow record batches with a column for each property of a record.
 
 Columns come in this order: ``topic, stream, glsn, llsn, timestamp``, then ``key, value, headers`` or the topic's own
-columns, then ``ingested_at``. Everything is made from whole columns of stored batches; a Python object per record is
-made only for those who ask for records.
+columns, then ``ingested_at``. Whole columns of stored batches are converted at once; a Python object per record is made
+only for callers that ask for records.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ OF_THE_LOG = frozenset(field.name for field in (*BEFORE, *AFTER))
 
 
 class Record(Struct, frozen=True):
-    """One record. ``row`` has the columns of a topic with a schema, also as ``record["column"]``; such a record has
-    neither key nor value nor headers."""
+    """One record. ``row`` has the columns of a topic with a schema, also available as ``record["column"]``; a record of
+    that kind has neither key nor value nor headers."""
 
     glsn: GLSN
     llsn: LLSN
@@ -58,12 +58,12 @@ class Record(Struct, frozen=True):
 
     @property
     def timestamp(self) -> datetime:
-        """Event time, as the record declares it."""
+        """Event time, as declared by the record."""
         return _EPOCH + timedelta(microseconds=self.timestamp_us)
 
     @property
     def ingested_at(self) -> datetime:
-        """When it was committed, by the clock of the cluster."""
+        """Time of the commit, by the clock of the cluster."""
         return _EPOCH + timedelta(microseconds=self.ingested_us)
 
     def __getitem__(self, column: str) -> Any:
@@ -71,7 +71,8 @@ class Record(Struct, frozen=True):
 
 
 def runs_of(header: ReadAnswerHeader, body: Body) -> tuple[Run, ...]:
-    """The committed batches in an answer, each verified. Their bodies are views of the answer: nothing is copied."""
+    """Return the committed batches in an answer, each verified. Their bodies are views of the answer: nothing is
+    copied."""
     return tuple(_runs(header, body)) if len(body) else ()
 
 
@@ -103,7 +104,7 @@ def _runs(header: ReadAnswerHeader, body: Body) -> Iterator[Run]:
 
 
 class Layout:
-    """How runs of one topic become columns. With ``columns``, only those, in that order."""
+    """Converts runs of one topic to columns. With ``columns``, only those, in that order."""
 
     def __init__(self, schema: TopicSchema, columns: Sequence[str] | None = None) -> None:
         self._topic = schema
@@ -112,7 +113,7 @@ class Layout:
         if columns is not None:
             self.schema = _chosen(self.schema, columns)
         self.projection: dict[int, Columns] = {}
-        """What storage nodes are asked for; nothing if all columns are wanted."""
+        """The columns that storage nodes are asked for; empty if all columns are wanted."""
         self._stored = {number: schema.numbered(number) for number in self._numbers()}
         self._whole: dict[int, BodyForm] = {}
         if columns is not None:
@@ -129,7 +130,8 @@ class Layout:
         return range(1, self._topic.number + 1) if self._topic.is_typed else (KEY_VALUE_NUMBER,)
 
     def _wanted(self, stored: pa.Schema) -> tuple[str, ...]:
-        """The stored columns that the output needs; at least one, because a batch without columns has no rows."""
+        """Return the stored columns that the output needs; at least one, because a batch without columns has no
+        rows."""
         names = set(self.schema.names)
         if "timestamp" in names:
             names.add(self._topic.event_time)
@@ -137,12 +139,12 @@ class Layout:
         return wanted or (self._topic.event_time or stored.names[0],)
 
     def knows(self, run: Run) -> bool:
-        """Whether the run's schema was part of the catalog that this layout was made from."""
+        """Return whether the run's schema was part of the catalog that this layout was made from."""
         return run.batch.schema in self._stored
 
     def stored(self, run: Run) -> pa.RecordBatch:
-        """The appended rows, with the columns that were asked for. A batch that was never checked is checked here;
-        raises ``Malformed`` if it does not match its header."""
+        """Return the appended rows, with the columns that were asked for. A batch that was never checked is checked
+        here. Raises ``Malformed`` if it does not match its header."""
         batch = run.batch
         if batch.checked or self._is_plain(run):
             return self.rows(batch.schema, batch.body, batch.count, run.first_glsn)
@@ -158,8 +160,8 @@ class Layout:
         return is_plain(batch.body, batch.count, batch.time_min, batch.time_max)
 
     def _checked(self, run: Run) -> pa.RecordBatch:
-        """A storage node leaves a batch as it is stored if it is not sound; one of an older version picks columns all
-        the same, and does not say that it was checked."""
+        """Check a batch and return its rows. A storage node leaves a malformed batch as it is stored. A node of an
+        older version picks columns all the same, and does not say that the batch was checked."""
         batch, wanted = run.batch, self.projection.get(run.batch.schema)
         claims = (batch.count, batch.time_min, batch.time_max)
         try:
@@ -185,7 +187,7 @@ class Layout:
         return rows.select(list(wanted.columns)) if is_stored and wanted is not None else rows
 
     def _form(self, number: int) -> BodyForm:
-        """The form of batches of the schema with this number."""
+        """Return the form of batches of the schema with this number."""
         form = self._whole.get(number)
         if form is None:
             schema = self._topic.numbered(number) if number in self._stored else None
@@ -205,8 +207,8 @@ class Layout:
         is_stored: bool = False,
         checked: bool = True,
     ) -> pa.RecordBatch:
-        """The same, of a record batch of the schema with this number. ``is_stored``: it has all columns, also those
-        that were not asked for. Unless it was ``checked``, it is looked into, but for its event times."""
+        """Return the rows of a record batch of the schema with this number. ``is_stored``: it has all columns, even
+        those that were not asked for. Unless it was ``checked``, it is checked here, except for its event times."""
         schema = self._stored.get(number)
         if not checked and schema is not None:
             return self._looked_into(number, body, count, first_glsn, is_stored=is_stored)
@@ -225,7 +227,8 @@ class Layout:
         return batch
 
     def batch(self, run: Run, start: int, stop: int, stored: pa.RecordBatch | None = None) -> pa.RecordBatch:
-        """The rows ``start`` to ``stop`` of a run with all columns of ``schema``; ``stored``, if it is read already."""
+        """Return rows ``start`` to ``stop`` of a run with all columns of ``schema``. ``stored``: its rows, if they are
+        read already."""
         if stored is None:
             stored = self.stored(run)
         if (start, stop) != (0, run.batch.count):
@@ -251,11 +254,11 @@ class Layout:
                     return timestamps(stored, self._topic.event_time)
                 return pa.repeat(pa.scalar(run.batch.time_min, TIMESTAMP), count)
         index = stored.schema.get_field_index(field.name)
-        # A batch of an older schema lacks what was added since.
+        # A batch of an older schema lacks the columns that were added since.
         return stored.column(index) if index >= 0 else pa.nulls(count, field.type)
 
     def records(self, run: Run, start: int, stop: int, stored: pa.RecordBatch | None = None) -> list[Record]:
-        """The same rows as Python objects."""
+        """Return the same rows as Python objects."""
         if stored is None:
             stored = self.stored(run)
         if (start, stop) != (0, run.batch.count):

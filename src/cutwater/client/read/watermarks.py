@@ -1,16 +1,16 @@
-"""The watermark of a topic at a position, computed from the log by the rule of ``core.read.watermark``.
+"""Computes the watermark of a topic at a position from the log, by the rule of ``core.read.watermark``.
 
-A clock is led along the batches of the topic, by their headers, and along the marks of the log's clock, which say how
-time went on while the topic was silent. It need not begin where the log begins: storage nodes know of each log stream
-how far its event time had come at any position, so a clock can be set up at the end of any cut, but for the watermark
-itself, which depends on what was idle before. It is not above the highest log stream there, however; as soon as the
-clock arrives at that, it shows the true watermark. So the walk begins a little before the position, and further and
-further back as long as that was not enough. In a topic whose event time goes on, what has to be read is about as much
-as its log streams lie apart, however long the log is.
+A clock is advanced along the headers of the topic's batches, and along the marks of the log's clock, which say how time
+went on while the topic was silent. The walk need not begin where the log begins. Storage nodes know how far the event
+time of each log stream had come at any position, so a clock can be set up at the end of any cut. Only the watermark
+itself is not known there, because it depends on what was idle before. However, it is not above the highest log stream
+at that cut; as soon as the clock arrives there, it shows the true watermark. So the walk begins a little before the
+position, and further and further back as long as that was not enough. In a topic whose event time advances, the walk
+reads about as much as its log streams lie apart, however long the log is.
 
-What was computed is kept, so the next question about a later position begins there. Event times that were trimmed still
-count; what was idle before the trim is not known any more, so after a trim the clock begins with what its log streams
-had said by then.
+Computed clocks are kept, so the next question about a later position begins there. Trimmed event times still count.
+What was idle before a trim is no longer known, so after a trim the clock begins with the event times and declarations
+of its log streams up to then.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from cutwater.types import GLSN, MILLISECOND, BatchKind, CutTime, EventTime, Top
 
 KEPT_MAX = 64
 SPAN_MIN = 4_096
-"""How many positions before the last one of the topic are walked at first,"""
+"""How many positions before the last one of the topic the first walk covers."""
 SPAN_GROWTH = 8
-"""and by how much more if that is not enough."""
+"""Factor by which the span grows if it was not enough."""
 MARKS_AT_ONCE = 1_024
 WAIT_SECONDS_MIN = 0.005
 WAIT_SECONDS_MAX = 0.5
@@ -69,7 +69,8 @@ class _Question(Struct, frozen=True):
 
 
 class Watermarks:
-    """``_kept``: the clock of a topic and a strategy, after the last position that was asked for."""
+    """Answers questions about watermarks. ``_kept`` holds the clock of a topic and a strategy after the last position
+    that was asked for."""
 
     def __init__(self, catalogs: Catalogs, nodes: Nodes, repository: Repository, reading: Reading) -> None:
         self._catalogs, self._nodes, self._repository, self._reading = catalogs, nodes, repository, reading
@@ -96,7 +97,7 @@ class Watermarks:
         return None if watermark == NO_WATERMARK else _EPOCH + timedelta(microseconds=watermark)
 
     async def _answer(self, question: _Question, known: WatermarkSnapshot | None) -> tuple[WatermarkClock | None, int]:
-        """The watermark, and a clock that can go on from there."""
+        """Return the watermark, and a clock that can continue from there."""
         floor = max(known.glsn if known is not None else GLSN(0), GLSN(question.topic.trimmed_before - 1))
         last = await self._last(question, question.glsn)
         span = SPAN_MIN
@@ -107,14 +108,14 @@ class Watermarks:
                 clock = WatermarkClock.restore(begin)
                 watermark = await self._walk(clock, question, last)
                 if watermark >= highest:
-                    # Whatever it was where the walk began, it was not above the highest of all streams there.
+                    # The true watermark where the walk began was not above the highest of all streams there.
                     return (clock if clock.watermark >= highest else None), watermark
             span *= SPAN_GROWTH
         clock = WatermarkClock.restore(known if known is not None else await self._first(question))
         return clock, await self._walk(clock, question, last)
 
     async def _last(self, question: _Question, glsn: GLSN) -> GLSN:
-        """The last position up to this one at which anything of the topic was committed."""
+        """Return the last position, up to this one, at which an entry of the topic was committed."""
         streams = question.view.streams_of(question.topic.topic)
         asked = [info for info in streams if info.created_at < glsn and info.last_glsn]
         if all(info.last_glsn <= glsn for info in asked):
@@ -123,7 +124,8 @@ class Watermarks:
         return max((min(answer.commit.last_glsn, glsn) for answer in found if answer.commit), default=GLSN(0))
 
     async def _begin(self, question: _Question, last: GLSN, at: GLSN) -> WatermarkSnapshot | None:
-        """What is known of all log streams at the end of a cut near this position; of the watermark itself, nothing."""
+        """Return what is known of all log streams at the end of a cut near this position, without the watermark
+        itself."""
         streams = question.view.streams_of(question.topic.topic)
         asked = [info for info in streams if info.created_at < at and info.last_glsn]
         commits = [a.commit for a in await self._event_times(asked, at, question.deadline) if a.commit is not None]
@@ -135,7 +137,7 @@ class Watermarks:
         return (await self._snapshot(question, cut.high_watermark, cut.high_watermark, cut.time))[0]
 
     async def _first(self, question: _Question) -> WatermarkSnapshot:
-        """The beginning of the topic, or of what is left of it: event times that were trimmed still count."""
+        """Return the clock at the beginning of the topic, or of what is left of it: trimmed event times still count."""
         trimmed_before = question.topic.trimmed_before
         if trimmed_before <= 1:
             return WatermarkClock().snapshot()
@@ -146,13 +148,13 @@ class Watermarks:
             if info.final and info.final_at < at and clock.knows(info.stream):
                 clock.remove_stream(info.stream)
         clock.tick(at, spoke)
-        # A batch may have been cut in two by the trim, and is still told of as a whole.
+        # The trim may have split a batch, and storage nodes still report that batch as a whole.
         return replace(clock.snapshot(), glsn=GLSN(0), time=CutTime(0))
 
     async def _snapshot(
         self, question: _Question, at: GLSN, glsn: GLSN, time: CutTime
     ) -> tuple[WatermarkSnapshot, CutTime]:
-        """The event times of all log streams at a position, and when the last of them had spoken."""
+        """Return the event times of all log streams at a position, and the time of the last commit among them."""
         streams = [info for info in question.view.streams_of(question.topic.topic) if info.created_at <= at]
         found = await self._event_times(streams, at, question.deadline)
         known = tuple(
@@ -172,8 +174,8 @@ class Watermarks:
         return await asyncio.gather(*(self._reading.event_time(info, at, deadline) for info in streams))
 
     async def _walk(self, clock: WatermarkClock, question: _Question, last: GLSN) -> int:
-        """Lead the clock to the last batch that ends at or below the position, and tell the watermark after it.
-        ``last``: after it there is nothing of the topic, up to the position."""
+        """Advance the clock to the last batch that ends at or below the position, and return the watermark after it.
+        ``last``: the topic has no entries after it, up to the position."""
         topic, glsn, deadline = question.topic, question.glsn, question.deadline
         start = max(GLSN(clock.glsn + 1), topic.trimmed_before)
         if start > glsn:
@@ -202,7 +204,7 @@ class Watermarks:
         return clock.watermark
 
     async def _idle_on(self, walk: _Walk, clock: WatermarkClock, after: GLSN, glsn: GLSN, deadline: Deadline) -> None:
-        """The topic is silent up to the position: time goes on until all its log streams are idle."""
+        """Advance the time up to the position, while the topic is silent, until all its log streams are idle."""
         while after < glsn:
             answer = await _more_marks(self._repository, ClockRequest(after, MARKS_AT_ONCE), deadline)
             walk.marks.extend(mark for mark in answer.marks if mark.glsn <= glsn)
@@ -213,7 +215,8 @@ class Watermarks:
         walk.before(GLSN(glsn + 1))
 
     def _inside(self, clock: WatermarkClock, topic: TopicInfo, run: Run, glsn: GLSN) -> int:
-        """After some of the records of a batch. What it declares takes effect only at its end."""
+        """Return the watermark after some of the records of a batch. A declaration takes effect only at the end of its
+        batch."""
         times = self._layout(topic).batch(run, 0, glsn - run.first_glsn + 1).column(0).view(pa.int64()).to_pylist()
         clock.batch(run.stream, run.first_glsn, run.time, [EventTime(time) for time in times])
         return clock.watermark
@@ -226,16 +229,16 @@ class Watermarks:
 
 
 class _Walk:
-    """Leads a clock along the runs of a topic and the marks between them."""
+    """Advances a clock along the runs of a topic and the marks between them."""
 
     def __init__(self, clock: WatermarkClock, catalogs: Catalogs, topic: TopicInfo, strategy: Strategy) -> None:
         self._clock, self._catalogs, self._topic, self._strategy = clock, catalogs, topic, strategy
         self.marks: deque[Mark] = deque()
-        """Those that are yet to come, in order."""
+        """The marks that are yet to come, in order."""
         self._added = {known.log_stream_id for known in clock.snapshot().streams}
 
     def before(self, glsn: GLSN) -> None:
-        """All marks below a position, and all log streams that existed before it."""
+        """Apply all marks below a position, and add all log streams that existed before it."""
         while self.marks and self.marks[0].glsn < glsn:
             mark = self.marks.popleft()
             if mark.glsn > self._clock.glsn:
@@ -250,7 +253,7 @@ class _Walk:
         self._clock.header(*place, time_max, batch.declared, idle=batch.idle)
 
     def has_all_streams(self, glsn: GLSN) -> bool:
-        """Whether no log stream is created between here and there."""
+        """Return whether no log stream is created between here and the position."""
         streams = self._catalogs.view.streams_of(self._topic.topic)
         return all(
             info.stream in self._added or info.created_at >= glsn or (info.final and info.final_at < glsn)
@@ -258,7 +261,7 @@ class _Walk:
         )
 
     def _add_streams(self, glsn: GLSN) -> None:
-        """Those that exist at this position. One that was sealed for good before it counts no more."""
+        """Add the log streams that exist at this position. One that was sealed permanently before it is removed."""
         for info in self._catalogs.view.streams_of(self._topic.topic):
             exists = info.created_at < glsn and not (info.final and info.final_at < glsn)
             if exists and info.stream not in self._added:
@@ -270,7 +273,7 @@ class _Walk:
 
 
 async def marks_between(repository: Repository, after: GLSN, through: GLSN, deadline: Deadline) -> list[Mark]:
-    """The marks of the log's clock above one position, up to another."""
+    """Return the marks of the log's clock above one position, up to another."""
     found: list[Mark] = []
     while after < through:
         answer = await _more_marks(repository, ClockRequest(after), deadline)
@@ -280,7 +283,7 @@ async def marks_between(repository: Repository, after: GLSN, through: GLSN, dead
 
 
 async def _more_marks(repository: Repository, request: ClockRequest, deadline: Deadline) -> ClockMarks:
-    """At least as far as the next position, which is waited for if the log has not come there."""
+    """Return marks at least up to the next position; wait for that position if the log has not reached it."""
     wait = WAIT_SECONDS_MIN
     while True:
         answer = await repository.ask(request, ClockMarks, timeout_ms=deadline.left_ms())

@@ -1,9 +1,9 @@
 """Drives a subscription: follows every log stream of its topics at one of its replicas, and hands on what is ready.
 
 One task per log stream keeps a stream of messages open, at another replica if the first one fails, falls behind or goes
-silent; ``core.read.merge_reader`` decides what of it is ready, and drops what came before. So nothing is skipped or
-repeated, whichever replica answers. What has arrived and is not yet taken is bounded: a log stream that is far ahead
-waits, but never one that the others wait for.
+silent. ``core.read.merge_reader`` decides which runs are ready, and drops repeated ones. So nothing is skipped or
+repeated, whichever replica answers. The amount that has arrived and is not yet taken is bounded: a log stream that is
+far ahead waits, but never one that the others wait for.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ from cutwater.wire.options import MIB, WireOptions
 _log = logging.getLogger(__name__)
 
 WINDOWS_BYTES = 64 * MIB
-"""What may be on its way of all log streams together, besides what waits here, divided among them."""
+"""Bytes that may be in flight from all log streams together, divided among them; what waits here is not counted."""
 WINDOW_BYTES_MIN = MIB
 WINDOW_BYTES_MAX = 8 * MIB
 MESSAGE_BYTES = MIB
 WINDOW_ITEMS = 256
 
 CATALOG_SECONDS = 2.0
-"""How often the catalog is looked at when nothing shows that it changed: a replica that was left out says nothing."""
+"""How often the catalog is fetched when nothing shows that it changed: a replica that was left out says nothing."""
 CATALOG_SECONDS_ALONE = 0.2
-"""The same for who follows nothing, because no topic matches its pattern yet: nobody tells it of a new one."""
+"""The same while a pattern matches no topic yet: no message announces a new topic."""
 SILENT_MS = 1_000
-"""A replica that says nothing for this long, while there is more to be had, is left for another one."""
+"""A replica that is silent for this long, while the log has more, is left for another one."""
 QUIET_MS = round(SLOW_SECONDS * 1_000)
-"""The same for a replica that is not in the chain any more, as its storage node may hang."""
+"""The same for a replica that is no longer in the chain, as its storage node may hang."""
 CONNECT_SECONDS = 5.0
 RETRY_SECONDS_MIN = 0.01
 RETRY_SECONDS_MAX = 1.0
 
 Projections = Callable[[TopicInfo], Mapping[int, Columns]]
-"""Which columns of a topic's schemas are wanted; nothing means all of them."""
+"""Returns the wanted columns of a topic's schemas; empty if all are wanted."""
 
 _OF_PATTERNS = frozenset("*?+|^$()[]{}\\")
-"""What no name of a topic has, and patterns may have."""
+"""Characters that mark a pattern; topic names cannot contain them."""
 
 
 class Selection:
-    """Topics by name, or all whose names match a pattern, also those that are yet to be created."""
+    """Topics by name, or all whose names match a pattern, including those that are created later."""
 
     def __init__(self, topics: str | Sequence[str] | re.Pattern[str]) -> None:
         self._pattern = topics if isinstance(topics, re.Pattern) else None
@@ -78,7 +78,7 @@ class Selection:
         self._names: tuple[str, ...] = ()
         if not isinstance(topics, re.Pattern):
             given: Any = topics
-            # Bytes are a sequence too, but of numbers.
+            # Bytes are a sequence of numbers, not of names.
             is_several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
             self._names = tuple(given) if is_several else (given,)
             if not self._names:
@@ -88,7 +88,7 @@ class Selection:
         self._chosen: dict[str, TopicId] = {}
 
     def topics(self, view: View) -> list[TopicInfo]:
-        """Raises if a topic that was named does not exist, or does no more."""
+        """Return the selected topics. Raises if a named topic does not exist, or no longer exists."""
         if self._pattern is not None:
             return [topic for name, topic in view.topics.items() if self._pattern.fullmatch(name)]
         return [self._named(name, view) for name in self._names]
@@ -108,8 +108,8 @@ class Selection:
 
 
 class Feed:
-    """The runs of one subscription in GLSN order, up to ``stop``, which is not included. ``starts``: topics of which
-    only later records are wanted. ``fences``: also fences and declarations, which are commits without records."""
+    """The runs of one subscription in GLSN order, up to and excluding ``stop``. ``starts``: topics of which only later
+    records are wanted. ``fences``: also return fences and declarations, which are commits without records."""
 
     def __init__(
         self,
@@ -133,13 +133,13 @@ class Feed:
         self._error: CutwaterError | None = None
         self._loop = asyncio.get_running_loop()
         self._settled_hwm = GLSN(0)
-        """The log reached this far a while ago, so every replica that is well should be complete up to there."""
+        """The log reached this position a while ago, so every healthy replica should be complete up to it."""
         self._seen_hwm, self._seen_at = GLSN(0), self._loop.time()
         self._watching = self._loop.create_task(self.guard(self._watch))
 
     @property
     def next_glsn(self) -> GLSN:
-        """Everything below was handed on."""
+        """Everything below this position was handed on."""
         return self._machine.next_glsn
 
     @property
@@ -153,7 +153,7 @@ class Feed:
 
     @property
     def trouble(self) -> str:
-        """Which log streams cannot be followed, and why, or that nothing can come; empty if all is well."""
+        """Which log streams cannot be followed, and why, or that no new records can come; empty if all is well."""
         cut_off = {stream: reader for stream, reader in list(self._readers.items()) if reader.is_cut_off}
         if not cut_off:
             return self._closed()
@@ -184,8 +184,8 @@ class Feed:
             raise self._error
 
     async def take(self) -> list[Run]:
-        """What is ready, in order; waits until there is something, or the position has moved. After ``Trimmed`` it goes
-        on behind what is gone."""
+        """Return the runs that are ready, in order; wait until there are some, or the position has moved. After
+        ``Trimmed``, the next call continues after the trimmed records."""
         while True:
             self._news.clear()
             runs = self.take_ready()
@@ -194,7 +194,7 @@ class Feed:
             await self._news.wait()
 
     def take_ready(self) -> list[Run] | None:
-        """The same without waiting; None if there is nothing, and the position has not moved."""
+        """Return ready runs without waiting; None if there are none and the position has not moved."""
         before = self.next_glsn
         runs = self._machine.take_ready()
         if runs or self.next_glsn > before:
@@ -216,9 +216,9 @@ class Feed:
         self._readers.clear()
 
     def abandon(self) -> None:
-        """As ``close``, for who cannot wait for it, in any thread."""
+        """Close from any thread without waiting for it."""
         with suppress(RuntimeError):
-            # It says so if it is closed, and then everything has ended.
+            # The event loop raises this if it is closed, and then everything has ended.
             self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> list[asyncio.Task[None]]:
@@ -228,7 +228,7 @@ class Feed:
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [self._watching, *(reader.task for reader in self._readers.values())]
 
-    # What readers tell.
+    # Called by readers.
 
     def take_answer(self, answer: ReadAnswer) -> None:
         wanted = self._machine.want(answer.stream)
@@ -246,13 +246,13 @@ class Feed:
         self._news.set()
 
     async def wait_for_room(self, stream: LogStreamId) -> None:
-        """Until more of this log stream should be read."""
+        """Wait until more of this log stream should be read."""
         while not self._machine.has_room(stream):
             self._room.clear()
             await self._room.wait()
 
     async def guard(self, work: Callable[[], Awaitable[None]]) -> None:
-        """A bug in the background must not look like silence."""
+        """Run background work, and fail the subscription on a bug: a bug must not look like silence."""
         try:
             await work()
         except Exception as error:
@@ -261,7 +261,7 @@ class Feed:
             self.fail(failure)
 
     def fail(self, error: CutwaterError) -> None:
-        """The subscription cannot go on; what is ready is still handed on."""
+        """End the subscription with an error; runs that are ready are still handed on."""
         if self._error is None:
             self._error = error
             self._news.set()
@@ -272,11 +272,11 @@ class Feed:
         self._catalog_is_old.set()
 
     def wanted(self, stream: LogStreamId) -> tuple[StreamInfo, GLSN] | None:
-        """The log stream as the catalog has it, and from where on it is wanted; None if it is not."""
+        """Return the log stream from the catalog and the position from which it is wanted; None if it is not wanted."""
         return self._machine.want(stream)
 
     def is_behind(self, stream: LogStreamId) -> bool:
-        """Whether something is known to be missing that a replica which is well would have told."""
+        """Return whether something is missing that a healthy replica would have sent."""
         wanted = self.wanted(stream)
         return wanted is not None and wanted[1] <= self._settled_hwm
 
@@ -303,7 +303,7 @@ class Feed:
                 self.fail(error)
                 return
             except CutwaterError:
-                # Nothing is lost by it: what is being followed goes on.
+                # Nothing is lost: the log streams that are being followed go on.
                 await asyncio.sleep(RETRY_SECONDS_MIN)
                 self._catalog_is_old.set()
                 continue
@@ -322,7 +322,7 @@ class Feed:
             self._seen_hwm, self._seen_at = view.catalog.high_watermark, self._loop.time()
         wanted = {info.stream for info, _ in self._machine.wants()}
         for stream, reader in list(self._readers.items()):
-            # One that has ended had nothing more to read then, but may have now.
+            # A reader that has ended had nothing more to read then, but may have now.
             if stream not in wanted or reader.task.done():
                 self._readers.pop(stream).task.cancel()
         for stream in wanted - self._readers.keys():
@@ -340,7 +340,7 @@ class _Reader:
         self._is_attached = False
         self._damage = LastingDamage()
         self.failures: dict[StorageNodeId, CutwaterError] = {}
-        """Why nodes could not be followed, since one was last heard."""
+        """Why nodes could not be followed, since a message last arrived."""
         self.task = asyncio.get_running_loop().create_task(feed.guard(self._run))
 
     @property
@@ -397,7 +397,7 @@ class _Reader:
                 self._was_heard = True
                 runs = runs_of(message.value, message.body)
                 is_old = revision < message.value.revision
-                # A schema that not even a newer catalog has does not exist: that batch is malformed.
+                # If even a newer catalog does not have the schema, it does not exist, and the batch is malformed.
                 if projection and is_old and not all(_is_known(run, projection) for run in runs):
                     raise Unavailable(f"log stream {self._stream} has a schema that the catalog here is too old for")
                 value = message.value
@@ -426,7 +426,7 @@ class _Reader:
 
 
 def _nodes_of(info: StreamInfo) -> tuple[StorageNodeId, ...]:
-    """Members of the chain before others, and the head last of them, because it has the most to do."""
+    """Return the members of the chain before other replicas, with the head last among them: it has the most to do."""
     return tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
 
 

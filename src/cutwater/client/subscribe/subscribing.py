@@ -1,4 +1,4 @@
-"""The subscriptions of a client: how they are made, and that all of them end with it."""
+"""Makes the subscriptions of a client, and closes them together with it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Subscribing:
         columns: Sequence[str] | None,
         on_malformed: str = "error",
     ) -> AsyncSubscription[Any]:
-        """``make`` is what becomes of the rows: ``make_records`` or ``make_batches``."""
+        """Make a subscription. ``make`` converts the rows: ``make_records`` or ``make_batches``."""
         selection = Selection(topics)
         if not isinstance(follow, bool):
             raise InvalidArgument(f"follow= is True or False, not {follow!r}")
@@ -70,7 +70,7 @@ class Subscribing:
         columns: Sequence[str] | None,
         deadline: Deadline,
     ) -> pa.Table:
-        """All that the subscription to these topics and columns has until it ends."""
+        """Return everything that a subscription to these topics and columns delivers until it ends."""
         found: list[pa.RecordBatch] = []
         async with batches:
             while some := await batches.take(timeout=max(deadline.left, 0.001)):
@@ -82,7 +82,7 @@ class Subscribing:
         try:
             return pa.Table.from_batches(found, found[-1].schema)
         except pa.ArrowInvalid:
-            # An older part may lack columns that the schema got meanwhile.
+            # An older part may lack columns that were added to the schema meanwhile.
             return pa.concat_tables([pa.Table.from_batches([batch]) for batch in found], promote_options="default")
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a reader holds in its hands: records or record batches in GLSN order, from where to where it wants them."""
+"""The subscription as a reader uses it: records or record batches in GLSN order, from its start to its stop."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from cutwater.runtime.deadlines import Deadline, check_wait
 from cutwater.types import GLSN, LogStreamId, TopicId
 
 BATCH_ROWS = 16_384
-"""Runs with fewer rows are joined until there are so many, as far as they are ready."""
+"""Ready runs are joined until a batch has this many rows."""
 BATCH_BYTES = 64 * 1024 * 1024
-"""Runs are not joined beyond this: what is compressed may become many times as much."""
+"""Runs are not joined beyond this size: decompressed, they may be many times as large."""
 SKIPPED_MAX = 1_000
 ON_MALFORMED = ("error", "skip")
 
@@ -39,7 +39,8 @@ T = TypeVar("T")
 
 
 class Range(Struct, frozen=True):
-    """``stop`` is not included; None means for ever. ``starts``: topics of which only later records are wanted."""
+    """The range of a subscription. ``stop`` is not included; None means that it never ends. ``starts``: topics of which
+    only later records are wanted."""
 
     start: GLSN
     stop: GLSN | None
@@ -48,13 +49,13 @@ class Range(Struct, frozen=True):
 
 
 class Resolve(Protocol):
-    """Finds out where to begin and to end, when the subscription begins."""
+    """Finds the range of a subscription when it begins."""
 
     async def __call__(self, selection: Selection, deadline: Deadline) -> Range: ...
 
 
 class Skipped(Struct, frozen=True):
-    """Positions that were not delivered, because what is stored there is malformed, and why."""
+    """Positions that were not delivered, because the stored batch is malformed, and why."""
 
     first_glsn: GLSN
     last_glsn: GLSN
@@ -64,14 +65,14 @@ class Skipped(Struct, frozen=True):
 
 
 class Piece(Struct):
-    """The rows of a run that are wanted."""
+    """The wanted rows of a run."""
 
     layout: Layout
     run: Run
     start: int
     stop: int
     stored: pa.RecordBatch | None = None
-    """The whole run, once it was read."""
+    """The whole run, once it is read."""
 
     @property
     def rows(self) -> int:
@@ -80,12 +81,12 @@ class Piece(Struct):
 
 class CanBeAbandoned(Protocol):
     def abandon(self) -> None:
-        """As ``close``, for who cannot wait for it, in any thread."""
+        """Close from any thread without waiting for it."""
 
 
 def abandon_with(holder: object, held: CanBeAbandoned) -> None:
-    """When nobody refers to ``holder`` any more, ``held`` ends. It is known by a weak reference here, because an error
-    that it keeps may lead back to the holder; what works in the background keeps it alive as long as that matters."""
+    """End ``held`` when ``holder`` is no longer referenced. This keeps only a weak reference to ``held``, because an
+    error stored in it may refer to the holder. Its background tasks keep it alive as long as that matters."""
     weakref.finalize(holder, _abandon, weakref.ref(held)).atexit = False
 
 
@@ -96,16 +97,16 @@ def _abandon(known: weakref.ref[CanBeAbandoned]) -> None:
 
 
 class AsyncSubscription(Generic[T]):
-    """An asynchronous iterator. It begins when it is first used, or earlier with ``await``; then it is known from where
-    on it delivers, also if that is ``"latest"``::
+    """An asynchronous iterator. It begins at its first use, or earlier with ``await``. Its first position, even
+    ``"latest"``, is fixed when it begins::
 
         subscription = await log.subscribe("orders", follow=False)
         async for record in subscription:
             print(record.glsn, record.value)
     """
 
-    # It ends with ``close``, at its end, or when nobody refers to it any more. So what works for it in the background
-    # must not refer to it.
+    # It ends with ``close``, at its end, or when it is no longer referenced. So its background tasks must not refer to
+    # it.
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class AsyncSubscription(Generic[T]):
         patience: float | None,
         skips_malformed: bool = False,
     ) -> None:
-        """``patience``: how long it may take until something comes; None if the log need not go on."""
+        """``patience``: how long each wait for records may take; None if there need not be any new records."""
         self._skips_malformed = skips_malformed
         self._skipped: deque[Skipped] = deque(maxlen=SKIPPED_MAX)
         self._skipped_records = 0
@@ -136,7 +137,7 @@ class AsyncSubscription(Generic[T]):
         self._pieces: deque[Piece] = deque()
         self._made: deque[T] = deque()
         self._reached = GLSN(0)
-        """Everything below has been taken from the feed, though perhaps not from here."""
+        """Everything below this position has been taken from the feed, though perhaps not from here."""
         self._is_closed = self._is_over = False
 
     def __await__(self) -> Generator[Any, None, AsyncSubscription[T]]:
@@ -157,7 +158,7 @@ class AsyncSubscription(Generic[T]):
         self._range = found = await self._resolve(self._selection, Deadline(self._timeout))
         self._reached = found.start
         for topic in self._selection.topics(found.view):
-            # Columns that do not exist are found out now.
+            # Raises now if a column does not exist.
             _layout_of(self._catalogs, self._columns, topic)
         projection = partial(_projection_of, self._catalogs, self._columns)
         feed = Feed(self._catalogs, self._nodes, self._selection, projection, found.start, found.starts, found.stop)
@@ -178,7 +179,7 @@ class AsyncSubscription(Generic[T]):
             try:
                 await self._filled(self._patience)
             except ClientClosed:
-                # Whoever closes it ends the loops over it.
+                # Closing it ends the loops over it.
                 if not self._is_closed:
                     raise
             if not self._made:
@@ -186,9 +187,9 @@ class AsyncSubscription(Generic[T]):
         return self._made.popleft()
 
     async def take(self, timeout: float | None = None) -> list[T]:
-        """All that is ready, and at least one unless the subscription is at its end. Waits at most ``timeout``
-        seconds; if that is not said, as long as it takes if it follows the log. With 0 it only gives what has come
-        already. ``DeadlineExceeded`` if there is nothing by then."""
+        """Return everything that is ready, at least one item unless the subscription is at its end. Waits at most
+        ``timeout`` seconds. Without ``timeout``, a subscription that follows the log waits as long as necessary. With 0
+        it returns only what has already arrived. Raises ``DeadlineExceeded`` if nothing has arrived by then."""
         seconds = self._patience if timeout is None else check_wait(timeout)
         if not self._made:
             await self._filled(seconds)
@@ -198,7 +199,7 @@ class AsyncSubscription(Generic[T]):
     async def _filled(self, seconds: float | None) -> None:
         self._check_open()
         if seconds == 0:
-            # Others have a turn, so that whoever asks again and again does not keep records from coming.
+            # Let other tasks run, so that a caller that polls does not keep records from arriving.
             await asyncio.sleep(0)
             await self.begun()
             await self._fill(waits=False)
@@ -213,7 +214,7 @@ class AsyncSubscription(Generic[T]):
             raise self._nothing_came(seconds) from None
 
     def _nothing_came(self, seconds: float) -> DeadlineExceeded:
-        """What to tell whoever has waited in vain; in any thread."""
+        """Return the error for a caller that has waited in vain; any thread may call this."""
         trouble, found = self.trouble, self._range
         told = f"nothing came within {seconds:g} s" if seconds else "nothing has come yet"
         if found is not None and found.stop is not None and self._reached <= found.view.catalog.high_watermark:
@@ -228,7 +229,7 @@ class AsyncSubscription(Generic[T]):
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Malformed batches that ``on_malformed="skip"`` has left out, the latest of them."""
+        """The latest malformed batches that ``on_malformed="skip"`` has left out."""
         return tuple(self._skipped)
 
     @property
@@ -248,7 +249,7 @@ class AsyncSubscription(Generic[T]):
             await feed.close()
 
     def abandon(self) -> None:
-        """As ``close``, for who cannot wait for it, in any thread."""
+        """Close from any thread without waiting for it."""
         feed = self._feed
         if feed is not None:
             feed.abandon()
@@ -261,10 +262,10 @@ class AsyncSubscription(Generic[T]):
     ) -> None:
         await self.close()
 
-    # What is ready.
+    # Ready runs.
 
     async def _fill(self, *, waits: bool = True) -> None:
-        """Make the next few; nothing at the end, or if it does not wait for what has yet to come."""
+        """Make the next few items; none at the end, or if ``waits`` is false and nothing has arrived."""
         while not self._made and not self._is_over:
             if self._pieces:
                 pieces = self._take_pieces()
@@ -284,17 +285,17 @@ class AsyncSubscription(Generic[T]):
             except Trimmed:
                 if not self._from_earliest or feed.next_glsn > found.start:
                     raise
-                # The log was trimmed between finding where it begins and reading there.
+                # The log was trimmed after its beginning was found and before it was read.
                 continue
             if runs is None:
                 return
-            # It may have been closed since they were ready.
+            # The subscription may have been closed since they were ready.
             self._check_open()
             self._reached = feed.next_glsn
             self._pieces.extend(self._clipped(runs))
 
     async def _taken(self, feed: Feed, found: Range) -> list[Run]:
-        """Whoever reads up to a position that the log has reached already does not wait for ever."""
+        """Take runs from the feed. If the log has already reached the wanted position, do not wait for ever."""
         has_more = found.stop is not None and self._reached <= found.view.catalog.high_watermark
         try:
             async with asyncio.timeout(self._timeout if has_more else None):
@@ -319,7 +320,7 @@ class AsyncSubscription(Generic[T]):
         return GLSN(0) if info is None else starts.get(info.topic, GLSN(0))
 
     def _take_pieces(self) -> list[Piece]:
-        """The next few, read. One that is malformed ends them, so that everything before it is delivered first."""
+        """Read the next few pieces. Stop before a malformed one, so that everything before it is delivered first."""
         pieces: list[Piece] = []
         rows = size = 0
         while self._pieces:
@@ -351,7 +352,7 @@ class AsyncSubscription(Generic[T]):
         )
 
     def _layout(self, run: Run) -> Layout | None:
-        """None if its topic was deleted, and nobody has asked for it by name."""
+        """Return the layout of a run; None if its topic was deleted and was not selected by name."""
         layout = self._layouts.get(run.stream)
         if layout is not None and layout.knows(run):
             return layout
@@ -366,7 +367,7 @@ class AsyncSubscription(Generic[T]):
 
 
 def _layout_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: TopicInfo) -> Layout:
-    """How records of this topic are delivered."""
+    """Return how records of this topic are delivered."""
     return Layout(catalogs.view.schema(topic), columns)
 
 
@@ -375,7 +376,7 @@ def _projection_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: Top
 
 
 def check_on_malformed(given: object) -> bool:
-    """Whether what is malformed is skipped."""
+    """Return whether malformed batches are skipped."""
     if given not in ON_MALFORMED:
         raise InvalidArgument(f"on_malformed= is 'error' or 'skip', not {given!r}")
     return given == "skip"
@@ -388,7 +389,7 @@ def make_records(pieces: Sequence[Piece]) -> list[Record]:
 
 
 def make_batches(pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
-    """Neighbours of one form become one batch."""
+    """Make record batches; neighbours with the same columns become one batch."""
     batches: list[pa.RecordBatch] = []
     group: list[pa.RecordBatch] = []
     for piece in pieces:
