@@ -22,8 +22,7 @@ from cutwater.wire.identity.server_book import ServerBook
 FRESH_SECONDS = 1.0
 """A channel on which nothing arrived for this long is no longer used, if there is another."""
 WAIT_SECONDS = 0.005
-"""How long a message that may wait is held back to be sent with others. Adds up to this much read latency on that
-node."""
+"""How long a message that may wait is held back for others. Adds up to this much read latency on that node."""
 WAITING_MAX = 64
 """Maximum number of messages that wait for one node."""
 

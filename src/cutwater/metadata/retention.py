@@ -27,8 +27,7 @@ Decide = Callable[[Request], Awaitable[Answer]]
 
 
 class Retention:
-    """Enforces retention. ``connect`` opens a connection to a storage node; ``decide`` submits a request to the
-    leader."""
+    """Enforces retention. ``connect`` connects to a storage node; ``decide`` submits a request to the leader."""
 
     def __init__(self, state: OrderState, connect: Connect, decide: Decide) -> None:
         self._state, self._connect, self._decide = state, connect, decide

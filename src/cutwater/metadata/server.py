@@ -90,8 +90,7 @@ class MetadataOptions(Struct, frozen=True):
     """Servers and clients on the same event loop connect without a socket."""
     listener: ListenerOptions = ListenerOptions()
     key: ServerKey | None = None
-    """The key that proves which node this is. Without one the node generates a key, which is lost when the node
-    ends."""
+    """The key that proves which node this is. Without one, a key is generated, which is lost when the node ends."""
     authenticate: Authenticator | None = None
     """For a server without TLS. Connections from the same event loop need no credential."""
 
@@ -381,8 +380,7 @@ class MetadataServer:
                     if leader.epoch != self._leader.epoch:
                         self._leader_changed.set()
                     if self.term is not None and leader.epoch > self.term.epoch:
-                        # The store would refuse the term's next write; this way the term learns of the new leader
-                        # without one.
+                        # The store would refuse the next write; this way the term ends without one.
                         self.term.resign(f"metadata node {leader.node} leads in epoch {leader.epoch}")
             except CutwaterError as error:
                 _log.info("metadata node %s cannot watch the store: %s", self.options.node, error)
@@ -573,8 +571,7 @@ class MetadataServer:
         if known is not None and not known.server_key:
             await self.trust.check_joining(known, joining.server_key)
             asked_at = known.address
-        # Other requests may be decided first. The decision itself checks whether the key was verified at the right
-        # address.
+        # Other requests may be decided first, so the decision checks whether the key was verified at the right address.
         request = JoinRequest(
             joining.node, joining.address, joining.node_key, joining.volumes, joining.server_key, asked_at
         )
@@ -591,8 +588,7 @@ class MetadataServer:
         await self._decide(term, node)
 
     async def _change_volumes(self, call: Call[api.ChangeVolumes]) -> storage_api.NodeDescription:
-        """Change the volumes of a storage node. Storage nodes accept this only from metadata nodes, so operators ask
-        here."""
+        """Change a storage node's volumes. Storage nodes take this only from metadata nodes, so operators ask here."""
         asked, servers = call.argument, self._ways.servers
         address, expect = servers.storage_nodes.get(asked.node), self.trust.expect_storage(asked.node)
         if address is None or expect is None:

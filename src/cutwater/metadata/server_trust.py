@@ -72,8 +72,7 @@ class ServerTrust:
 
     async def _look_after(self, asked_at: int) -> None:
         """Look into the store, at most once in ``LOOK_SECONDS`` however often unknown servers ask. All callers that
-        wait share the next look. A look that began before the call does not count: the server may have announced itself
-        since."""
+        wait share the next look. A look that began before the call does not count: the key may be stored since."""
         async with self._looking:
             if self._looked > asked_at:
                 return
@@ -136,8 +135,7 @@ class ServerTrust:
         return found[0]
 
     async def connect(self, endpoint: Endpoint, address: str, expect: Expect | None) -> Connection:
-        """Connect to a server that must pass ``expect``; without ``expect``, connect as a client that proves
-        nothing."""
+        """Connect to a server that must pass ``expect``; without it, connect as a client that proves nothing."""
         host, port = parse_address(address)
         return await connect(
             endpoint if expect is not None else self._stranger,

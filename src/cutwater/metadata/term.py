@@ -164,8 +164,7 @@ class Term:
             self._give_up(f"a bug: {error!r}")
 
     def _give_up(self, why: str) -> None:
-        """End the term because its state may hold decisions that were never stored: the next leader loads what is
-        stored."""
+        """End the term: its state may hold decisions that were never stored. The next leader loads what is stored."""
         _log.exception("leader epoch %s gives up", self.epoch)
         self._finish(why)
 

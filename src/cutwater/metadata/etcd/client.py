@@ -80,8 +80,7 @@ class Compacted(CutwaterError):
 
 
 class EtcdClient:
-    """A client of one etcd cluster. ``trouble`` describes the failure of the last attempt; it is empty after
-    success."""
+    """A client of one etcd cluster. ``trouble`` tells why the last attempt failed; it is empty after success."""
 
     def __init__(self, endpoints: tuple[str, ...], tls: Tls | None = None) -> None:
         assert endpoints

@@ -359,8 +359,7 @@ class SqliteDatabase:
         return self._breaks(what)
 
     def _breaks(self, what: str) -> StorageBroken:
-        """Mark the database as broken. After a failed write or sync the content of the disk is unknown, so nothing more
-        is written."""
+        """Mark the database as broken: after a failed write or sync its content is unknown, so nothing is written."""
         self._broken = f"{self.path} failed: {what}"
         return StorageBroken(f"{self._broken}: restart the metadata node when the disk is well again")
 

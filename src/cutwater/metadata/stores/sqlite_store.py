@@ -51,8 +51,7 @@ class _Worker:
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._given = 0
-        """Number of jobs given. Only threads that give jobs change it; only the worker changes
-        ``_finished``."""
+        """Number of jobs given. Only threads that give jobs change it; only the worker changes ``_finished``."""
         self._finished = 0
         threading.Thread(target=self._run, name=name, daemon=True).start()
 

@@ -76,8 +76,7 @@ class MetadataStore(Protocol):
         """Store the decisions right after decision ``after``: all or none, durable on return. Without decisions,
         confirm against the store that the epoch leads. Raises ``LeaderFenced`` if another epoch leads, or if ``after``
         is not the last decision stored; but the last append may be repeated, decision for decision, because its first
-        result may have been lost. Raises ``ResourceExhausted`` if too many decisions are stored that were not
-        trimmed."""
+        result may have been lost. Raises ``ResourceExhausted`` if too many decisions are not trimmed."""
 
     def begin_append(
         self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
