@@ -46,7 +46,7 @@ class RoomWatch:
         """More than the reserve, so that the node does not change its state with every record."""
         self._on_change, self._backlog, self._in_thread = on_change, backlog, in_thread
         self._free_bytes = 0
-        """Free bytes of the fullest volume: measured at the last look, less what was written since."""
+        """Free bytes of the volume with the least: measured at the last look, less what was written since."""
         self._state = NodeState.READY
         self._full_until = 0.0
 
@@ -73,8 +73,7 @@ class RoomWatch:
         self._become(NodeState.READ_ONLY, f"a volume cannot be used any more: {error}")
 
     def take(self, size: int) -> None:
-        """Note that ``size`` bytes are about to be written. Near the limit, measuring once per batch is cheap
-        enough."""
+        """Note that ``size`` bytes are about to be written. Near the limit, every batch may measure the free space."""
         self._free_bytes -= size
         if self._free_bytes < self._reserve_bytes and self._state is NodeState.READY:
             self.look()

@@ -85,7 +85,7 @@ class MemoryBudget:
 
 
 def release_unused() -> None:
-    """Return memory that Arrow's allocator keeps to the system, if Arrow was imported at all."""
+    """Give unused memory of Arrow's allocator back to the system, if Arrow was imported at all."""
     if "pyarrow" in sys.modules:
         import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415
 

@@ -69,7 +69,7 @@ class Stores(Protocol):
         """Create a replica. If this fails or the process dies meanwhile, nothing of it remains."""
 
     def set_aside(self, stream: LogStreamId) -> str:
-        """Move files that cannot be opened elsewhere; return their new place."""
+        """Set aside files that cannot be opened; return their new place."""
 
     def remove(self, stream: LogStreamId) -> None:
         """Remove the files permanently."""

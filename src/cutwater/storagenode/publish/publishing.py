@@ -1,10 +1,10 @@
 """Publishes decided groups: gets their staged parts, and hands their entries to the replica at the head.
 
 The metadata repository repeats what to publish until it knows the outcome, so nothing is remembered here. Parts that
-this node does not hold are first copied from a node that does. All parts are read completely, so that damage is found
-and copied again; the log stream continues meanwhile. Once a group has begun, all other appends wait behind it. Its
-entries are read no faster than the disks of the whole chain can write them: nothing of a group is committed before its
-end, so there are no acknowledgements to wait for.
+this node does not hold are first copied from a node that does. All parts are read completely, so that damaged ones are
+found and copied again; the log stream continues meanwhile. Once a group has begun, all other appends wait behind it.
+Its entries are read no faster than the disks of the whole chain can write them: nothing of a group is committed before
+its end, so there are no acknowledgements to wait for.
 """
 
 from __future__ import annotations
@@ -132,8 +132,7 @@ class Publishing:
             self._node.counters.parts_copied += 1
 
     async def _read_through(self, held: Held) -> None:
-        """Verify a part completely; raises if any of it is damaged. Reads a little at a time, so that the node can
-        stop."""
+        """Verify a whole part; raises if any of it is damaged. Reads a little at a time, so that the node can stop."""
         sizes, largest = block_sizes(held, self._files), 0
         while some := await in_thread(self._threads, lambda: list(islice(sizes, ENTRIES_AT_ONCE))):
             largest = max(largest, *some)
@@ -145,7 +144,7 @@ class Publishing:
         while offset < part.bytes:
             answer, data = await self._fetch(part, offset, CHUNK_BYTES)
             size = answer.size
-            # It was decided on, so its content is not checked again.
+            # It was decided on, so it is taken regardless of its content.
             offset = await self._staging.add_decided(answer.part, offset, data, checked=answer.checked)
         held = await self._staging.finish(part.part, size)
         self._node.counters.parts_copied += 1

@@ -145,7 +145,7 @@ class Mender:
     async def _mend(self, driver: ReplicaDriver, error: Damaged) -> None:
         files = 0
         with suppress(Damaged):
-            # Headers can be rebuilt from what is known here. Where that is not enough, copies of the entries are.
+            # Headers can be rebuilt from what is known here. Where that is not enough, copies of the entries help.
             files = await driver.in_writer(driver.storage.repair_headers)
         if isinstance(error, DamagedEntries):
             copies = await self._mend_entries(driver, error.first_llsn, error.last_llsn)

@@ -38,8 +38,7 @@ ITEM_MS_MAX = 60_000
 """How long a learner waits for the next part."""
 ROUND_CONTEXTS_MAX = 32_768
 ROUND_LLSNS_MAX = 262_144
-"""Limit for rounds of more than one commit. A learner remembers each entry of a round, and an entry may hold only one
-record."""
+"""Limit for rounds of more than one commit. A learner remembers each entry, and an entry may hold only one record."""
 CONTEXTS_AT_ONCE = 8_192
 DEDUP_BYTES_MAX = 1024 * 1024 * 1024
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024

@@ -136,7 +136,7 @@ class ReplicaDriver:
         self._gone = ""
         """Why the replica is no longer here; empty while it is."""
         self._last_report: UncommitReport | None = None
-        """The last report; None after something was removed from the files since."""
+        """The last report; None once something was removed from the files."""
         self._events: deque[tuple[ReplicaEvent, Refusal | None]] = deque()
         self._ways = self._table()
         self._entries_since_checkpoint = 0
@@ -160,7 +160,7 @@ class ReplicaDriver:
             self.writer.on_readable = None
 
     def tick(self) -> None:
-        """Write commits that no later entry has taken along. Called from time to time."""
+        """Write commits that no entry has followed. Called from time to time."""
         self.writer.tick()
 
     def report(self) -> UncommitReport | None:

@@ -80,8 +80,7 @@ class Writer:
         name: str,
     ) -> None:
         self.on_readable: Callable[[], None] | None = None
-        """Called on the event loop when commits were written that readers can find from now on; None without
-        readers."""
+        """Called on the event loop when readers can find newly written commits; None without readers."""
         self.entry_syncs = Histogram()
         self.context_syncs = Histogram()
         self._storage = storage
@@ -105,8 +104,7 @@ class Writer:
         self._unsynced: CommitContext | None = None
         """The last commit context that is written but not synced."""
         self._handed_over = 0
-        """Number of hand-overs. Changed only by the event loop's thread, and the next two counters only by the
-        writer's."""
+        """Number of hand-overs. Only the event loop's thread changes it; only the writer changes the next two."""
         self._begun = self._finished = 0
         self._is_here = False
         """Whether the event loop's thread is writing."""

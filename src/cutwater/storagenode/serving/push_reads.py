@@ -142,8 +142,7 @@ class Following:
 def complete_through(driver: ReplicaDriver) -> GLSN:
     """Return the position up to which all committed records can be found in the files."""
     replica = driver.replica
-    # Read in this order, because commits continue: the complete position must not exceed the committed end read after
-    # it.
+    # Read in this order, because commits continue: the complete position must not exceed the committed end.
     through, committed_end, last = replica.complete_through, replica.committed_end, driver.storage.last_commit
     if indexed_end(driver) >= committed_end:
         return through
@@ -202,9 +201,9 @@ def _part(
     through, revision, committed_end = seen
     last_llsn = frames[-1].header.last_llsn
     commits = tuple(context for context in contexts if context.first_llsn <= last_llsn)
-    # A trim may end within a batch, so the requested position counts, not the begin of its batch. The position where
-    # this search began does not count either, because the commit of the requested position may not have been found
-    # then: the reader skips what lies before.
+    # A trim may end within a batch, so the requested position counts, not the beginning of its batch. The position
+    # where this search began does not count either, because the commit of the requested position may not have been
+    # found then: the reader skips what lies before.
     asked, trimmed_before = context_of_llsn(commits, llsn), driver.replica.hard_state.trimmed_before
     wanted = max(asked.glsn_of(llsn), arguments.from_glsn) if asked is not None else trimmed_before
     if wanted < trimmed_before:

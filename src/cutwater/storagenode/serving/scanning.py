@@ -92,8 +92,7 @@ class Scanning:
         return reply
 
     async def _form_of(self, asked: api.ScanArguments) -> FormOf:
-        """Return the schemas for checking unchecked batches. If they are not known now, the reader checks the
-        batches."""
+        """Return the schemas for unchecked batches. If they are not known now, the reader checks the batches."""
         topic = self._topics.known(asked.stream)
         revision = self._node.revision(asked.stream)
         if topic is None:
