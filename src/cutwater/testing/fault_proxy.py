@@ -104,8 +104,7 @@ class FaultProxy:
                 self._flows[direction].clear()
 
     def swallow(self, *, to_target: bool = False, from_target: bool = False) -> None:
-        """Drop bytes. ``from_target`` alone loses answers: requests are executed, and their senders never hear of
-        it."""
+        """Drop bytes. ``from_target`` alone loses answers: requests are executed, but their senders get no reply."""
         self._swallowed = {True: to_target, False: from_target}
 
     # Forwarding.

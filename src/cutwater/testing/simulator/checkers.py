@@ -158,8 +158,7 @@ def check_dense(log: Log, evidence: Evidence) -> None:
 
 
 def check_durable(log: Log, evidence: Evidence) -> None:
-    """3: after an ack, a read of that GLSN returns that record, a retriable error, or *trimmed* if a trim was asked
-    for."""
+    """3: after an ack, a read of that GLSN gives that record, a retriable error, or *trimmed* after a trim request."""
     at = {glsn: (stream, llsn, batch) for glsn, stream, llsn, _, batch in log.batches}
     for op in evidence.record.appends:
         if op.ack is None:

@@ -105,8 +105,7 @@ class Client(Process):
             callback(None)
 
     def ask(self, request: Request, callback: Callback, timeout_us: int = 150 * MILLISECOND) -> None:
-        """Ask the metadata repository. Without an answer, or if the node does not lead, the next try goes to another
-        node."""
+        """Ask the metadata repository. Without an answer, or if the node does not lead, ask another node next time."""
 
         def answered(outcome: Any) -> None:
             if outcome is None or isinstance(outcome, NotLeader):

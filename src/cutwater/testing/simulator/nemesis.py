@@ -88,8 +88,7 @@ class Nemesis:
                 self._again(every_us, strike)
 
     def stop(self) -> None:
-        """End all faults: the network heals, disks have space, processes run again, clocks continue from where they
-        are."""
+        """End all faults: the network heals, disks have space, processes run again, clocks continue from there."""
         self.stopped = True
         self.world.healing = True
         self.world.heal_network()

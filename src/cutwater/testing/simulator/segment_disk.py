@@ -75,8 +75,7 @@ class SegmentDisk:
             raise Violation("13 damage", f"storage node {self._node.node}: {error.message}") from error
 
     def _fails_sync(self, path: Path) -> bool:
-        """Whether a sync fails. Any sync may fail, including those for a full segment, a hard state or opening the
-        files."""
+        """Whether a sync fails. Any sync may, including those of a full segment, a hard state or at opening."""
         chance = self._world.options.fsync_failure
         return chance > 0 and not self._world.healing and self._rng.random() < chance
 
@@ -222,8 +221,7 @@ class SegmentDisk:
     # Reading.
 
     def entries_from(self, llsn: LLSN) -> Iterator[Entry]:
-        """Yield entries from the one that holds this LLSN on; a placeholder that is not intact replaces damaged
-        ones."""
+        """Yield entries from the one with this LLSN on; a placeholder that is not intact replaces damaged ones."""
         storage = self.storage
         while llsn <= storage.end:
             try:
@@ -245,8 +243,7 @@ class SegmentDisk:
         yield from self.storage.heads(from_llsn, to_llsn)
 
     def damaged(self) -> list[LLSN]:
-        """Return the first and last LLSN of each damaged range that ``verify`` finds; there must be no other
-        finding."""
+        """Return the first and last LLSN of each damaged range that ``verify`` finds. Other findings raise."""
         found: list[LLSN] = []
         for finding in self.storage.verify():
             if finding.first_llsn is None or finding.last_llsn is None:

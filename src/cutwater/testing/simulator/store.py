@@ -46,8 +46,7 @@ class SimulatedStore:
         return Loaded(self.leader_epoch, self._snapshot, tuple(self.decisions[self._snapshot.index :]))
 
     def append(self, write: Store, done: Callable[[DecisionIndex | None], None]) -> None:
-        """Append. ``done`` gets the index of the last decision, or None if the write was refused; it may never be
-        called."""
+        """Append. ``done`` gets the index of the last decision, or None after a refusal; it may never be called."""
         delay = 100 + int(self.world.rng.random() * self.world.options.store_us_max)
         self.world.after(delay // 2, self._append, write, done, delay - delay // 2)
 
