@@ -29,8 +29,7 @@ import google_crc32c
 from msgspec import Struct
 
 HEADER = struct.Struct("<II")
-"""Length and CRC32C of the body. Length 0 is a mark: the number is the count of messages that are durable up to
-here."""
+"""Length and CRC32C of the body. Length 0 is a mark: the number counts the messages that are durable up to here."""
 COUNT = struct.Struct("<Q")
 RECEIVE_BYTES = 4 * 1024 * 1024
 TIMEOUT_SECONDS = 60.0

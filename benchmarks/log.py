@@ -147,8 +147,7 @@ def of_chain(bare: Chain, case: Case, folder: Path) -> Measure:
 
 @contextmanager
 def chains(folder: Path, length: int) -> Iterator[tuple[Chain, Chain]]:
-    """Run both chains, in order and overlapping. Their files are removed afterwards: those of all cases would fill many
-    disks."""
+    """Run both chains, in order and overlapping. Their files are removed afterwards, to save disk space."""
     with (
         tempfile.TemporaryDirectory(dir=folder) as name,
         chain(Path(name, "in-order"), length, overlaps=False) as in_order,

@@ -108,8 +108,7 @@ class Cluster:
                 self.layer.handle(Stored(DecisionIndex(effect.after + len(effect.decisions))), self.now)
 
     def append(self, streams: tuple[LogStreamId, ...]) -> None:
-        """Append one record to each stream: the reports of its nodes, the cut, and their reports that they applied
-        it."""
+        """Append one record to each stream: the reports of its nodes, the cut, and reports that it was applied."""
         for stream in streams:
             self.appended[stream] += 1
         nodes = sorted({node for stream in streams for node in self.chains[stream]})

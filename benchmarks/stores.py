@@ -128,8 +128,7 @@ def _cut(state: OrderState) -> d.Cut:
 
 
 def _fdatasyncs(figures: Figures, path: Path, *, in_place: bool) -> None:
-    """Measure ``fdatasync``. Extending a file costs the file system more than overwriting, as SQLite's log mostly
-    does."""
+    """Measure ``fdatasync``. Extending a file costs more than overwriting it, which SQLite's log mostly does."""
     block = os.urandom(4096)
     with path.open("r+b" if in_place else "ab", buffering=0) as file:
         for _ in range(COUNT):
