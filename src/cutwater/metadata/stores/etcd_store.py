@@ -350,7 +350,7 @@ class EtcdStore:
         request.sort_order = pb.Range.DESCENDING
         answer = await self._client.call(RANGE, request)
         if not answer.kvs:
-            raise DamagedStore(self._at("decisions"), f"none is left of those up to {index}")
+            raise DamagedStore(self._at("decisions"), f"no decision up to {index} is left")
         return answer.kvs[0].key
 
     async def _write_pieces(self, epoch: LeaderEpoch, snapshot: Snapshot) -> tuple[str, bytes]:
@@ -407,9 +407,7 @@ class EtcdStore:
             except Compacted:
                 pass
             except (CutwaterError, TimeoutError) as error:
-                _log.warning(
-                    "%s could not be compacted, which is tried again: %s", self._where, str(error) or "no answer"
-                )
+                _log.warning("%s could not be compacted, trying again: %s", self._where, str(error) or "no answer")
             before = written
 
     def _number_in(self, data: bytes | None, name: str) -> int:

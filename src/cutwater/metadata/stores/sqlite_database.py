@@ -243,7 +243,7 @@ class SqliteDatabase:
                 self._decoded = stored, decode_leader(stored, self._where("leader"))
             return self._decoded[1]
         if self._newest() is not None:
-            raise DamagedStore(str(self.path), "it holds decisions, but not who leads")
+            raise DamagedStore(str(self.path), "it holds decisions, but no leader")
         return NOBODY
 
     def _newest(self) -> Header | None:
@@ -296,7 +296,7 @@ class SqliteDatabase:
             raise DamagedStore(str(self.path), str(found))
         stored = self._record("identity")
         if stored is None:
-            raise DamagedStore(str(self.path), "it does not say whose it is")
+            raise DamagedStore(str(self.path), "it does not name its cluster")
         identity = decode_identity(stored, self._where("identity"))
         if identity.cluster != cluster:
             raise WrongIdentity(
