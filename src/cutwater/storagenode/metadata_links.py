@@ -116,7 +116,7 @@ class MetadataLinks:
                 return
             except CutwaterError as error:
                 trouble = error.message
-        raise Unavailable(f"it is done, but the metadata repository has yet to hear of it ({trouble}): ask once more")
+        raise Unavailable(f"it is done here, but the metadata repository does not know it yet ({trouble}): ask again")
 
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links))

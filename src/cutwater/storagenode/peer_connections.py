@@ -141,7 +141,7 @@ class Peers:
 
         def expect(server: ProvenServer | None) -> None:
             if server is None or server.name != str(peer) or not self._book.is_known(server):
-                raise Unproven(f"the server at {address} has not proved to be storage node {peer}, which is wanted")
+                raise Unproven(f"the server at {address} has not proved to be storage node {peer}")
 
         return Link(self._endpoint, address, self._tls, expect=expect, on_up=up, on_down=lost, on_trouble=trouble)
 

@@ -182,7 +182,7 @@ class Publishing:
                 return answer, bytes(received.body)
             except CutwaterError as error:
                 reasons.append(error.message)
-        raise Unavailable(f"staged part {part.part} cannot be had of any holder: {'; '.join(reasons)}")
+        raise Unavailable(f"no holder can provide staged part {part.part}: {'; '.join(reasons)}")
 
     # Requests of a replica.
 

@@ -156,7 +156,7 @@ class Mender:
         if not driver.replica.trusted:
             driver.reopen()
         if files or copies:
-            what = "log stream %s was repaired: %d files by what is known here, %d copies from a peer"
+            what = "log stream %s was repaired: %d files from local data, %d copies from a peer"
             _log.info(what, driver.stream, files, copies, extra={"stream": driver.stream})
 
     async def _require_readable(self, driver: ReplicaDriver) -> None:

@@ -183,7 +183,7 @@ class ContentChecks:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.error("checking what is appended failed, which is a bug", exc_info=task.exception())
+            _log.error("the check of an append failed, which is a bug", exc_info=task.exception())
 
     async def _work_off(self, stream: LogStreamId) -> None:
         """Check waiting batches in order until none is left: only then may a new batch skip the queue."""

@@ -150,7 +150,7 @@ class Topics:
             trouble = ""
         except CutwaterError as error:
             trouble = error.message
-            _log.info("the schemas of the catalog cannot be had now: %s", error.message)
+            _log.info("the catalog cannot be fetched now: %s", error.message)
         finally:
             self._settled, self._trouble, self._fetching = self._asked, trouble, None
         if not trouble and self.revision < self._heard:
