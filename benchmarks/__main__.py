@@ -1,8 +1,8 @@
 """``make bench``: measures everything next to references and writes docs/benchmarks.md.
 
-Absolute figures depend on the machine and on what else runs there; the ratios say more. A section is measured as a
-whole. ``make bench ARGS="log spark"`` measures these two anew and leaves the others as they stand in the report;
-``--quick`` shortens the longest runs.
+Absolute figures depend on the machine and its load; the ratios say more. A section is measured as a whole.
+``make bench ARGS="log spark"`` measures these two again and keeps the others as they are in the report; ``--quick``
+shortens the longest runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def sections(*, quick: bool) -> Mapping[str, Lines]:
 
 
 def kept(report: str) -> dict[str, str]:
-    """The sections of a report, each with its mark."""
+    """Return the sections of a report, each with its mark."""
     marks = list(_MARK.finditer(report))
     ends = [mark.start() for mark in marks[1:]] + [len(report)]
     return {mark[1]: report[mark.start() : end].strip() for mark, end in zip(marks, ends, strict=True)}

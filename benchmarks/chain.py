@@ -1,13 +1,13 @@
-"""The references of ``benchmarks.log``: bare chains of processes that keep records on every disk, without Cutwater.
+"""The references of ``benchmarks.log``: bare chains of processes that store records on every disk, without Cutwater.
 
-There is no order among several chains, no recovery, no identity: what is missing here is what the log adds. Blocking
-sockets, which cost the least; whatever arrives during a sync goes into the next one. There are two of them:
+They have no order among several chains, no recovery and no identity: this is what the log adds. They use blocking
+sockets, which cost the least. Data that arrives during a sync goes into the next one. There are two kinds:
 
-- *in order*, the simplest: each process receives, checks checksums, writes, calls ``fdatasync``, and then hands on the
-  messages that it has received, each by itself; the last one tells the client how many it has.
-- *overlapping*, the quickest: each process hands on whatever it has received in one piece, before it writes it, and
-  another thread of it syncs meanwhile, so all disks work at the same time. Behind its data each process sends down the
-  chain how much of it is durable, and the last one tells the client how much is durable everywhere.
+- *in order*, the simplest: each process receives, verifies checksums, writes, calls ``fdatasync``, and then forwards
+  the messages that it has received, one by one; the last process tells the client how many it has.
+- *overlapping*, the fastest: each process forwards everything that it has received in one piece, before it writes it,
+  and another of its threads syncs meanwhile, so all disks work at the same time. After its data each process sends down
+  the chain how much of it is durable, and the last one tells the client how much is durable everywhere.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ import google_crc32c
 from msgspec import Struct
 
 HEADER = struct.Struct("<II")
-"""Length and CRC32C of what follows. Length 0 is a mark: the number is how many messages are durable up to here."""
+"""Length and CRC32C of the body. Length 0 is a mark: the number counts the messages that are durable up to here."""
 COUNT = struct.Struct("<Q")
 RECEIVE_BYTES = 4 * 1024 * 1024
 TIMEOUT_SECONDS = 60.0
-"""For everything that waits: a benchmark that hangs tells nobody why."""
+"""Limit for all waiting: a benchmark that hangs does not show why."""
 WRITE_PIECES_MAX = 1_000
-"""How many pieces one ``writev`` takes."""
+"""Maximum number of pieces in one ``writev``."""
 
 
 class ChainFigures(Struct, frozen=True):
-    """What one run of the client saw."""
+    """The results of one run of the client."""
 
     messages: int
     begun: float
     ended: float
     latencies: list[float]
-    """Seconds of each message, if only one was under way at a time."""
+    """Seconds of each message, if only one was in flight at a time."""
 
 
 def _write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
@@ -56,7 +56,7 @@ def _write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
 
 
 class _InOrder:
-    """One process of a chain that does one thing after the other."""
+    """One process of a chain that does one step after the other."""
 
     def __init__(self, path: Path, above: socket.socket, below: socket.socket, *, is_last: bool) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -90,8 +90,8 @@ class _InOrder:
 
 
 class _Overlapping:
-    """One process of a chain whose disks work at the same time. ``above``: from whom it receives; ``below``: to whom it
-    sends; the last one's is the client, which only hears counts."""
+    """One process of a chain whose disks work at the same time. It receives from ``above`` and sends to ``below``; the
+    last process sends to the client, which only gets counts."""
 
     def __init__(self, path: Path, above: socket.socket, below: socket.socket, *, is_first: bool, is_last: bool):
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -99,11 +99,11 @@ class _Overlapping:
         self._is_first, self._is_last = is_first, is_last
         self._sending = threading.Lock()
         self._marked = 0
-        """Durable in all processes before this one."""
+        """Number of messages that are durable in all processes before this one."""
         self._durable = 0
         self._told = 0
         self._written: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
-        """Header and body of each message. The client bounds it: no more can wait than it has in flight."""
+        """Header and body of each message. The client limits the queue: no more can wait than it has in flight."""
 
     def run(self) -> None:
         writer = threading.Thread(target=self._write, daemon=True)
@@ -164,7 +164,7 @@ class _Overlapping:
             self._tell()
 
     def _tell(self) -> None:
-        """How much is durable here and before."""
+        """Send how much is durable here and in all processes before."""
         with self._sending:
             everywhere = self._durable if self._is_first else min(self._durable, self._marked)
             if everywhere > self._told:
@@ -173,7 +173,7 @@ class _Overlapping:
 
 
 def _serve(path: Path, below: int, tell: Connection, is_first: bool, is_last: bool, overlaps: bool) -> None:
-    """The process: connects down the chain, listens, and serves the one connection that comes."""
+    """Run one process: connect down the chain, listen, and serve the one connection that arrives."""
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(("127.0.0.1", below)) as out:
         tell.send(listening.getsockname()[1])
         listening.settimeout(TIMEOUT_SECONDS)
@@ -190,7 +190,7 @@ def _serve(path: Path, below: int, tell: Connection, is_first: bool, is_last: bo
 
 
 def _tune(sock: socket.socket) -> None:
-    # Buffers are left to the kernel, which lets them grow further than a program may.
+    # Buffer sizes are left to the kernel, which lets them grow further than a program may.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
@@ -204,7 +204,7 @@ class Chain:
         self._rest = b""
 
     def run(self, message: bytes, in_flight: int, seconds: float) -> ChainFigures:
-        """Send the same message again and again for so long, and wait until all are durable everywhere."""
+        """Send the same message repeatedly for ``seconds``, and wait until all are durable everywhere."""
         framed = HEADER.pack(len(message), google_crc32c.value(message)) + message
         first, latencies = self._acked, list[float]()
         begun = now = time.monotonic()
@@ -232,7 +232,7 @@ class Chain:
 
 @contextmanager
 def chain(folder: Path, length: int, *, overlaps: bool) -> Iterator[Chain]:
-    """A chain of so many processes, whose files lie in ``folder``: ``chain0``, ``chain1``, …"""
+    """Run a chain of ``length`` processes, whose files are in ``folder``: ``chain0``, ``chain1``, …"""
     folder.mkdir(parents=True, exist_ok=True)
     spawn = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = []

@@ -1,5 +1,4 @@
-"""The clients of ``benchmarks.log``: processes of their own that append, or read, for some time and say what they
-saw."""
+"""The clients of ``benchmarks.log``: separate processes that append or read for some time and return figures."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ JOB_SECONDS_MAX = 900.0
 
 
 def together(parts: Sequence[Figures]) -> Figures:
-    """What several processes did at the same time."""
+    """Combine the figures of several processes that ran at the same time."""
     return Figures(
         sum(part.records for part in parts),
         min(part.begun for part in parts),
@@ -55,7 +54,7 @@ async def _append(servers: str, load: Load, start_at: float, seconds: float) -> 
 
 
 def read(servers: str, topic: str, as_batches: bool, seconds: float) -> Figures:
-    """From the beginning, to the end or for so long."""
+    """Read from the beginning, to the end or for ``seconds``."""
     return run(_read(servers, topic, as_batches, seconds))
 
 
@@ -64,10 +63,10 @@ async def _read(servers: str, topic: str, as_batches: bool, seconds: float) -> F
         return await read_for(log, topic, as_batches, seconds)
 
 
-# Embedded, on the event loop of the caller.
+# Embedded, on the caller's event loop.
 
 _on_loops: dict[str, tuple[asyncio.Runner, AsyncClient]] = {}
-"""What this process has open, by path. Nothing happens there between two jobs, so they must not be far apart."""
+"""Open logs of this process, by path. Their loops do not run between two jobs, so jobs must not be far apart."""
 
 
 def open_on_loop(path: str, topics: dict[str, int]) -> None:
@@ -95,11 +94,11 @@ def append_on_loop(path: str, load: Load, seconds: float) -> Figures:
 # Embedded: the log, its client and the caller's threads in one process.
 
 _embedded: dict[str, Client] = {}
-"""What this process has open, by path."""
+"""Open logs of this process, by path."""
 
 
 def open_embedded(path: str, topics: dict[str, int]) -> None:
-    """``topics``: names, and how many log streams each has."""
+    """Open a log. ``topics``: names, and the number of log streams of each."""
     log = _embedded[path] = embedded.open(Path(path), exclusive=True)
     for topic, streams in topics.items():
         log.create_topic(topic, streams=streams)
@@ -110,7 +109,7 @@ def close_embedded(path: str) -> None:
 
 
 def append_embedded(path: str, load: Load, seconds: float) -> Figures:
-    """From as many threads as there are appends in flight."""
+    """Append from as many threads as there are appends in flight."""
     log = _embedded[path]
     records = load.made()
     log.append(load.topic, records)
@@ -130,7 +129,7 @@ def append_embedded(path: str, load: Load, seconds: float) -> Figures:
 
 
 def send_embedded(path: str, load: Load, seconds: float) -> Figures:
-    """Through a producer, from one thread."""
+    """Append through a producer, from one thread."""
     records = load.made()
     waiting: deque[Future[Ack]] = deque()
     with _embedded[path].producer(load.topic, id="bench") as producer:
@@ -144,7 +143,7 @@ def send_embedded(path: str, load: Load, seconds: float) -> Figures:
 
 
 def fill_embedded(path: str, load: Load, records: int) -> Figures:
-    """So many records, in appends that are all alike."""
+    """Append ``records`` records, in appends of the same size."""
     log, made, each = _embedded[path], load.made(), max(load.rows, 1)
     with ThreadPoolExecutor(load.in_flight) as threads:
         begun = time.monotonic()
@@ -157,7 +156,7 @@ def fill_embedded(path: str, load: Load, records: int) -> Figures:
 
 
 class Worker:
-    """A process that does what it is told, one job after the other."""
+    """A process that runs jobs, one after the other."""
 
     def __init__(self) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -168,7 +167,7 @@ class Worker:
         self.pid = self._process.pid or 0
 
     def begin(self, job: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Callable[[], R]:
-        """Returns what waits for the outcome."""
+        """Begin a job; return a function that waits for its outcome."""
         self._pipe.send((job, args, kwargs))
 
         def outcome() -> R:
@@ -191,7 +190,7 @@ class Worker:
 
 
 class Failure(Struct, frozen=True):
-    """What went wrong, in words: not every exception survives the way between processes."""
+    """An error as text: not every exception can be sent between processes."""
 
     told: str
 

@@ -1,7 +1,7 @@
-"""Where a millisecond of an append goes: a local cluster of three storage nodes, replication 3, fsync on.
+"""Where the time of an append goes: a local cluster of three storage nodes, replication 3, fsync on.
 
-One client appends one record after the other; every process notes when it did what (``benchmarks.trace``), and the
-steps of each append are laid side by side. Then many clients append at once, for the rate of cuts.
+One client appends one record after the other. Every process notes the time of each step (``benchmarks.trace``), and the
+steps of each append are combined. Then many clients append at once, for the rate of cuts.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ RECORD = b"x" * 100
 TOPIC = "bench"
 
 STEPS = ("request", "head's disk", "chain", "report", "store", "commit", "answer")
-"""In this order; each ends where the next begins."""
+"""The steps in order; each ends where the next begins."""
 
 
 class Notes:
-    """What the processes noted, by kind, each in the order of time."""
+    """The notes of the processes, by kind, each in time order."""
 
     def __init__(self, folder: Path, heads: set[int]) -> None:
         self.of: dict[str, list[int]] = {}
@@ -62,7 +62,7 @@ class Notes:
 
 
 def steps(notes: Notes, sent: int, answered: int) -> list[int] | None:
-    """How long each step of one append took, in ns; None if a note is missing."""
+    """Return the duration of each step of one append, in ns; None if a note is missing."""
     store = notes.first("store", sent, answered)
     if store is None:
         return None
@@ -95,7 +95,7 @@ def traced_cluster(folder: Path, metadata: int) -> Iterator[tuple[LocalCluster, 
 
 
 async def measure(cluster: LocalCluster) -> tuple[list[tuple[int, int]], float]:
-    """When each single append was sent and answered, and appends per second with many at once."""
+    """Return when each single append was sent and answered, and the appends per second with many at once."""
     async with await AsyncClient.connect(cluster.servers) as log:
         await log.create_topic(TOPIC, streams=1, replication=3)
         await one_by_one(log, WARM_UP)
@@ -126,7 +126,7 @@ async def _concurrently(log: AsyncClient) -> float:
 
 
 def figures(metadata: int) -> list[str]:
-    """A column of the table: milliseconds per step, and rates."""
+    """Return a column of the table: milliseconds per step, and rates."""
     with tempfile.TemporaryDirectory(prefix="cutwater-bench-", dir=".") as name:
         folder = Path(name).absolute()
         with traced_cluster(folder, metadata) as (cluster, notes_folder):
@@ -174,7 +174,7 @@ def fdatasync_ms() -> float:
 
 
 def lines() -> list[str]:
-    """A section of the benchmark report, in Markdown."""
+    """Return a section of the benchmark report, in Markdown."""
     columns = {"SQLite": figures(1)}
     if find_etcd() is not None:
         columns["etcd, 3 + 3 nodes"] = figures(3)

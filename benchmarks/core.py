@@ -1,5 +1,5 @@
-"""What the pure core and the simulator cost. The reference for everything that orders records is one ``fdatasync`` of
-4 KiB, because that is what an append waits for anyway.
+"""Measures the pure core and the simulator. The reference for ordering is one ``fdatasync`` of 4 KiB, because every
+append waits for one anyway.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NODES = tuple(StorageNodeId(n) for n in (1, 2, 3))
 
 
 def micros_per(rounds_of: Callable[[int], None], count: int) -> float:
-    """Microseconds of processor time for one of ``count``: the median of several rounds."""
+    """Return the microseconds of processor time for one of ``count``: the median of several rounds."""
     times = []
     for _ in range(ROUNDS):
         started = time.process_time()
@@ -65,7 +65,7 @@ def micros_per(rounds_of: Callable[[int], None], count: int) -> float:
 
 
 def fdatasync_micros() -> float:
-    """Wall time of appending 4 KiB and ``fdatasync``, in the current directory."""
+    """Return the wall time of appending 4 KiB and ``fdatasync``, in the current directory."""
     block = os.urandom(4096)
     times = []
     with tempfile.NamedTemporaryFile(dir=".") as file:
@@ -83,7 +83,7 @@ def batch(i: int) -> Batch:
 
 
 def head_replica(count: int) -> None:
-    """Append, durable, commit, commit durable: a batch's whole life at the head of a chain of three."""
+    """Run the whole life of a batch at the head of a chain of three: append, durable, commit, commit durable."""
     replica = Replica(
         NODES[0],
         LogStreamId(1),
@@ -112,7 +112,7 @@ def bare_cut(count: int) -> None:
 
 
 def order_layer(count: int) -> None:
-    """Reports of three nodes with all streams, one cut, its announcement: a turn of the leader."""
+    """Run turns of the leader: reports of three nodes with all streams, one cut, its announcement."""
     streams = [LogStreamId(s) for s in range(1, STREAMS + 1)]
     decisions: list[d.Decision] = [*(d.AddNode(n) for n in NODES), d.CreateTopic(TopicId(1), "t", 3)]
     decisions += [d.CreateStream(s, TopicId(1), NODES, GLSN(0), CutTime(1)) for s in streams]
@@ -135,7 +135,7 @@ def order_layer(count: int) -> None:
 
 
 def watermark_clock(count: int) -> None:
-    """Records in batches of 100, round robin over 64 streams."""
+    """Process records in batches of 100, round robin over 64 streams."""
     clock = WatermarkClock()
     strategy = BoundedOutOfOrderness(5 * SECOND)
     for s in range(1, STREAMS + 1):
@@ -146,7 +146,7 @@ def watermark_clock(count: int) -> None:
 
 
 def running_maximum(count: int) -> None:
-    """The least that a watermark can cost: the running maximum of the same event times, and nothing else."""
+    """Compute the least that a watermark can cost: the running maximum of the same event times, and nothing else."""
     times = list(range(100))
     for _ in range(count // 100):
         highest, out = 0, []
@@ -168,7 +168,7 @@ def encode_cut(count: int) -> None:
 
 
 def simulator() -> tuple[float, float]:
-    """Simulated events per second, and clusters per second, on one core."""
+    """Return simulated events per second, and clusters per second, on one core."""
     started = time.perf_counter()
     results = [simulate(seed, random_options(seed)) for seed in range(40)]
     seconds = time.perf_counter() - started

@@ -1,8 +1,8 @@
 """How long appends pause when something dies: real processes, killed with SIGKILL under load.
 
 A pause is the longest time between two acknowledgements around the kill, over all clients of one topic with two log
-streams. Nobody helps: the cluster notices and goes on by itself. After each kill, and after each start of what was
-killed, the last acknowledged appends are read from every replica that lives.
+streams. No operator intervenes: the cluster notices and continues by itself. After each kill, and after each restart of
+the victim, the last acknowledged appends are read from every live replica.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NODE_KILLS = 5
 WATCHED_SECONDS = 3.0
 APPENDERS = 8
 LAST = 200
-"""So many appends are looked for on every replica."""
+"""Number of appends that are read from every replica."""
 TOPIC = "failover"
 
 Choose = Callable[[LocalCluster], Awaitable[Member]]
@@ -40,14 +40,14 @@ StartAgain = Callable[[Path, LocalCluster, Member], None]
 
 
 class Found(NamedTuple):
-    """Seconds, by kill: for which nothing was acknowledged; and until every living replica has what was."""
+    """Seconds by kill: how long no append was acknowledged, and how long until every live replica had all appends."""
 
     pauses: list[float]
     readable: list[float]
 
 
 async def kill_and_watch(folder: Path, cluster: LocalCluster, kills: int, choose: Choose, again: StartAgain) -> Found:
-    """Kill, watch, start again."""
+    """Kill a process, watch the cluster, and start the process again, ``kills`` times."""
     load = Load(cluster, TOPIC, 1)
     load.start(APPENDERS)
     found = Found([], [])
@@ -71,7 +71,7 @@ async def kill_and_watch(folder: Path, cluster: LocalCluster, kills: int, choose
 
 
 async def _everywhere(load: Load, cluster: LocalCluster, dead: Member | None) -> float:
-    """Seconds until all replicas but those of the dead have the last appends."""
+    """Return the seconds until all replicas but those of the dead node have the last appends."""
     started = time.monotonic()
     await load.until_readable([StorageNodeId(m.id) for m in cluster.storage_nodes if m is not dead], 30.0, LAST)
     return time.monotonic() - started
@@ -94,7 +94,7 @@ async def _measure(folder: Path, cluster: LocalCluster, kills: int, choose: Choo
 
 
 def lines() -> list[str]:
-    """A section of the benchmark report, in Markdown."""
+    """Return a section of the benchmark report, in Markdown."""
 
     async def first_node(cluster: LocalCluster) -> Member:
         return cluster.storage_nodes[0]
@@ -108,7 +108,7 @@ def lines() -> list[str]:
     return [
         "## How long appends pause when something dies",
         "",
-        "Killed with SIGKILL under load; three storage nodes, replication 3. Nobody helps.",
+        "Killed with SIGKILL under load; three storage nodes, replication 3. No operator intervenes.",
         "",
         "| what is killed | kills | median s | longest s | readable from every living replica, longest s |",
         "| --- | ---: | ---: | ---: | ---: |",

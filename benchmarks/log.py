@@ -1,11 +1,11 @@
 """The log as its clients see it, each figure next to bare chains (``benchmarks.chain``) measured in turn with it.
 
-A local cluster of three storage nodes with replication 3 and one metadata node on SQLite, then the embedded log, all on
-this machine and with fsync on. Rounds of Cutwater and of the reference alternate and medians are taken, because a
-machine that others use is now fast and now slow; next to each figure stands what was busy meanwhile.
+It measures a local cluster of three storage nodes with replication 3 and one metadata node on SQLite, then the embedded
+log, all on this machine and with fsync on. Rounds of Cutwater and of the reference alternate and medians are taken,
+because the speed of a shared machine varies. Each row also shows what was busy meanwhile.
 
-``python -m benchmarks.log [--quick]`` prints the section alone. The long run of small records is as long as
-the promise about it, unless ``--quick`` or ``CUTWATER_BENCH_RECORDS`` makes it shorter; it needs 4 GB of disk.
+``python -m benchmarks.log [--quick]`` prints the section alone. The long run of small records has as many records as
+the promise about it, unless ``--quick`` or ``CUTWATER_BENCH_RECORDS`` shortens it; it needs 4 GB of disk space.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ RECORDS_PER_SECOND = 200_000
 BYTES_PER_RECORD = 100
 
 LARGE, SMALL, MANY = "large-batches", "small", "many-streams"
-"""Topics. What is read later is kept apart, so that it is all alike. What is small has a topic for each case, which is
-deleted afterwards, as the files of the chains are."""
+"""Topics. Records that are read later have their own topic, so that they are all alike. Small appends have a topic for
+each case, which is deleted afterwards, as the files of the chains are."""
 MEMORY_BYTES = 1536 * 1024 * 1024
-"""What all processes together write in a round, at most."""
+"""Upper bound of what all processes together write in a round."""
 
 
 class Size(Struct, frozen=True):
@@ -65,7 +65,7 @@ QUICK = Size(rounds=1, seconds=0.5, read_seconds=1.0, many_records=1_000_000)
 
 
 class Case(Struct, frozen=True):
-    """Appends of ``rows`` records (0: one plain value) by some client processes, and the bare chain's messages."""
+    """Appends of ``rows`` records (0: one plain value) by some client processes, and the messages of the bare chain."""
 
     name: str
     rows: int
@@ -73,7 +73,7 @@ class Case(Struct, frozen=True):
     clients: int
     chain_in_flight: int
     target: float
-    """Of the bare chain's rate, or of its latency for one append at a time."""
+    """Target ratio to the bare chain's rate, or to its latency for one append at a time."""
 
     @property
     def message_bytes(self) -> int:
@@ -111,7 +111,7 @@ ON_LOOP = (
 
 
 class Round(Struct, frozen=True):
-    """``rate`` in records per second; latencies of single appends in seconds."""
+    """Figures of one round: ``rate`` in records per second, latencies of single appends in seconds."""
 
     records: int
     rate: float
@@ -120,12 +120,12 @@ class Round(Struct, frozen=True):
 
     @property
     def cpu_us(self) -> float:
-        """Processor time of all processes for one record: other than the rate, it hardly depends on who else works."""
+        """Processor time of all processes per record. Unlike the rate, it hardly depends on other load."""
         return self.busy.total().cpu / self.records * 1e6
 
 
 Measure = Callable[[float], Round]
-"""For so many seconds."""
+"""Measures one round of this many seconds."""
 
 
 def of_figures(figures: Figures, watch: Watch) -> Round:
@@ -147,7 +147,7 @@ def of_chain(bare: Chain, case: Case, folder: Path) -> Measure:
 
 @contextmanager
 def chains(folder: Path, length: int) -> Iterator[tuple[Chain, Chain]]:
-    """In order, and overlapping. Their files are removed afterwards: those of all cases would fill many a disk."""
+    """Run both chains, in order and overlapping. Their files are removed afterwards, to save disk space."""
     with (
         tempfile.TemporaryDirectory(dir=folder) as name,
         chain(Path(name, "in-order"), length, overlaps=False) as in_order,
@@ -157,7 +157,7 @@ def chains(folder: Path, length: int) -> Iterator[tuple[Chain, Chain]]:
 
 
 def in_turn(measures: Sequence[Measure], size: Size, folder: Path) -> list[list[Round]]:
-    """Rounds of each, alternating. Another one begins each time, and each finds memory at hand."""
+    """Run rounds of each, alternating. A different one begins each time, and each finds memory ready."""
     found: list[list[Round]] = [[] for _ in measures]
     for first in range(size.rounds):
         for at in range(len(measures)):
@@ -168,9 +168,9 @@ def in_turn(measures: Sequence[Measure], size: Size, folder: Path) -> list[list[
 
 
 def have_memory_at_hand(folder: Path) -> None:
-    """Where the machine is a virtual one, memory that was free for some seconds may have been given back to the host,
-    and to get it again costs several times what is written into it: 1.4 ms/MB of a file, where 0.3 are usual. Who is
-    measured next shall not pay for that, whoever it is."""
+    """Make memory ready before a round. In a virtual machine, memory that was free for some seconds may have been
+    returned to the host, and getting it back costs several times the write itself: 1.4 ms/MB of a file instead of the
+    usual 0.3. The next measurement must not pay for that."""
     megabyte, path = os.urandom(1024 * 1024), folder / "memory"
     with path.open("wb", buffering=0) as file:
         for _ in range(MEMORY_BYTES // len(megabyte)):
@@ -200,7 +200,7 @@ class Row(Struct, frozen=True):
 
 
 def compared(case: Case, ours: list[Round], theirs: list[Round], overlapping: list[Round] | None = None) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     ours_us, theirs_us = (median(one.cpu_us for one in rounds) for rounds in (ours, theirs))
     ratio = _ratio(case, ours, theirs)
     return Row(
@@ -239,7 +239,7 @@ def _figure(case: Case, rounds: list[Round]) -> str:
 
 
 def against(what: str, rounds: list[Round], target: float) -> str:
-    """A row for a figure that has a target of its own."""
+    """Return a row for a figure that has a target of its own."""
     middle = middle_round(rounds)
     return Row(
         what,
@@ -269,7 +269,7 @@ def _latency(ordered: list[float]) -> str:
 
 
 class Cluster:
-    """What runs, and the processes of its clients."""
+    """The running cluster, and the processes of its clients."""
 
     def __init__(self, cluster: LocalCluster, workers: list[Worker], folder: Path) -> None:
         self._cluster, self._workers, self._folder = cluster, workers, folder
@@ -300,7 +300,7 @@ class Cluster:
 
     def reading(self, topic: str, *, as_batches: bool) -> Measure:
         def measure(seconds: float) -> Round:
-            # By a process that has appended nothing, so nothing of it is at hand there.
+            # Read in a process that has appended nothing, so that it has no data cached.
             reader = self._workers[-1]
             watch = self._watch(topic, [reader])
             return of_figures(reader.call(clients.read, self._cluster.servers, topic, as_batches, seconds), watch)
@@ -318,7 +318,7 @@ def running_cluster(folder: Path) -> Iterator[LocalCluster]:
 
 
 async def _create(cluster: LocalCluster, name: str) -> int:
-    """Make a topic with one log stream; who its head is."""
+    """Create a topic with one log stream; return its head."""
     async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
         created = await admin.create_topic(name, streams=1, replication=NODES)
         chains = {stream.stream: stream.chain for stream in (await admin.catalog()).streams}
@@ -332,7 +332,7 @@ async def _delete(cluster: LocalCluster, name: str) -> None:
 
 @contextmanager
 def topic_for(case: Case, cluster: LocalCluster) -> Iterator[tuple[str, int]]:
-    """Its name, and who its head is."""
+    """Yield the name of the topic and its head."""
     if case.rows >= 10_000:
         yield LARGE, run(_create(cluster, LARGE))
         return
@@ -359,7 +359,7 @@ def cluster_rows(folder: Path, size: Size) -> list[str]:
                 found = in_turn([ours, *(of_chain(one, case, folder) for one in bare)], size, folder)
             by = f", {case.clients} client processes" if case.clients > 1 else ""
             rows.append(compared(_named(case, case.name + by), *found))
-        # Only now, so that they are no burden to the cases before.
+        # Created only now, so that these streams do not burden the cases before.
         run(make_many(local))
         one = Load(LARGE, 10_000, 32)
         many = Load(MANY, 10_000, 32)
@@ -402,7 +402,7 @@ WAYS = (
 
 
 def embedded_rows(folder: Path, size: Size) -> list[str]:
-    """Each case with a log of its own, which is removed afterwards as the chains' files are."""
+    """Measure each case with a log of its own, which is removed afterwards as the chains' files are."""
     found = []
     with clients.workers(1) as (worker,):
         for case, (open_log, close_log), job in WAYS:
@@ -424,7 +424,7 @@ def _embedded(worker: Worker, job: Job, path: str, case: Case, folder: Path) -> 
 
 
 def small_records(folder: Path, size: Size) -> list[str]:
-    """What a record costs in a log of few, and in one of many."""
+    """Compare the cost of a record in a log of few records and in one of many."""
     count = int(os.environ.get(RECORDS_VARIABLE, size.many_records))
     path = str(folder / "small")
     with clients.workers(1) as (worker,):
@@ -462,7 +462,7 @@ HEAD = (
 
 
 def _in_its_own(folder: Path, rows: Callable[[Path, Size], list[str]], size: Size) -> list[str]:
-    """In a folder that is removed afterwards, so that all of them together need no more of the disk than one."""
+    """Measure in a folder that is removed afterwards, so that all parts together need no more disk space than one."""
     folder.mkdir()
     try:
         return rows(folder, size)
@@ -471,9 +471,9 @@ def _in_its_own(folder: Path, rows: Callable[[Path, Size], list[str]], size: Siz
 
 
 def lines(*, quick: bool = False) -> list[str]:
-    """A section of the benchmark report, in Markdown."""
+    """Return a section of the benchmark report, in Markdown."""
     size = QUICK if quick else Size()
-    # Next to the other files of a run: the folder of temporary files may be in memory.
+    # Beside the other files of a run: the folder of temporary files may be in memory.
     with tempfile.TemporaryDirectory(prefix="bench-log-", dir=".") as name:
         folder = Path(name).absolute()
         cluster = _in_its_own(folder / "cluster", cluster_rows, size)
@@ -500,7 +500,7 @@ def lines(*, quick: bool = False) -> list[str]:
         "",
         "### Embedded: one process, replication 1; the reference is a chain of one",
         "",
-        "Who wants speed uses asyncio (`AsyncClient.open`), or a producer from a thread: then nobody has to be woken",
+        "For speed, use asyncio (`AsyncClient.open`), or a producer from a thread: then no thread has to be woken",
         "for each record. *Threads* are as many as there are appends in flight, each waiting for its own. Of batches,",
         "the reference has as many in flight, 8 of 1 MB and 64 of 10 KB; of single records it has 64, because they",
         "travel together here and there each is a message.",

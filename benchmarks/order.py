@@ -1,8 +1,9 @@
-"""What it costs to lead many log streams: the pure order layer with 64 and with 1,000 streams on ten storage nodes.
+"""Measures the cost of leading many log streams: the pure order layer with 64 and with 1,000 streams on ten storage
+nodes.
 
-A leader wakes twenty times a second, and hears a report whenever something changed on a storage node, ten times a
-second from each at least. So what counts is a wake and a turn in which little has changed: they should cost what the
-change does, and as little as possible for all the streams that rest.
+A leader wakes twenty times a second, and gets a report whenever something changes on a storage node, at least ten times
+a second from each. So the wake and the turn in which little has changed matter most: they should cost as much as the
+change, and as little as possible for streams without changes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ WAKE_US = 50_000
 
 
 class Figures(Struct):
-    """Microseconds of processor time."""
+    """Processor time in microseconds."""
 
     streams: int
     wake: float
@@ -107,7 +108,7 @@ class Cluster:
                 self.layer.handle(Stored(DecisionIndex(effect.after + len(effect.decisions))), self.now)
 
     def append(self, streams: tuple[LogStreamId, ...]) -> None:
-        """One more record of each, what its nodes say of it, the cut, and that they have applied it."""
+        """Append one record to each stream: the reports of its nodes, the cut, and reports that it was applied."""
         for stream in streams:
             self.appended[stream] += 1
         nodes = sorted({node for stream in streams for node in self.chains[stream]})
@@ -151,7 +152,7 @@ def measure(streams: int) -> Figures:
 
 
 def lines() -> list[str]:
-    """Part of the section on ordering, in Markdown."""
+    """Return a part of the section on ordering, in Markdown."""
     few, many = measure(FEW), measure(MANY)
     rows = (
         ("a wake while nothing happens", few.wake, many.wake),

@@ -1,8 +1,8 @@
-"""What the operator core of pipelines costs per record, next to a bare Python loop that does the same with a dict.
+"""Measures the operator core of pipelines per record, next to a bare Python loop that does the same with a dict.
 
-One process, one slice, figures per second of processor time. Each includes turning Arrow columns into rows, as a worker
-has to. The garbage collector is off while a micro-batch runs: the core makes no cycles, and looking for some among
-millions of live entries costs more than the work itself. Run it alone: ``python -m benchmarks.pipeline``.
+One process, one slice; figures are per second of processor time. Each includes turning Arrow columns into rows, as a
+worker has to. The garbage collector is off while a micro-batch runs: the core creates no cycles, and searching for some
+among millions of live entries costs more than the work itself. Run it alone: ``python -m benchmarks.pipeline``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Count(ProcessFunction):
 
 
 class CountWithTimer(Count):
-    """A count per key that is given out every ten seconds of event time."""
+    """A count per key that is emitted every ten seconds of event time."""
 
     def process(self, record: Any, ctx: Any) -> None:
         self.n.set(self.n.get() + 1)
@@ -51,7 +51,7 @@ class CountWithTimer(Count):
 
 
 def arrow_batch(keys: int, number: int) -> pa.RecordBatch:
-    """Records of one micro-batch as a source task hands them over; event time rises by 1 ms every 20 records."""
+    """Return the records of one micro-batch as a source task provides them; event time rises 1 ms every 20 records."""
     first = number * BATCH
     users = [f"user-{(first + i) * 7919 % keys}" for i in range(BATCH)]
     times = [(first + i) // 20 for i in range(BATCH)]
@@ -61,7 +61,7 @@ def arrow_batch(keys: int, number: int) -> pa.RecordBatch:
 
 
 def ticks_of(number: int) -> Ticks:
-    """The watermark rises with every new event time: 10,000 steps in a batch."""
+    """Return the watermark steps of a batch: it rises with every new event time, 10,000 times."""
     first = number * BATCH
     steps = Steps(first // 20 - 1)
     for i in range(20, BATCH + 1, 20):
@@ -76,7 +76,7 @@ def machine_of(build: Callable[[Any], Any], packed: bool) -> Machine:
 
 
 def rate(machine: Machine, keys: int) -> float:
-    """Records per second, after as many batches as it takes to make all keys known."""
+    """Return records per second, after enough batches to make all keys known."""
     first = max(1, keys // BATCH)
     for number in range(first):
         machine.run({"in": Records.from_arrow(arrow_batch(keys, number), ROWS)}, ticks_of(number))
@@ -93,7 +93,7 @@ def rate(machine: Machine, keys: int) -> float:
 
 
 def bare_loop(keys: int) -> float:
-    """The reference: the same Arrow columns, the key column as a list, a dict of counts."""
+    """Measure the reference: the same Arrow columns, the key column as a list, a dict of counts."""
     batches = [arrow_batch(keys, number) for number in range(BATCHES)]
     counts: dict[str, int] = {}
     started = time.process_time()
@@ -104,7 +104,7 @@ def bare_loop(keys: int) -> float:
 
 
 def lines() -> Iterator[str]:
-    """The figures as rows of a table."""
+    """Yield the figures as rows of a table."""
     yield from ("", "## Pipelines: the operator core", "")
     yield f"| thousand records/s and core, at keys | {' | '.join(f'{keys:,}' for keys in KEYS)} |"
     yield f"| --- |{' ---: |' * len(KEYS)}"

@@ -2,8 +2,8 @@
 
 All of them read the same Arrow files through a Python data source, on two cores. Figures are of a whole minute of event
 time, six micro-batches, after all keys are known and the first timers have fired; each key that had a record fires once
-in it. Run it alone: ``python -m benchmarks.pipeline_spark``, with numbers
-of keys as arguments if others than the usual ones are wanted: ``… 10000000``.
+in it. Run it alone: ``python -m benchmarks.pipeline_spark``, optionally with numbers of keys as arguments:
+``… 10000000``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cutwater.spark.pipeline.routing import by_slice, positions
 from cutwater.spark.pipeline.source import envelope_batch
 from cutwater.spark.pipeline.state import forget
 
-# Only ``cutwater.spark`` imports PySpark; whoever measures it looks it up.
+# Only ``cutwater.spark`` may import PySpark; benchmarks look its modules up at run time.
 sources: Any = import_module("pyspark.sql.datasource")
 limits: Any = import_module("pyspark.sql.streaming.datasource")
 processors: Any = import_module("pyspark.sql.streaming.stateful_processor")
@@ -47,12 +47,12 @@ BATCH = 200_000
 BATCHES = 6
 """A minute of event time."""
 WARM = 7
-"""Until timers fire."""
+"""Micro-batches until timers fire."""
 BATCH_PER_KEY = 10_000
-"""Of the operator that asks the state store for each key."""
+"""Rows per micro-batch for the operator that asks the state store for each key."""
 KEYS = (1_000, 100_000, 1_000_000, 10_000_000)
 KEYS_FOR_ALL = 1_000_000
-"""With more keys than these only the first case is measured: to get to know them all takes the longest."""
+"""With more keys than this only the first case is measured: making them all known takes the longest."""
 
 
 class Count(ProcessFunction):
@@ -63,7 +63,7 @@ class Count(ProcessFunction):
 
 
 class CountWithTimer(Count):
-    """A count per key, and a timer that gives it out at the end of the minute."""
+    """A count per key, and a timer that emits it at the end of the minute."""
 
     def process(self, record: Any, ctx: Any) -> None:
         self.n.set(self.n.get() + 1)
@@ -74,7 +74,7 @@ class CountWithTimer(Count):
 
 
 def write_files(directory: Path, keys: int, rows: int, batches: int) -> None:
-    """Per micro-batch and partition one file of plain rows."""
+    """Write one file of plain rows per micro-batch and partition."""
     for number in range(batches):
         for part in range(PARTITIONS):
             glsns = np.arange(number * rows + part, (number + 1) * rows, PARTITIONS, dtype=np.int64)
@@ -87,7 +87,7 @@ def write_files(directory: Path, keys: int, rows: int, batches: int) -> None:
 
 
 class FilesReader(sources.DataSourceStreamReader, limits.SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """One micro-batch after the other."""
+    """Reads one micro-batch after the other."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._directory = Path(options["directory"])
@@ -139,7 +139,7 @@ class FilesReader(sources.DataSourceStreamReader, limits.SupportsTriggerAvailabl
 
 
 def ticks_of(number: int, rows: int) -> Ticks:
-    """The watermark rises with every new event time."""
+    """Return the watermark steps of a batch: it rises with every new event time."""
     first = number * rows
     steps = Steps(first // PER_MS - 1)
     for i in range(PER_MS, rows + 1, PER_MS):
@@ -200,10 +200,10 @@ def program_of(build: Build) -> Program:
 
 
 class Bench:
-    """The files of one number of keys, and what it takes to work through them."""
+    """The files for one number of keys, and the queries that process them."""
 
     def __init__(self, spark: Any, keys: int, rows: int = BATCH, warm: int | None = None) -> None:
-        """``warm``: so many micro-batches are not measured; until all keys are known, if it is not said."""
+        """``warm``: number of micro-batches that are not measured; by default until all keys are known."""
         self._spark, self._rows = spark, rows
         self._warm = warm if warm is not None else max(WARM, -(-keys // rows))
         self._directory = Path(tempfile.mkdtemp(prefix="cutwater-bench-"))
@@ -237,7 +237,7 @@ class Bench:
         )
 
     def _rate(self, made: Any, mode: str) -> float:
-        """Rows per second, over all micro-batches that count."""
+        """Return rows per second over all measured micro-batches."""
         checkpoint = self._directory / "checkpoint"
         options = {"checkpointLocation": str(checkpoint)}
         writer = made.writeStream.format("noop").outputMode(mode).options(**options).trigger(availableNow=True)
@@ -251,7 +251,7 @@ class Bench:
 
 
 def lines(all_keys: Sequence[int] = KEYS) -> Iterator[str]:
-    """The figures as rows of a table."""
+    """Yield the figures as rows of a table."""
     config = {"spark.sql.shuffle.partitions": str(PARTITIONS)}
     spark = cutwater.spark.session("bench", master=f"local[{PARTITIONS}]", config=config)
     spark.sparkContext.setLogLevel("ERROR")
@@ -265,7 +265,7 @@ def lines(all_keys: Sequence[int] = KEYS) -> Iterator[str]:
         "Spark's own count by window": Bench.native_window,
     }
     rates: dict[str, list[str]] = {name: [] for name in cases}
-    # A session that has just begun is several times as slow.
+    # A new session is several times as slow.
     cold = Bench(spark, KEYS[0])
     cold.ours(process(Count()))
     cold.close()
@@ -301,7 +301,7 @@ def lines(all_keys: Sequence[int] = KEYS) -> Iterator[str]:
 
 
 def _most_memory(process: int) -> Iterator[tuple[str, int]]:
-    """Of all processes below this one that still live: what it runs, and the most memory it has had, in KiB."""
+    """Yield, for all live processes below this one, the kind of program and its peak memory in KiB."""
     for child in Path(f"/proc/{process}/task").glob("*/children"):
         for number in map(int, child.read_text().split()):
             with suppress(OSError):
@@ -312,7 +312,7 @@ def _most_memory(process: int) -> Iterator[tuple[str, int]]:
 
 
 def _per_key(spark: Any, keys: int) -> float:
-    """With small micro-batches, each row with a key of its own: they take long enough."""
+    """Measure with small micro-batches, each row with a key of its own: they take long enough."""
     bench = Bench(spark, keys, BATCH_PER_KEY, warm=1)
     try:
         return bench.per_key()

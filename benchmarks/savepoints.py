@@ -1,8 +1,7 @@
-"""Savepoints of a pipeline that runs: how long they take, how large they are, what the pipeline feels of it, and how
+"""Savepoints of a running pipeline: how long they take, how large they are, how much they delay the pipeline, and how
 soon there is output again after its process was killed.
 
-Run it alone: ``python -m benchmarks.savepoints``, with a number of keys if another than the usual one is
-wanted.
+Run it alone: ``python -m benchmarks.savepoints``, optionally with a number of keys.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ APPENDED = 50_000
 SECONDS_MAX = 900.0
 BEAT_SECONDS = 0.2
 BEATS = 25
-"""How many outputs are timed before the savepoint is taken, to compare with."""
+"""How many outputs are timed before the savepoint is taken, for comparison."""
 
 
 class Remember(ProcessFunction):
-    """Keeps something of every key, with a timer, and answers only those who ask."""
+    """Keeps state and a timer for every key, and emits output only for ``beat`` records."""
 
     total = ValueState("bigint", default=0)
     name = ValueState("string")
@@ -61,7 +60,7 @@ def pipeline(servers: str) -> Pipeline:
 
 
 class Beats:
-    """Appends a record every now and then, and notes when its output is there."""
+    """Appends records at an interval, and notes when their output arrives."""
 
     def __init__(self, log: cutwater.Client) -> None:
         self._log, self._stopped = log, threading.Event()
@@ -85,7 +84,7 @@ class Beats:
                 self.arrived.append(time.monotonic())
 
     def wait(self, count: int) -> None:
-        """Until so many more outputs were seen."""
+        """Wait until ``count`` more outputs were seen."""
         wanted, deadline = len(self.arrived) + count, time.monotonic() + SECONDS_MAX
         while len(self.arrived) < wanted:
             if time.monotonic() > deadline:
@@ -93,7 +92,7 @@ class Beats:
             time.sleep(BEAT_SECONDS / 4)
 
     def longest(self, first: float, last: float) -> float:
-        """The longest time without output that touches this span."""
+        """Return the longest time without output that overlaps this span."""
         times = sorted(self.arrived)
         gaps = [(b - a) for a, b in pairwise(times) if b > first and a < last]
         return max(gaps, default=0.0)
@@ -105,7 +104,7 @@ class Beats:
 
 
 def child(servers: str, checkpoint: str) -> None:
-    """The pipeline in a process of its own, to be killed."""
+    """Run the pipeline in a process of its own, which will be killed."""
     pipeline(servers).run(parallelism=PARTITIONS, checkpoint=checkpoint)
 
 
@@ -117,7 +116,7 @@ def filled(log: cutwater.Client, keys: int) -> None:
 
 
 class Process:
-    """A child that runs the pipeline, and is killed with everything that it has started."""
+    """A child that runs the pipeline, and is killed with all processes that it has started."""
 
     def __init__(self, log: cutwater.Client, checkpoint: Path) -> None:
         command = [sys.executable, "-m", "benchmarks.savepoints", "child", log.servers, str(checkpoint)]
@@ -132,7 +131,7 @@ class Process:
 
 
 def lines(keys: int = KEYS) -> Iterator[str]:
-    """The figures as rows of a table."""
+    """Yield the figures as rows of a table."""
     with tempfile.TemporaryDirectory(prefix="cutwater-bench-") as made:
         place = Path(made)
         with cutwater.open(place / "data") as log:
@@ -195,7 +194,7 @@ def _recovered(log: cutwater.Client, beats: Beats, checkpoint: Path) -> float:
         first.kill()
         killed = time.monotonic()
         second = Process(log, checkpoint)
-        # What was decided before the kill is published by the log itself, soon after: that does not count.
+        # The log itself publishes soon what was decided before the kill: that does not count.
         time.sleep(1)
         beats.wait(1)
         return time.monotonic() - killed

@@ -1,9 +1,9 @@
-"""What reading through Spark costs, next to a Python data source that hands over the same Arrow batches from memory and
-next to Parquet; what a micro-batch takes at least; and what writing costs, next to a Python sink that forgets its rows
-and next to Parquet. Run it alone: ``python -m benchmarks.spark``.
+"""Measures reading through Spark, next to a Python data source that provides the same Arrow batches from memory and
+next to Parquet; the shortest micro-batch; and writing, next to a Python sink that discards its rows and next to
+Parquet. Run it alone: ``python -m benchmarks.spark``.
 
-What is read goes into Spark's noop sink, and what is written comes from memory. The log is embedded in this process, so
-its storage node, Spark's Python workers and the JVM share the machine, which is what limits all of these figures.
+Rows that are read go into Spark's noop sink, and rows that are written come from memory. The log is embedded in this
+process, so its storage node, Spark's Python workers and the JVM share the machine, which limits all of these figures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cutwater.types import RunId
 ROWS, ROWS_PER_BATCH, VALUE_BYTES = 4_000_000, 1_000, 100
 STREAMS = 2
 ROUNDS, READ_ROUNDS = 5, 15
-"""Reads are near their target, and five of them have given 0.70 and 0.85 within an hour."""
+"""Reads are near their target, and the results of five rounds ranged from 0.70 to 0.85 within an hour."""
 TRIGGERS, ROWS_PER_TRIGGER = 30, 10
 TOPIC, SMALL_TOPIC, COPY_TOPIC = "rows", "few", "copies"
 NARROW = "glsn,value"
@@ -38,7 +38,7 @@ NARROW = "glsn,value"
 
 @cache
 def _batches(path: str) -> list[pa.RecordBatch]:
-    """In memory from the first time on that a worker asks for them."""
+    """Load the batches; they stay in memory after the first call in a worker."""
     with pa.memory_map(path) as source, pa.ipc.open_stream(source) as reader:
         return list(reader)
 
@@ -49,7 +49,7 @@ class MemoryPart(Part):
 
 
 class MemoryReader(BatchReader):
-    """What the real one reads, from memory, without asking anyone."""
+    """Reads from memory what the real reader reads, without any request."""
 
     def partitions(self) -> Sequence[Any]:
         topic, columns = self.options.topics[0], self.options.columns
@@ -61,7 +61,7 @@ class MemoryReader(BatchReader):
 
 
 class MemoryStreamReader(StreamReader):
-    """Has the same few rows at every trigger."""
+    """Provides the same few rows at every trigger."""
 
     def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: N802
         return {"glsn": start["glsn"] + 1}
@@ -93,7 +93,7 @@ class MemorySource(CutwaterSource):
 
 
 class ForgettingWriter(BatchWriter):
-    """Takes what Spark hands over, and no more."""
+    """Takes the rows that Spark provides, and discards them."""
 
     def __init__(self) -> None:
         pass
@@ -121,7 +121,7 @@ def _name(topic: str, columns: Sequence[str] | None) -> str:
 
 
 def _keep(options: dict[str, str], spark: Any) -> list[Path]:
-    """Write what the tasks of a read give, where ``MemoryReader`` finds it."""
+    """Write the output of the tasks of a read where ``MemoryReader`` finds it."""
     schema = spark.read.format("cutwater").options(**options).load().schema
     reader = CutwaterSource(options).reader(schema)
     paths = []
@@ -154,7 +154,7 @@ def _fill(log: cutwater.Client) -> None:
 
 
 def _rates(spark: Any, options: dict[str, str], directory: Path, kept: list[Path]) -> dict[str, list[float]]:
-    """Rows per second, in rounds, so that what disturbs one disturbs the others."""
+    """Return rows per second. Rounds alternate, so that a disturbance affects all alike."""
     kept += _keep(options, spark)
     real = spark.read.format("cutwater").options(**options).load()
     parquet = str(directory / f"parquet-{len(real.columns)}")
@@ -174,7 +174,7 @@ def _rates(spark: Any, options: dict[str, str], directory: Path, kept: list[Path
 
 
 def _sink_rates(spark: Any, options: dict[str, str], directory: Path) -> dict[str, list[float]]:
-    """Rows per second of writing what is in the workers' memory, in rounds."""
+    """Return rows per second of writing rows from the workers' memory. Rounds alternate."""
     rows = spark.read.format(MemorySource.name()).options(**options).load().select("value")
     sinks: dict[str, Callable[[], None]] = {
         "memory": lambda: rows.write.format(ForgettingSink.name()).mode("append").save(),
@@ -194,7 +194,7 @@ def _sink_rates(spark: Any, options: dict[str, str], directory: Path) -> dict[st
 
 
 def _floor(spark: Any, form: str, options: dict[str, str], checkpoint: Path) -> float:
-    """Milliseconds of a micro-batch with a few rows: the median."""
+    """Return the median milliseconds of a micro-batch with a few rows."""
     stream = spark.readStream.format(form).options(**options, startingOffsets="earliest")
     writer = stream.option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER).load().writeStream.format("noop")
     writer = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime="0 seconds")
@@ -283,5 +283,5 @@ def lines() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    # Spark's workers know this module by its name only, and that is not the one it is run under.
+    # Spark's workers know this module by its import name only, which differs from ``__main__``.
     print("\n".join(import_module("benchmarks.spark").lines()))

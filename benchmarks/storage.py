@@ -1,7 +1,7 @@
-"""What the files of a replica cost: writing next to a bare loop of ``write`` and ``fdatasync``, opening, reading.
+"""Measures the files of a replica: writing next to a bare loop of ``write`` and ``fdatasync``, opening, reading.
 
-Calls of both take turns, because a disk that others use is now fast and now slow. ``make bench`` includes ``lines()``;
-run alone, it prints them. A replica is opened in a process of its own, as after a restart.
+Calls of both alternate, because the speed of a shared disk varies. ``make bench`` includes ``lines()``; run alone, it
+prints them. A replica is opened in a process of its own, as after a restart.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def _entry(llsn: LLSN, count: int, body: bytes, checksum: int, producer: Produce
 
 
 def _writes(directory: Path, size: int, count: int) -> dict[str, list[float]]:
-    """Seconds of each durable append of this size: a bare file, a replica, and one that makes no room ahead."""
+    """Return the seconds of each durable append of this size: to a bare file, to a replica, and to a replica that
+    allocates no space ahead."""
     targets: dict[str, _Bare | _Replica] = {
         "bare": _Bare(directory / f"bare-{size}"),
         "replica": _Replica(directory / f"replica-{size}"),
@@ -118,8 +119,8 @@ def _writes(directory: Path, size: int, count: int) -> dict[str, list[float]]:
 
 
 def make_replica(directory: Path, batches: int) -> None:
-    """Batches of small records, each with a commit of its own, from many producers in turn. The last checkpoint of
-    deduplication is as long ago as it can be."""
+    """Write batches of small records, each with a commit of its own, from many producers in turn. The last checkpoint
+    of deduplication is as old as it can be."""
     storage = SegmentStorage(directory, IDENTITY)
     storage.save_hard_state(HardState(epoch=Epoch(1), chain=(StorageNodeId(1),)))
     body = Random(1).randbytes(BATCH_RECORDS * RECORD_BYTES)
@@ -151,7 +152,7 @@ def _tag(number: int) -> ProducerTag:
 
 
 def _context(number: int) -> CommitContext:
-    """Other log streams get as many GLSNs as this one."""
+    """Return the commit of a batch. Other log streams get as many GLSNs as this one."""
     llsn = _first_llsn(number)
     first_glsn = 2 * number * BATCH_RECORDS + 1
     high_watermark = first_glsn + 2 * BATCH_RECORDS - 1
@@ -167,7 +168,7 @@ def _context(number: int) -> CommitContext:
 
 
 def open_once(directory: Path, batches: int) -> tuple[float, float]:
-    """Seconds to open the files, and seconds until there is a replica that may report."""
+    """Return the seconds to open the files, and the seconds until there is a replica that may report."""
     started = time.perf_counter()
     storage = SegmentStorage(directory, IDENTITY)
     opened = time.perf_counter()
@@ -196,7 +197,7 @@ def _seconds(what: Callable[[], None]) -> float:
 
 
 def _read_rates(directory: Path) -> tuple[float, float]:
-    """Bytes per second of reading everything in parts: bare, and as verified ranges with their commits."""
+    """Return bytes per second of reading everything in parts: bare, and as verified ranges with their commits."""
     storage = SegmentStorage(directory, IDENTITY)
     total = 0
 
@@ -220,7 +221,7 @@ def _read_rates(directory: Path) -> tuple[float, float]:
 
 
 def _lookup_seconds(directory: Path, batches: int) -> float:
-    """From a GLSN to the place where a reader begins, anywhere in the log."""
+    """Return the time to find the place of a GLSN, anywhere in the log."""
     storage = SegmentStorage(directory, IDENTITY)
     rng = Random(1)
     wanted = [GLSN(rng.randrange(1, batches * BATCH_RECORDS)) for _ in range(LOOKUPS)]
@@ -239,7 +240,7 @@ def _lookup_seconds(directory: Path, batches: int) -> float:
 
 @contextmanager
 def _here() -> Iterator[Path]:
-    """On the disk of the working directory, because temporary files are often kept in memory."""
+    """Yield a directory on the disk of the working directory, because temporary files are often kept in memory."""
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as directory:
         yield Path(directory)
 
@@ -257,7 +258,7 @@ def _write_lines(size: int, seconds: dict[str, list[float]]) -> list[str]:
 
 
 def lines(batches: int = BATCHES) -> list[str]:
-    """A section of the benchmark report, in Markdown."""
+    """Return a section of the benchmark report, in Markdown."""
     with _here() as directory:
         written = [
             *_write_lines(LARGE_BYTES, _writes(directory, LARGE_BYTES, LARGE_COUNT)),

@@ -1,8 +1,8 @@
-"""What it costs to store a decision: SQLite and etcd, next to a bare ``fdatasync`` of 4 KiB on the same disk.
+"""Measures storing a decision: SQLite and etcd, next to a bare ``fdatasync`` of 4 KiB on the same disk.
 
 The decision is a cut of 64 log streams, one append in flight, as the leader of the metadata repository does it. Rounds
-of all of them take turns, because a disk that others use is now fast and now slow. ``make bench`` includes ``lines()``;
-run alone, it prints them.
+of all of them alternate, because the speed of a shared disk varies. ``make bench`` includes ``lines()``; run alone, it
+prints them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ COUNT = 100
 NODES = tuple(StorageNodeId(n) for n in (1, 2, 3))
 EPOCH = LeaderEpoch(1)
 TIMEOUT_MS = 30_000
-"""Figures of a disk that stood still for a while are better than none."""
+"""Long, because figures of a disk that stalled for a while are better than none."""
 
 
 class Figures(Struct):
-    """Seconds that each call took, and of the processor."""
+    """Seconds that each call took, and processor seconds of all calls."""
 
     name: str
     seconds: list[float]
@@ -128,7 +128,7 @@ def _cut(state: OrderState) -> d.Cut:
 
 
 def _fdatasyncs(figures: Figures, path: Path, *, in_place: bool) -> None:
-    """Making a file longer costs the file system more than writing where something was, as SQLite's log mostly does."""
+    """Measure ``fdatasync``. Extending a file costs more than overwriting it, which SQLite's log mostly does."""
     block = os.urandom(4096)
     with path.open("r+b" if in_place else "ab", buffering=0) as file:
         for _ in range(COUNT):
@@ -168,8 +168,8 @@ async def _measure(folder: Path, etcd_url: str | None) -> list[Figures]:
 
 
 def lines() -> list[str]:
-    """A section of the benchmark report, in Markdown."""
-    # Next to the other files of a run: the folder of temporary files may be in memory.
+    """Return a section of the benchmark report, in Markdown."""
+    # Beside the other files of a run: the folder of temporary files may be in memory.
     folder = Path(tempfile.mkdtemp(prefix="bench-stores-", dir="."))
     try:
         if find_etcd() is None:

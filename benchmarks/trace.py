@@ -1,9 +1,9 @@
 """Runs a server as the command line does, and notes when the steps of an append happen; only for
 ``benchmarks.cluster``.
 
-``python -m benchmarks.trace DIRECTORY sn start …`` leaves ``DIRECTORY/<pid>.json`` when the server ends.
-The notes are patched in from here: shipped code has no switch for them. All processes of one machine read the same
-monotonic clock, so their notes can be laid side by side.
+``python -m benchmarks.trace DIRECTORY sn start …`` writes ``DIRECTORY/<pid>.json`` when the server ends. The notes are
+patched in from here: shipped code has no switch for them. All processes of one machine read the same monotonic clock,
+so their notes can be combined.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Notes:
 
 
 def before(cls: type, method: str, notes: Notes, name: Callable[..., str | None]) -> None:
-    """Take a note whenever a method is called, if ``name`` finds one for its arguments."""
+    """Take a note whenever a method is called, if ``name`` returns one for its arguments."""
     real = getattr(cls, method)
 
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What was busy while something was measured: processor time of each process, bytes written, the disk, the machine.
+"""What was busy during a measurement: processor time of each process, bytes written, the disk, the machine.
 
-All of it is read from the kernel's own accounts before and after, so measuring costs nothing meanwhile. Only Linux has
-them; elsewhere nothing is said.
+All of it is read from the kernel's accounts before and after, so measuring costs nothing meanwhile. Only Linux has
+them; elsewhere the figures are zero.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from msgspec import Struct
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 FULL = 0.85
-"""From this share on something counts as the limit."""
+"""From this share on a resource counts as the limit."""
 
 
 class Spent(Struct, frozen=True):
-    """Of one process. ``user`` and ``system`` in seconds."""
+    """Resources that one process used. ``user`` and ``system`` are in seconds."""
 
     user: float = 0.0
     system: float = 0.0
@@ -37,7 +37,7 @@ class Spent(Struct, frozen=True):
 
 
 class Busy(Struct, frozen=True):
-    """``cores`` that each process kept busy; shares of the time that the disk and all processors were."""
+    """``cores`` that each process kept busy, and the shares of the time that the disk and all processors were busy."""
 
     seconds: float
     spent: dict[str, Spent]
@@ -54,14 +54,14 @@ class Busy(Struct, frozen=True):
         return total
 
     def told(self) -> str:
-        """In cores, in the order of the names."""
+        """Return the busy cores as text, in the order of the names."""
         total = self.total()
         kernel = total.system / total.cpu if total.cpu else 0.0
         each = ", ".join(f"{name} {self.cores(name):.2f}" for name in self.spent)
         return f"{each}; {kernel:.0%} of it in the kernel; {total.written / self.seconds / 1e6:.0f} MB/s dirtied"
 
     def limit(self) -> str:
-        """What there was no more of. In the kernel mostly means copies: between sockets, and to the page cache."""
+        """Name the exhausted resource. Time in the kernel is mostly copying: between sockets, and to the page cache."""
         total = self.total()
         name, most = max(((name, self.cores(name)) for name in self.spent), key=lambda one: one[1])
         copies = ", mostly copies in the kernel" if total.system > total.user else ""
@@ -77,7 +77,7 @@ class Busy(Struct, frozen=True):
 
 
 class Watch:
-    """From when it is made until ``stop``. Several processes may share a name."""
+    """Measures from its construction until ``stop``. Several processes may share a name."""
 
     def __init__(self, processes: Mapping[str, Sequence[int]], folder: Path) -> None:
         self._processes = processes
@@ -104,7 +104,7 @@ class Watch:
         return found
 
     def _disk_ms(self) -> int:
-        """For how long something was under way on the disk."""
+        """Return for how long the disk had requests in progress."""
         try:
             return int(self._disk.read_text().split()[9])
         except OSError:
@@ -122,7 +122,7 @@ def _of_process(pid: int) -> Spent:
 
 
 def _machine_ticks() -> tuple[int, int]:
-    """Busy, and all."""
+    """Return the busy ticks and all ticks."""
     try:
         first = Path("/proc/stat").read_text().splitlines()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""What the wire costs: client and server in two processes on loopback, next to the barest thing that does the same.
+"""Measures the wire: client and server in two processes on loopback, next to the barest thing that does the same.
 
 Processor time is that of both processes together. ``make bench`` includes ``lines()``; run alone, it prints them.
 """
@@ -86,7 +86,7 @@ async def _serve(tell: Callable[[int], None]) -> None:
 
 
 class _BareEcho(asyncio.Protocol):
-    """The least that a protocol of asyncio does for a message: cut it out, send it back."""
+    """The least that a protocol of asyncio does for a message: extract it, send it back."""
 
     def __init__(self, count: int = 0, done: asyncio.Future[None] | None = None) -> None:
         self.left, self.done = count, done
@@ -143,7 +143,7 @@ def _child(kind: str, pipe: Any) -> None:
 
 
 def _answer_cpu(pipe: Any) -> None:
-    """Processes that do not speak the protocol tell their processor time through the pipe, from a thread."""
+    """Answer requests for the processor time through the pipe, from a thread, in a process without the protocol."""
 
     def answer() -> None:
         while pipe.recv():
@@ -215,7 +215,7 @@ async def _bare_cpu(port: int, pipe: Any, count: int, in_flight: int = IN_FLIGHT
 
 
 class Bulk(Struct):
-    """Large messages, of which each was checked to be whole."""
+    """Large messages, each of which was checked to be complete."""
 
     rate: float
     """Megabytes per second by the clock."""
@@ -247,7 +247,7 @@ async def _take(connection: Connection) -> Bulk:
 
 
 async def _give(connection: Connection) -> Bulk:
-    """A stream of large items, with room for a few of them."""
+    """Receive a stream of large items, with room for a few of them."""
 
     async def work() -> None:
         room = SharedCredit(2 * LARGE_IN_FLIGHT, LARGE_IN_FLIGHT * (len(LARGE) + 100))
@@ -286,7 +286,7 @@ def _bulk_row(name: str, rounds: list[Bulk], reference: float) -> str:
 
 
 def lines(count: int = 64_000) -> list[str]:
-    """A section of the benchmark report, in Markdown."""
+    """Return a section of the benchmark report, in Markdown."""
     small: dict[str, list[float]] = defaultdict(list)
     bulk: dict[str, list[Bulk]] = defaultdict(list)
     for _ in range(ROUNDS):

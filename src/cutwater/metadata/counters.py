@@ -1,4 +1,4 @@
-"""What a node of the metadata repository counts, for operators. Plain numbers; how they are shown is not known here."""
+"""Counters of a metadata node, for operators. Plain numbers; presenting them is left to others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cutwater.core.order.decisions import Cut, Decision
 
 
 class Counters:
-    """Since the process was started."""
+    """Counts since the process started."""
 
     def __init__(self) -> None:
         self.cuts = 0

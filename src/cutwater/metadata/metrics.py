@@ -1,4 +1,4 @@
-"""Shows what a node of the metadata repository counts, in the form that Prometheus reads."""
+"""Exports the counters of a metadata node in the Prometheus format."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PREFIX = "cutwater_mr_"
 
 
 class MetadataCollector(Collector):
-    """Reads from another thread than the one that counts: each number is whole, and they may be of different
-    moments."""
+    """Reads from another thread than the one that counts. Each number is consistent by itself, but they may be of
+    different moments."""
 
     def __init__(self, server: MetadataServer) -> None:
         self._server = server

@@ -1,9 +1,9 @@
-"""The ways from a node of the metadata repository to storage nodes: connections on which their reports come in, and
-followers that pass reports on.
+"""Channels from a metadata node to storage nodes: connections on which their reports arrive, and followers that relay
+reports.
 
-What is said may get lost with a connection; the next report shows what is missing. So nothing is queued here, except
-what may wait, and that not for long: a storage node that is woken for every cut, although no client waits for what it
-does then, keeps those from the processor for whom clients wait (ADR 0033).
+A message may get lost with a connection; the next report shows what is missing. So nothing is queued here except
+messages that may wait, and those only briefly: a storage node that is woken for every cut takes the processor from
+work that clients wait for, although no client waits for what it does then (ADR 0033).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cutwater.wire.connection import Connection
 from cutwater.wire.identity.server_book import ServerBook
 
 FRESH_SECONDS = 1.0
-"""A way on which nothing came for this long is not used any more, if there is another."""
+"""A channel on which nothing arrived for this long is no longer used, if there is another."""
 WAIT_SECONDS = 0.005
-"""How long a message waits for others to the same node, if it may. Who reads from that node reads so much later."""
+"""How long a message that may wait is held back for others. Adds up to this much read latency on that node."""
 WAITING_MAX = 64
-"""How many messages may wait for one node."""
+"""Maximum number of messages that wait for one node."""
 
 
 class Ways:
-    """On one event loop."""
+    """The channels to all storage nodes, on one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, book: ServerBook | None = None) -> None:
         self._loop = loop
@@ -36,15 +36,15 @@ class Ways:
         self._waiting: dict[StorageNodeId, list[LeaderMessage]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._heard: dict[StorageNodeId, dict[Connection, float]] = {}
-        """Over which connections a storage node was heard, and when."""
+        """The connections on which each storage node was heard, and when."""
         self._relays: set[Connection] = set()
-        """Which of them lead to followers, not to the storage node itself."""
+        """The connections that lead to followers, not to the storage node itself."""
         self._servers = storage_api.Addresses({})
         self._told: set[Connection] = set()
-        """Who was told all of them."""
+        """Connections that have been sent the current addresses."""
 
     def hear(self, node: StorageNodeId, connection: Connection, *, is_relay: bool) -> None:
-        """A report of the storage node came in on this connection."""
+        """Note that a report of the storage node arrived on this connection."""
         if is_relay:
             self._relays.add(connection)
         elif connection not in self._told:
@@ -54,7 +54,7 @@ class Ways:
         self._heard[node][connection] = self._loop.time()
 
     def lose(self, connection: Connection) -> list[StorageNodeId]:
-        """The connection is closed. Returns the storage nodes at its other end."""
+        """Forget a closed connection. Returns the storage nodes at its other end."""
         is_relay = connection in self._relays
         self._relays.discard(connection)
         self._told.discard(connection)
@@ -62,8 +62,8 @@ class Ways:
         return [] if is_relay else lost
 
     def send(self, node: StorageNodeId, message: LeaderMessage, *, may_wait: bool = False) -> None:
-        """On every way that is in use: what arrives twice does no harm, and what is lost on one arrives on another.
-        Messages to one node are told in their order, also those that may wait."""
+        """Send on every channel in use: a duplicate does no harm, and a message lost on one channel arrives on another.
+        Messages to one node stay in order, including those that may wait."""
         if not may_wait and node not in self._waiting:
             self._send(node, message, is_alone=isinstance(message, CommitMessage))
             return
@@ -84,7 +84,7 @@ class Ways:
             self._send(node, message, is_alone=False)
 
     def _send(self, node: StorageNodeId, message: LeaderMessage, *, is_alone: bool) -> None:
-        """``is_alone``: of commits there is one for each node, and appends wait for them."""
+        """Send now. ``is_alone``: each node gets only one commit message, and appends wait for it."""
         ways = self._heard.get(node)
         if not ways:
             return
@@ -95,7 +95,7 @@ class Ways:
                 else:
                     connection.notify(storage_api.LEADER_SAYS, message, is_alone=is_alone)
             except CutwaterError:
-                # Lost, or it does not read: it will be told again when it reports again.
+                # The connection is lost, or its peer does not read: it is told again when it reports again.
                 continue
 
     def _fresh(self, ways: dict[Connection, float]) -> list[Connection]:
@@ -103,21 +103,21 @@ class Ways:
         return [connection for connection, at in ways.items() if at >= newest] or list(ways)
 
     def pass_on(self, node: StorageNodeId, message: LeaderMessage) -> None:
-        """As ``send``, for a follower: only over connections of its own."""
+        """Send as a follower: only over its own connections to the storage node."""
         for connection in [way for way in self._heard.get(node, ()) if way not in self._relays]:
             try:
                 connection.notify(storage_api.LEADER_SAYS, message)
             except CutwaterError:
                 continue
 
-    # Where storage nodes listen, and which keys servers have.
+    # Addresses of storage nodes, and keys of servers.
 
     @property
     def servers(self) -> storage_api.Addresses:
         return self._servers
 
     def learn(self, servers: storage_api.Addresses) -> None:
-        """Tell all connected storage nodes and followers, if it is new. All of it is stored."""
+        """Tell all connected storage nodes and followers if this is new. All of it is stored."""
         if servers == self._servers:
             return
         self._servers = servers

@@ -1,8 +1,8 @@
-"""Retention: turns how long, or how much, a topic keeps into trim positions.
+"""Retention: turns the time or the size that a topic keeps into trim positions.
 
-The order layer knows positions, not bytes, and only recent times. So the leader asks the storage nodes where the
-records begin that are to be kept, and then decides a trim like any other. Nothing here is urgent or exact: storage
-nodes remove whole segments anyway. If a log stream cannot be asked, its topic is not trimmed this time.
+The order layer knows positions, not bytes, and only recent times. So the leader asks the storage nodes for the first
+record to keep, and then decides a trim like any other. Nothing here is urgent or exact: storage nodes remove whole
+segments anyway. If no replica of a log stream answers, its topic is not trimmed this time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Decide = Callable[[Request], Awaitable[Answer]]
 
 
 class Retention:
-    """``connect`` opens a connection to a storage node at an address; ``decide`` has a request decided."""
+    """Enforces retention. ``connect`` connects to a storage node; ``decide`` submits a request to the leader."""
 
     def __init__(self, state: OrderState, connect: Connect, decide: Decide) -> None:
         self._state, self._connect, self._decide = state, connect, decide
@@ -53,8 +53,8 @@ class Retention:
                 _log.info("topic %s is not trimmed now: %s", topic.name, error.message)
 
     async def _first_kept(self, topic: Topic) -> GLSN:
-        """Everything of the topic below this position is older, or more, than what is to be kept."""
-        # Whatever is appended while the storage nodes are asked lies above this.
+        """Return the position below which all records of the topic exceed its retention."""
+        # Records that are appended while the storage nodes are asked lie above this.
         end = GLSN(self._state.high_watermark + 1)
         streams = [s for s in self._state.streams_of(topic.topic) if s.last_glsn >= topic.trimmed_before]
         if not streams:
@@ -91,5 +91,5 @@ class Retention:
 
 
 def _first(answer: FindAnswer, end: GLSN) -> GLSN:
-    """The first record to keep, as one replica has it; it may not have heard of the newest ones yet."""
+    """Return the first record to keep, as one replica knows it; it may not know the newest records yet."""
     return min(end, GLSN(answer.complete_through + 1)) if answer.glsn is None else answer.glsn

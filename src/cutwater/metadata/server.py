@@ -1,9 +1,9 @@
-"""A node of the metadata repository on the network: leads, or follows the one that leads.
+"""A node of the metadata repository on the network: it leads, or follows the node that leads.
 
-A follower passes on what storage nodes report and what the leader answers, and requests of clients too, so everyone
-may talk to any node. When the leader's connection breaks or its heartbeats stay away, a follower takes over by
-compare-and-swap in the store, which lets only one succeed and refuses the writes of the others from then on. Nothing
-here keeps two nodes from believing that they lead; the store alone decides, and clocks decide nothing.
+A follower relays reports of storage nodes, answers of the leader and requests of clients, so clients and storage nodes
+may talk to any node. When the leader's connection breaks or its heartbeats stop, a follower takes over by
+compare-and-swap in the store. The store lets only one node succeed and refuses the writes of all others from then on.
+Nothing here prevents two nodes from believing that they lead; the store alone decides, and clocks decide nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ JOIN_MS_MAX = 5_000
 
 
 class MetadataOptions(Struct, frozen=True):
-    """How a node of the metadata repository is started. ``advertise`` is where others reach it, if not ``host``."""
+    """Options of a metadata node. ``advertise`` is the address at which others reach it, if not ``host``."""
 
     cluster: ClusterId
     node: MetadataNodeId
@@ -78,25 +78,26 @@ class MetadataOptions(Struct, frozen=True):
     order: OrderOptions = OrderOptions()
     heartbeat_seconds: float = 0.05
     takeover_seconds: float = 0.4
-    """How long heartbeats may stay away before a follower takes over; a connection that breaks is noticed at once."""
+    """How long heartbeats may be missing before a follower takes over; a broken connection is noticed at once."""
     takeover_jitter_seconds: float = 0.03
     store_patience_seconds: float = 1.0
-    """A leader whose store has not answered for this long is silent, so that one with a better way to it takes over."""
+    """A leader whose store has not answered for this long stops its heartbeats, so that a node with a better connection
+    to the store takes over."""
     retry_seconds: float = 0.2
     retention_seconds: float = 10.0
-    """How often topics that keep their records for a time, or up to a size, are looked at."""
+    """How often retention is enforced."""
     is_nearby: bool = False
-    """Those on the same event loop connect without a socket."""
+    """Servers and clients on the same event loop connect without a socket."""
     listener: ListenerOptions = ListenerOptions()
     key: ServerKey | None = None
-    """With what it proves which node it is. Without one it makes one up, which is forgotten when it ends."""
+    """The key that proves which node this is. Without one, a key is generated, which is lost when the node ends."""
     authenticate: Authenticator | None = None
     """For a server without TLS. Connections from the same event loop need no credential."""
 
 
 class MetadataServer:
-    """``start`` returns when it listens; ``leads`` tells whether it leads now. ``threads`` are for what takes long;
-    those of the event loop if not said."""
+    """A node of the metadata repository. ``start`` returns when it listens; ``leads`` tells whether it leads now.
+    ``threads`` runs long computations; by default those of the event loop."""
 
     def __init__(self, options: MetadataOptions, store: MetadataStore, *, threads: Executor | None = None) -> None:
         self.options = options
@@ -106,21 +107,21 @@ class MetadataServer:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[CutwaterError] = self._loop.create_future()
-        """Done when this node cannot go on: whoever started it should stop it and say why."""
+        """Done when this node cannot go on: its owner should stop it and show the reason."""
         key = options.key or ServerKey.generate()
         tls = options.tls.client if options.tls is not None else None
         self.trust = ServerTrust(options.cluster, options.node, key, store, tls)
         self._ways = Ways(self._loop, self.trust.book)
         self._cluster_key = ""
         self._claimed: LeaderEpoch | None = None
-        """The epoch in which this node leads, or will as soon as it has loaded what is stored."""
+        """The epoch in which this node leads, or will lead once it has loaded what is stored."""
         self._leader = LeaderInfo(LeaderEpoch(0), MetadataNodeId(0), "")
         self._upstream: Connection | None = None
         """The connection to the leader, while this node follows."""
         self._heartbeat_at = 0.0
         self._leader_changed = asyncio.Event()
         self._reachable = asyncio.Event()
-        """Set while requests can be dealt with: by the term here, by the leader upstream, or with ``failed``."""
+        """Set while requests can be handled: by the term here, by the leader upstream, or by raising ``failed``."""
         self._followers: dict[Connection, storage_api.Addresses | None] = {}
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,7 +145,7 @@ class MetadataServer:
 
     @property
     def gate(self) -> GateSnapshot | None:
-        """The connections to this node, by sort."""
+        """The connections to this node, counted by kind."""
         return self._listener.gate.snapshot() if self._listener is not None else None
 
     @property
@@ -171,7 +172,7 @@ class MetadataServer:
         self._spawn(self._beat())
 
     async def stop(self, *, timeout_ms: int = 5_000) -> None:
-        """Others notice by the closed connections, and one of them takes over."""
+        """Stop this node. The others see its connections close, and one of them takes over."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -233,7 +234,7 @@ class MetadataServer:
     # Storage nodes that may be dead.
 
     def _suspect(self, node: StorageNodeId) -> None:
-        """Something says that a storage node may be dead: the leader looks at once, others tell it to."""
+        """Note that a storage node may be dead: a leader probes it at once, a follower tells the leader."""
         if self.term is not None:
             if node not in self._probing:
                 self._probing.add(node)
@@ -245,9 +246,9 @@ class MetadataServer:
         self._suspect(notification.argument.node)
 
     async def _probe(self, term: Term, node: StorageNodeId) -> None:
-        """A refused connection says that nobody listens there, so nobody can append there. Any other failure says
-        nothing alone; if the node does not greet for as long as a silent one takes to be dead, it is left out, whatever
-        it reports."""
+        """Find out whether a storage node is dead. A refused connection proves that no process listens there, so no
+        client can append there. Any other failure proves nothing by itself; but if the node does not answer for as long
+        as a silent node takes to count as dead, it is excluded, even if it reports."""
         give_up = self._loop.time() + self.options.order.node_dead_after_us / SECOND
         try:
             while self.term is term:
@@ -259,7 +260,7 @@ class MetadataServer:
                     return
                 except CutwaterError as error:
                     if isinstance(error.__cause__, ConnectionRefusedError):
-                        _log.info("nobody listens at the address of storage node %s", node)
+                        _log.info("no process listens at the address of storage node %s", node)
                         term.feed(NodeGone(node))
                         return
                 if self._loop.time() >= give_up:
@@ -285,15 +286,15 @@ class MetadataServer:
                 self._leader_changed.clear()
                 if leader.epoch > 0 and leader.node != self.options.node:
                     await self._stay_with(leader)
-                    # Several followers notice at the same time; whoever comes second finds a new leader.
+                    # Several followers notice at the same time; those that come later find a new leader.
                     await asyncio.sleep(random.random() * self.options.takeover_jitter_seconds)
                     if (await self._store.leader()).epoch != leader.epoch:
                         continue
                 await self._lead(leader.epoch)
-                # Whatever ended the term may come back at once.
+                # The cause that ended the term may occur again at once.
                 await asyncio.sleep(self.options.retry_seconds)
             except Fenced:
-                # Someone else was faster.
+                # Another node was faster.
                 continue
             except CutwaterError as error:
                 if not error.retriable or isinstance(error, Damaged):
@@ -303,7 +304,7 @@ class MetadataServer:
                 await asyncio.sleep(self.options.retry_seconds)
 
     def _check_cluster(self, loaded: Loaded) -> None:
-        """Before this node deposes anyone."""
+        """Check that the store belongs to this cluster, before this node deposes a leader."""
         state = OrderState(loaded.snapshot, loaded.decisions)
         if state.cluster_key and state.cluster != self.options.cluster:
             raise WrongIdentity(
@@ -312,7 +313,7 @@ class MetadataServer:
             )
 
     async def _stay_with(self, leader: LeaderInfo) -> None:
-        """Follow as long as the leader lives and leads."""
+        """Follow the leader until it dies or another node leads."""
         try:
             upstream = await self._met(leader)
         except CutwaterError as error:
@@ -336,7 +337,7 @@ class MetadataServer:
             upstream.abort()
 
     async def _met(self, leader: LeaderInfo) -> Connection:
-        """A connection to the leader, after both sides know each other by their keys."""
+        """Connect to the leader, and return when both sides know each other's keys."""
         await self.trust.refresh()
         expect = self.trust.expect_metadata(leader.node)
         upstream = await self.trust.connect(self._endpoint, leader.address, expect)
@@ -355,7 +356,7 @@ class MetadataServer:
         self._tell_members()
 
     def _tell_members(self) -> None:
-        """Storage nodes believe metadata nodes by their keys, and followers hear of them, too."""
+        """Tell storage nodes and followers the keys by which they recognize metadata nodes."""
         if self._claimed is not None:
             keys = {MetadataNodeId(node): key for node, key in self.trust.book.keys(METADATA_NODE).items()}
             self._ways.learn(structs.replace(self._ways.servers, metadata_keys=keys))
@@ -364,7 +365,7 @@ class MetadataServer:
         return await self.trust.connect(self._endpoint, address, self.trust.expect_storage(node))
 
     async def _either(self, closed: asyncio.Future[Any], seconds: float) -> None:
-        """Wait until the connection closes, the leader changes, or the time is over."""
+        """Wait until the connection closes, the leader changes, or the time is up."""
         changed = self._loop.create_task(self._leader_changed.wait())
         try:
             await asyncio.wait({closed, changed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -372,14 +373,14 @@ class MetadataServer:
             changed.cancel()
 
     async def _watch_store(self) -> None:
-        """Learn of a new leader from the store too: two nodes may be cut off from each other, and both live."""
+        """Watch the store for a new leader too: two live nodes may be cut off from each other."""
         while True:
             try:
                 async for leader in self._store.watch_leader():
                     if leader.epoch != self._leader.epoch:
                         self._leader_changed.set()
                     if self.term is not None and leader.epoch > self.term.epoch:
-                        # Its next write would be refused; this way it learns of it without one.
+                        # The store would refuse the next write; this way the term ends without one.
                         self.term.resign(f"metadata node {leader.node} leads in epoch {leader.epoch}")
             except CutwaterError as error:
                 _log.info("metadata node %s cannot watch the store: %s", self.options.node, error)
@@ -387,7 +388,7 @@ class MetadataServer:
 
     async def _lead(self, seen: LeaderEpoch) -> None:
         epoch = await self._store.acquire(self.options.node, self.address, seen)
-        # From now on others are told that this node lives, also while it still loads what is stored.
+        # From now on this node sends heartbeats, also while it still loads what is stored.
         self._claimed = epoch
         try:
             await self._lead_in(epoch)
@@ -427,20 +428,20 @@ class MetadataServer:
         await retention.enforce_for_ever(self.options.retention_seconds)
 
     def _introduce(self, term: Term) -> None:
-        """Storage nodes that talk to this node need not wait for their next report to hear who leads now."""
+        """Tell storage nodes that are connected to this node who leads, before their next report."""
         for node in term.layer.state.nodes:
             self._ways.send(node, LeaderHello(term.epoch))
 
     async def _found(self, term: Term) -> None:
-        """The cluster's key is made by its first leader, and known to nobody before it is stored."""
+        """Store the cluster's key. The first leader generates it, and does not reveal it before it is stored."""
         key = term.layer.state.cluster_key or secrets.token_hex(16)
         await self._decide(term, FoundClusterRequest(self.options.cluster, key))
         self._cluster_key = term.layer.state.cluster_key
 
     async def _decide(self, term: Term, request: Request) -> Answer:
-        """Ask this node's own term. If the term ends first, that is an error."""
+        """Submit a request to this node's own term. Raises an error if the term ends first."""
         self.counters.requests += 1
-        # The outcome is a value also if it is an error: whoever asked may have gone, and then nobody takes it.
+        # The outcome is a value even if it is an error: the caller may be gone, and an exception would go unretrieved.
         future: asyncio.Future[Answer | CutwaterError] = self._loop.create_future()
 
         def settle(outcome: Answer | CutwaterError) -> None:
@@ -527,7 +528,7 @@ class MetadataServer:
             self.term.hear(event)
 
     def _pass_up(self, notice: Any, argument: Any) -> None:
-        """What cannot be passed on now is reported again."""
+        """Pass a message on to the leader. A message that cannot be sent now is reported again later."""
         if self._upstream is not None:
             try:
                 self._upstream.notify(notice, argument)
@@ -551,7 +552,7 @@ class MetadataServer:
         upstream, timeout_ms = self._require_upstream(call.deadline)
         answer = await upstream.call(api.JOIN_LEADER, joining, timeout_ms=min(timeout_ms, JOIN_MS_MAX))
         if answer.value.known:
-            # Its reports come before the leader's next heartbeat tells its key.
+            # Its reports arrive before the leader's next heartbeat brings its key.
             self.trust.book.note(STORAGE_NODE, {joining.node: server.key})
         return answer.value
 
@@ -570,7 +571,7 @@ class MetadataServer:
         if known is not None and not known.server_key:
             await self.trust.check_joining(known, joining.server_key)
             asked_at = known.address
-        # Others may be decided first. Whether the key was asked for at the right place is judged when this one is.
+        # Other requests may be decided first, so the decision checks whether the key was verified at the right address.
         request = JoinRequest(
             joining.node, joining.address, joining.node_key, joining.volumes, joining.server_key, asked_at
         )
@@ -580,14 +581,14 @@ class MetadataServer:
         return storage_api.JoinAnswer(self._cluster_key, answer.known, keys if answer.known else {})
 
     async def adopt(self, node: AddNodeRequest, deadline: float) -> None:
-        """Let a storage node of the same process belong to the cluster: what it says of itself needs no proof."""
+        """Add a storage node of the same process to the cluster. It needs no proof of its identity."""
         term = await self._leader_within(deadline)
         if term is None:
             raise NotLeader("another metadata node leads: a storage node of this process cannot be added here")
         await self._decide(term, node)
 
     async def _change_volumes(self, call: Call[api.ChangeVolumes]) -> storage_api.NodeDescription:
-        """Storage nodes let only metadata nodes do that, so operators ask here."""
+        """Change a storage node's volumes. Storage nodes take this only from metadata nodes, so operators ask here."""
         asked, servers = call.argument, self._ways.servers
         address, expect = servers.storage_nodes.get(asked.node), self.trust.expect_storage(asked.node)
         if address is None or expect is None:
@@ -607,7 +608,7 @@ class MetadataServer:
         guard.check(call.connection.peer)
         guard.check_argument(call.connection.peer, call.argument)
         if isinstance(call.argument, AddNodeRequest):
-            # A caller's word for the key of a server does not count: the server itself is asked.
+            # A caller's claim about the key of a server does not count: the server itself is asked.
             call.argument = structs.replace(call.argument, server_key="", renews=False)
         term = await self._leader_within(call.deadline)
         if term is not None:
@@ -624,7 +625,7 @@ class MetadataServer:
         return api.MetadataNode(self.options.node, leader.node, leader.epoch, leader.address)
 
     async def _leader_within(self, deadline: float) -> Term | None:
-        """Wait until there is a leader, here or upstream. Raises what keeps this node from going on, if it cannot."""
+        """Wait for a leader, here or upstream. Raises the error that keeps this node from going on, if there is one."""
         if not self._reachable.is_set():
             try:
                 async with asyncio.timeout_at(deadline):

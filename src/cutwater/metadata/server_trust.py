@@ -1,8 +1,8 @@
-"""How a metadata node decides whether a server is the one that it claims to be (ADR 0036).
+"""Decides whether a server is the one that it claims to be, for a metadata node (ADR 0036).
 
-Keys of storage nodes are decisions; the leader knows them, and tells the followers. Keys of metadata nodes are in the
-store: a process that can write there counts as one. A storage node whose key was never noted is asked at its own
-address.
+The keys of storage nodes are decisions; the leader knows them and tells the followers. The keys of metadata nodes are
+in the store: a process that can write there counts as a metadata node. A storage node whose key was never noted is
+asked for it at its own address.
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ _log = logging.getLogger(__name__)
 CONNECT_MS_MAX = 500
 ENROL_MS_MAX = 2_000
 LOOK_SECONDS = 1.0
-"""Any client can prove a key that nobody knows. A new metadata node waits no longer than this for its turn."""
+"""Minimum time between two looks into the store for an unknown key, which any client can present. A new metadata node
+waits at most this long for its turn."""
 
 
 class ServerTrust:
-    """Of one metadata node. ``book`` has the keys that count now."""
+    """The servers that one metadata node trusts. ``book`` has their current keys."""
 
     def __init__(
         self, cluster: ClusterId, node: MetadataNodeId, key: ServerKey, store: MetadataStore, tls: ssl.SSLContext | None
     ) -> None:
         self.book = ServerBook()
         self._node, self._key, self._store, self._tls = node, key, store, tls
-        # It proves nothing, because the server that it connects to may be any.
+        # This endpoint proves nothing, because the server that it connects to may be any server.
         self._stranger = Endpoint(cluster, "metadata repository, as a client", str(node))
         self._refreshing = asyncio.Lock()
         self._looking = asyncio.Lock()
         self._look_at = 0.0
-        """When the next look on behalf of a stranger may begin."""
+        """When the next look for an unknown key may begin."""
         self._looks_begun = 0
         self._looked = 0
-        """The number of the last look that gave an answer."""
+        """The number of the last look that succeeded."""
 
     async def announce(self) -> None:
-        """Before this node leads or follows."""
+        """Store this node's key. Must be called before this node leads or follows."""
         await self._store.announce(self._node, self._key.public)
         await self.refresh()
 
     async def refresh(self) -> dict[MetadataNodeId, str]:
-        """Look into the store for the keys of all metadata nodes."""
+        """Read the keys of all metadata nodes from the store."""
         async with self._refreshing:
             found = await self._store.members()
         if found.get(self._node) != self._key.public:
@@ -64,14 +65,14 @@ class ServerTrust:
         return found
 
     async def is_member(self, server: ProvenServer) -> bool:
-        """Whether a metadata node is known by its key, in the store at the latest."""
+        """Whether the key of a metadata node is known here or, if not, in the store."""
         if not self.book.is_known(server):
             await self._look_after(self._looks_begun)
         return self.book.is_known(server)
 
     async def _look_after(self, asked_at: int) -> None:
-        """Look into the store, at most once in ``LOOK_SECONDS`` whatever strangers ask. All that wait share the next
-        look. One that began before the question does not count: the server may have announced itself since."""
+        """Look into the store, at most once in ``LOOK_SECONDS`` however often unknown servers ask. All callers that
+        wait share the next look. A look that began before the call does not count: the key may be stored since."""
         async with self._looking:
             if self._looked > asked_at:
                 return
@@ -86,7 +87,7 @@ class ServerTrust:
         return self._expect(METADATA_NODE, int(node))
 
     def expect_storage(self, node: StorageNodeId) -> Expect | None:
-        """None: the key of this storage node was not noted yet."""
+        """Return a check for the node's key, or None if its key was not noted yet."""
         return self._expect(STORAGE_NODE, int(node)) if self.book.has(STORAGE_NODE, str(node)) else None
 
     def _expect(self, kind: str, number: int) -> Expect:
@@ -102,8 +103,8 @@ class ServerTrust:
         return expect
 
     async def check_joining(self, known: Node, key: str) -> None:
-        """A storage node joins that is in the catalog without a key: it is asked for it at its address there. So no
-        other server can take the node's place by joining first."""
+        """Verify the key of a joining storage node that is in the catalog without a key, by asking for the key at its
+        address in the catalog. So no other server can take the node's place by joining first."""
         if not known.address:
             raise Unproven(
                 f"storage node {known.node} was added without its address, so it cannot be asked for its key: add it "
@@ -134,7 +135,7 @@ class ServerTrust:
         return found[0]
 
     async def connect(self, endpoint: Endpoint, address: str, expect: Expect | None) -> Connection:
-        """To a server that has to be the expected one; without that, as a client that proves nothing."""
+        """Connect to a server that must pass ``expect``; without it, connect as a client that proves nothing."""
         host, port = parse_address(address)
         return await connect(
             endpoint if expect is not None else self._stranger,

@@ -1,4 +1,4 @@
-"""A node of the metadata repository as a process: from its options to its end."""
+"""Runs a node of the metadata repository as a process, from its options to its end."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class StartOptions(Struct, frozen=True):
 
 
 def default_key_file(store: str, cluster: ClusterId, node: MetadataNodeId) -> Path | None:
-    """Where the private key of a metadata node lies by default: beside the data if it is here, otherwise in the
-    state directory of the user; nowhere if the store keeps nothing either."""
+    """Return the default path of a metadata node's private key: beside a local database, or in the user's state
+    directory if the store is remote. Returns None if the store is not durable either."""
     scheme, _, rest = store.partition(":")
     if scheme == "sqlite":
         return sqlite_key_file(Path(rest))
@@ -78,7 +78,7 @@ def default_key_file(store: str, cluster: ClusterId, node: MetadataNodeId) -> Pa
 
 
 class Serving(Struct, frozen=True):
-    """What there is to say when the node serves."""
+    """What a node announces when it begins to serve."""
 
     cluster: ClusterId
     node: MetadataNodeId
@@ -88,7 +88,7 @@ class Serving(Struct, frozen=True):
 
 
 def run_metadata_node(options: StartOptions, on_serving: Callable[[Serving], None]) -> None:
-    """Serve until SIGTERM or SIGINT. Raises what keeps the node from serving."""
+    """Serve until SIGTERM or SIGINT. Raises the error that keeps the node from serving."""
     allow_descriptors()
     run(_serve(options, on_serving))
 

@@ -1,7 +1,7 @@
-"""One term of one leader: drives the pure order layer with the store, the clock and the ways to storage nodes.
+"""One term of one leader: connects the pure order layer with the store, the clock and the channels to storage nodes.
 
-One store write is in flight at a time. If its outcome is not known, the same write is submitted again until it is:
-the store recognises it. If the store says that someone else leads, the term is over.
+One store write is in flight at a time. If its outcome is unknown, the same write is submitted again until it is
+known: the store recognizes it. If the store says that another node leads, the term is over.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def instant() -> Instant:
 
 
 class Term:
-    """``over`` is done when the term is, with the reason."""
+    """One term of one leader. ``over`` is done when the term ends, with the reason."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Term:
     ) -> None:
         self.epoch = epoch
         self._now = instant()
-        """When something was taken in last."""
+        """When the last event was taken in."""
         self.layer = OrderLayer(epoch, state, self._now, options)
         self._store, self._ways, self._counters = store, ways, counters
         self._loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ class Term:
         return 0.0 if self._writing_since is None else self._loop.time() - self._writing_since
 
     async def end(self, reason: str) -> None:
-        """Nothing more is decided; whoever waits for an answer is told that the outcome is not known."""
+        """End the term. Nothing more is decided; callers that wait are told that the outcome is unknown."""
         if not self.over.done():
             self.over.set_result(reason)
         self._alarm.cancel()
@@ -113,8 +113,8 @@ class Term:
             self._carry_out(effect)
 
     def hear(self, event: ReportArrived | PeerComplaint | GroupOutcomeArrived) -> None:
-        """What storage nodes say. The leader's turn comes when everything was heard that has arrived by now: so one cut
-        is made of many reports, not one of each."""
+        """Take in a message of a storage node. The leader's turn comes after all messages that have arrived by now, so
+        one cut covers many reports."""
         self._counters.reports += 1
         self._take(event)
         if not self._is_turn_due:
@@ -132,7 +132,7 @@ class Term:
                 self._carry_out(effect)
 
     def _take(self, event: OrderEvent) -> None:
-        """Also does what is to be done at once, before the leader's turn."""
+        """Take in an event and carry out the effects that must precede the leader's turn."""
         if self.over.done():
             return
         self._now = instant()
@@ -154,7 +154,7 @@ class Term:
             return ()
 
     def _note_error(self, error: Exception) -> None:
-        """The leader refuses what it was told, or cannot go on."""
+        """Handle an error of the order layer: a refusal is counted, anything else ends the term."""
         if isinstance(error, ProtocolViolation):
             self._give_up(error.message)
         elif isinstance(error, CutwaterError):
@@ -164,7 +164,7 @@ class Term:
             self._give_up(f"a bug: {error!r}")
 
     def _give_up(self, why: str) -> None:
-        """The state of this leader may hold decisions that were never stored: the next one begins with what is."""
+        """End the term: its state may hold decisions that were never stored. The next leader loads what is stored."""
         _log.exception("leader epoch %s gives up", self.epoch)
         self._finish(why)
 
@@ -173,7 +173,7 @@ class Term:
         self.feed(Wake())
 
     def resign(self, reason: str) -> None:
-        """Someone else is known to lead."""
+        """End the term because another node is known to lead."""
         self._finish(reason)
 
     def _finish(self, reason: str) -> None:
@@ -187,7 +187,7 @@ class Term:
             case Send():
                 self._ways.send(effect.node, effect.message, may_wait=effect.may_wait)
             case Store():
-                # Not at once: what is stored may lead to what is to be stored next, and so on.
+                # Not at once, to avoid recursion: one write may lead to the next.
                 self._writing_since = self._loop.time()
                 self._loop.call_soon(self._begin_write, effect)
             case Reply():
@@ -204,7 +204,7 @@ class Term:
                 self._finish(effect.reason)
 
     def _begin_write(self, write: Store) -> None:
-        """The short way, if there is one. The other one also knows what to do about an error."""
+        """Write through ``begin_append`` if the store supports it. Otherwise, or after an error, use ``_write``."""
         self._writing_since = begun = self._loop.time()
 
         def told(error: Exception | None) -> None:
@@ -255,8 +255,7 @@ class Term:
         self._counters.stored(seconds, write.decisions)
 
     def publish_addresses(self) -> None:
-        """Everything in the state is stored: storage nodes may hear where their peers listen, and how they prove
-        themselves."""
+        """Tell storage nodes the addresses and keys of their peers. All of the state is stored by now."""
         state, before = self.layer.state, self._ways.servers
         nodes = state.nodes.values()
         now = Addresses(
@@ -272,5 +271,5 @@ class Term:
         try:
             await self._store.trim(self.epoch, snapshot)
         except CutwaterError as error:
-            # What was not trimmed now is trimmed the next time.
+            # The next trim includes what was not trimmed now.
             _log.warning("the store could not be trimmed to decision %s: %s", snapshot.index, error)

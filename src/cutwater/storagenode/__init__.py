@@ -1,6 +1,6 @@
 """The storage node: turns the effects of replicas into files and messages.
 
-``node`` has the replicas and no sockets, ``server`` puts it on the network, ``start`` makes it a process.
-``replica``, ``serving``, ``repair``, ``publish`` and ``validation`` each do one of its tasks.
+``node`` holds the replicas and no sockets, ``server`` puts it on the network, ``start`` runs it as a process.
+``replica``, ``serving``, ``repair``, ``publish`` and ``validation`` each perform one of its tasks.
 Not here: what a replica decides (``core.replica``) and the layout of files (``storage``).
 """

@@ -1,7 +1,7 @@
-"""What a storage node counts: plain numbers, changed where things happen, read by whoever shows them.
+"""Counters of a storage node: plain numbers, changed where events happen, and read by metrics and status.
 
-Everything here counts batches, calls and syncs, never records. A number is changed by one thread only; others may read
-it at any time.
+They count batches, calls and syncs, never records. Only one thread changes a number; other threads may read it at any
+time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BOUNDS_SECONDS = (0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0
 
 
 class Histogram:
-    """How many durations were at most each of the bounds; the last count is of those above all of them."""
+    """Counts durations by the smallest bound that they do not exceed; the last count is of those above all bounds."""
 
     __slots__ = ("counts", "seconds")
 
@@ -29,14 +29,14 @@ class Histogram:
 
 
 class Counters(Struct):
-    """Since the start of the process; changed on the event loop only."""
+    """Counts since the process started; changed on the event loop only."""
 
     appends: int = 0
     append_bytes: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     """How appends ended: ``acknowledged``, or the code of the error."""
     entries_refused: int = 0
-    """Entries of the replica before in the chain that were not taken."""
+    """Entries from the previous replica of the chain that were refused."""
     reports: int = 0
     commits: int = 0
     reads: int = 0
@@ -49,11 +49,11 @@ class Counters(Struct):
     entries_repaired: int = 0
     contexts_repaired: int = 0
     staged_bytes: int = 0
-    """What clients staged, ever; how much of it is here now is known elsewhere."""
+    """Bytes that clients staged since the start. ``Staging`` knows how many are held now."""
     parts_staged: int = 0
     parts_copied: int = 0
-    """Those that were copied from another holder, in order to publish them."""
+    """Parts that were copied from another holder in order to publish them."""
     parts_dropped: int = 0
     groups_published: int = 0
-    """Given to a replica here, to the last entry."""
+    """Groups that were given to a replica here completely."""
     groups_failed: int = 0

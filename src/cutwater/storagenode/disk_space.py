@@ -1,7 +1,7 @@
-"""Room on the volumes: a node that runs short of it takes no more records, before it can no longer write anything.
+"""Watches the free space of the volumes: a node that runs short refuses new records before writes can fail.
 
-Reads and commits go on then. The reserve is for what must be written all the same: commit contexts, hard state, and the
-entries that were taken already.
+Reads and commits continue then. The reserve is for data that must still be written: commit contexts, hard state, and
+entries that were already accepted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ RESERVE_BYTES = 64 * MIB
 RESUME_MARGIN_BYTES_MIN = 4 * MIB
 LOOK_EVERY_SECONDS = 0.25
 FULL_FOR_SECONDS_MIN = 2.0
-"""After a write found no room. A quota, say, is not seen by looking at the file system."""
+"""Minimum time to stay read-only after a write found no space. The file system does not show a quota, for example."""
 
 InThread = Callable[[Callable[[], tuple[VolumeRoom, ...]]], Awaitable[tuple[VolumeRoom, ...]]]
 
 
 class RoomWatch:
-    """``volumes`` tells which there are now; ``on_change`` is told the new state of the node and why; ``backlog`` tells
-    what was taken and is not written; ``in_thread`` does something elsewhere than on the event loop."""
+    """Watches free space. ``volumes`` returns the current volumes; ``on_change`` gets the new state of the node and the
+    reason; ``backlog`` returns the bytes that were accepted and are not written yet; ``in_thread`` runs a function off
+    the event loop."""
 
     def __init__(
         self,
@@ -42,15 +43,15 @@ class RoomWatch:
         self._volumes = volumes
         self._reserve_bytes = reserve_bytes
         self._resume_bytes = reserve_bytes + max(reserve_bytes // 4, RESUME_MARGIN_BYTES_MIN)
-        """More than the reserve, so that the node does not change its mind with every record."""
+        """More than the reserve, so that the node does not change its state with every record."""
         self._on_change, self._backlog, self._in_thread = on_change, backlog, in_thread
         self._free_bytes = 0
-        """Where there is least of it, as far as is known since the last look."""
+        """Free bytes of the volume with the least: measured at the last look, less what was written since."""
         self._state = NodeState.READY
         self._full_until = 0.0
 
     def look(self) -> None:
-        """How much room there is now."""
+        """Measure the free space now."""
         try:
             self.judge(measure(self._volumes()))
         except OSError as error:
@@ -62,7 +63,7 @@ class RoomWatch:
             await asyncio.sleep(LOOK_EVERY_SECONDS)
 
     async def look_aside(self) -> None:
-        """The same in another thread: a file system may hang."""
+        """Measure the free space in another thread: a file system may hang."""
         try:
             self.judge(await self._in_thread(partial(measure, self._volumes())))
         except OSError as error:
@@ -72,17 +73,17 @@ class RoomWatch:
         self._become(NodeState.READ_ONLY, f"a volume cannot be used any more: {error}")
 
     def take(self, size: int) -> None:
-        """So much is about to be written. Near the end, one look per batch is not too much."""
+        """Note that ``size`` bytes are about to be written. Near the limit, every batch may measure the free space."""
         self._free_bytes -= size
         if self._free_bytes < self._reserve_bytes and self._state is NodeState.READY:
             self.look()
 
     def has(self, size: int) -> bool:
-        """Whether so much can be written and the reserve is still there, as far as is known."""
+        """Whether ``size`` bytes can be written without touching the reserve, as far as is known."""
         return self._state is NodeState.READY and self._free_bytes - size >= self._reserve_bytes
 
     def found_full(self) -> None:
-        """A write found no room, whatever the file system says."""
+        """Note that a write found no space, even if the file system reports some."""
         self._full_until = time.monotonic() + FULL_FOR_SECONDS_MIN
         self._become(NodeState.READ_ONLY, "a write found no room")
 

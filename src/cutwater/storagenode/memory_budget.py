@@ -1,7 +1,7 @@
-"""Memory for what has to be decompressed: bodies on their way in that are checked, and columns that readers pick.
+"""Limits the memory for decompression: for checking incoming bodies, and for columns that readers select.
 
-The memory of a storage node for this has a limit. Requests wait for memory in turn, for a short time, and are then told
-to try again: a few requests for small bodies that become large ones cannot fill the machine.
+Requests wait for memory in turn, for a short time, and are then told to try again. So a few requests for small bodies
+that expand to large ones cannot fill the memory of the machine.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Final
 from cutwater.errors import ResourceExhausted
 
 BUDGET_BYTES: Final = 512 * 1024 * 1024
-"""Twice what a single body may become: there are its columns, and what is made of them."""
+"""Twice the largest size of a single decompressed body: it holds the columns and what is made from them."""
 WAIT_SECONDS: Final = 2.0
 WAITING_MAX: Final = 256
 RETRY_MS: Final = 200
 LARGE_BYTES: Final = 16 * 1024 * 1024
-"""After this many bytes, the memory that the allocator keeps for later is given back."""
+"""After a reservation of at least this many bytes, memory that the allocator keeps is returned to the system."""
 
 
 class MemoryBudget:
-    """Belongs to one event loop. First come, first served: a large request is not overtaken by small ones for ever."""
+    """Belongs to one event loop. First come, first served, so small requests cannot overtake a large one forever."""
 
     def __init__(self, bytes_max: int = BUDGET_BYTES) -> None:
         self.bytes_max = bytes_max
@@ -35,7 +35,7 @@ class MemoryBudget:
 
     @asynccontextmanager
     async def reserved(self, size: int, seconds: float = WAIT_SECONDS) -> AsyncIterator[None]:
-        """Reserve ``size`` bytes as long as the block lasts; at most ``bytes_max``."""
+        """Reserve ``size`` bytes, at most ``bytes_max``, while the block runs."""
         size = min(size, self.bytes_max)
         await self._take(size, seconds)
         try:
@@ -48,7 +48,7 @@ class MemoryBudget:
 
     async def _take(self, size: int, seconds: float) -> None:
         if not size:
-            # It takes nothing from those that wait.
+            # It takes nothing from requests that wait.
             return
         if not self._waiting and self.bytes + size <= self.bytes_max:
             self.bytes += size
@@ -62,7 +62,7 @@ class MemoryBudget:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                # It was given at the last moment.
+                # The memory was granted at the last moment.
                 self.bytes -= size
             self._waiting = deque(one for one in self._waiting if one[1] is not turn)
             self._wake()
@@ -85,7 +85,7 @@ class MemoryBudget:
 
 
 def release_unused() -> None:
-    """What the allocator of Arrow keeps for later; nothing if nobody has used Arrow yet."""
+    """Give unused memory of Arrow's allocator back to the system, if Arrow was imported at all."""
     if "pyarrow" in sys.modules:
         import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415
 

@@ -1,10 +1,11 @@
-"""Links to the metadata repository: the node says who it is on each of them before it says anything else.
+"""Connections to the metadata repository: the node introduces itself on each before it sends anything else.
 
-A node that was not added yet reports nothing and asks again. Keys that do not belong together end the node: it, or the
-one it talks to, is not what its operator takes it for.
+A node that was not added yet reports nothing and asks again. Keys that do not match stop the node: it, or the server
+it talks to, is not the one that its operator expects.
 
-A metadata node has to prove which one it is. The very first time, the node believes those at the addresses that its
-operator gave; it stores their keys, and from then on believes only them, and those whose keys they tell it (ADR 0036).
+A metadata node must prove its identity. The first time, the storage node trusts the servers at the addresses that its
+operator gave, and stores their keys. From then on it trusts only these keys and those that their owners tell it
+(ADR 0036).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ COVERED_BY = 2
 
 
 class Joining(Protocol):
-    """The node, as far as its place in the cluster is concerned."""
+    """The node's membership in the cluster."""
 
     def introduce(self) -> JoinArguments: ...
 
@@ -48,7 +49,7 @@ class Joining(Protocol):
     def joined(self) -> None: ...
 
     def turned_away(self, error: CutwaterError) -> None:
-        """The keys do not belong together: it makes no sense to go on."""
+        """Handle keys that do not match: the node cannot continue."""
 
 
 class MetadataLinks:
@@ -67,8 +68,8 @@ class MetadataLinks:
         self._links = [self._link(endpoint, address, tls) for address in addresses]
 
     def tell(self, notice: Notice[Any], argument: object) -> bool:
-        """Whether there is anyone to tell. What cannot be told now is told again with the next report, or found out
-        otherwise."""
+        """Send a notice to the metadata repository; return whether any of its nodes is connected. A notice that cannot
+        be sent now is repeated with the next report, or its content is found out otherwise."""
         told = self._covering()
         for connection in told:
             try:
@@ -78,8 +79,8 @@ class MetadataLinks:
         return bool(told)
 
     def _covering(self) -> Collection[Connection]:
-        """Two of the metadata nodes hear from this node: one may die without a report being lost, and more would only
-        pass the same on. Storage nodes begin at different ones, so that the work is divided."""
+        """Return the connections to at most two metadata nodes that hear from this node. One may die without a report
+        being lost; more would only relay the same. Storage nodes begin at different ones, which divides the work."""
         if len(self._joined) <= COVERED_BY:
             return tuple(self._joined)
         found = sorted(self._joined, key=lambda connection: connection.peer.name if connection.peer else "")
@@ -87,7 +88,7 @@ class MetadataLinks:
         return [found[(start + i) % len(found)] for i in range(COVERED_BY)]
 
     async def ask(self, request: Request, expected: type[A], *, timeout_ms: int) -> A:
-        """The answer of the metadata repository, by way of any of its nodes."""
+        """Ask the metadata repository through any of its nodes."""
         for connection in self._covering():
             try:
                 answer = (await connection.call(ASK, request, timeout_ms=timeout_ms)).value
@@ -99,7 +100,7 @@ class MetadataLinks:
         raise Unavailable("no node of the metadata repository answers now")
 
     def has_joined(self, connection: Connection) -> bool:
-        """Whether this connection leads to a metadata repository that knows this node."""
+        """Whether this connection leads to a metadata node that knows this storage node."""
         return connection in self._joined
 
     @property
@@ -107,7 +108,7 @@ class MetadataLinks:
         return len(self._joined)
 
     async def introduce(self) -> None:
-        """Say again who the node is, because something about it has changed; it is stored when this returns."""
+        """Introduce the node again because something about it changed; the change is stored when this returns."""
         trouble = "it cannot be reached"
         for connection in list(self._joined):
             try:
@@ -115,7 +116,7 @@ class MetadataLinks:
                 return
             except CutwaterError as error:
                 trouble = error.message
-        raise Unavailable(f"it is done, but the metadata repository has yet to hear of it ({trouble}): ask once more")
+        raise Unavailable(f"it is done here, but the metadata repository does not know it yet ({trouble}): ask again")
 
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links))
@@ -155,7 +156,7 @@ class MetadataLinks:
             _log.warning("the metadata repository at %s does not answer: %s", address, error.message)
 
     async def _join(self, address: str, connection: Connection) -> None:
-        """Ask until the node is known there, as long as the connection lasts."""
+        """Ask until the node is known there, while the connection lasts."""
         closed = connection.closed
         while not connection.is_closed:
             try:

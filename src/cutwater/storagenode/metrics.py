@@ -1,4 +1,4 @@
-"""Shows what a storage node counts, in the form that Prometheus reads. Nothing is done before someone asks."""
+"""Exports the counters of a storage node in the Prometheus format. Does nothing until metrics are requested."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PREFIX = "cutwater_sn_"
 
 
 class NodeCollector(Collector):
-    """Reads from another thread than the one that counts: each number is whole, and they may be of different
-    moments."""
+    """Reads from another thread than the one that counts. Each number is consistent by itself, but they may be of
+    different moments."""
 
     def __init__(self, server: StorageNodeServer) -> None:
         self._server = server
@@ -140,7 +140,7 @@ def _replicas(drivers: list[tuple[LogStreamId, ReplicaDriver]]) -> Iterator[Metr
 
 
 def _latency(name: str, text: str, histograms: list[Histogram]) -> Metric:
-    """All replicas together."""
+    """Sum the histograms of all replicas."""
     family = HistogramMetricFamily(f"{PREFIX}{name}_seconds", text)
     counts = [sum(column) for column in zip(*(list(h.counts) for h in histograms), strict=True)]
     total = 0

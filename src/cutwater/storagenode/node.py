@@ -1,4 +1,4 @@
-"""A storage node: its replicas, its reports, and the chains it is part of. Sockets are not known here, only links."""
+"""A storage node: its replicas, its reports and its place in chains. It knows links, but no sockets."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ from cutwater.types import (
 _log = logging.getLogger(__name__)
 
 REPORT_EVERY_SECONDS = 0.1
-"""A report leaves at once when something changed, and this often when nothing did."""
+"""A report is sent at once when something changed, and at this interval otherwise."""
 APPEND_BYTES_MAX = 64 * 1024 * 1024
-"""Appends that wait for their commit, of all log streams together; beyond that, clients are told to wait. So neither
-queues to disks nor those to the next node of a chain grow without bound."""
+"""Limit of appends that wait for their commit, over all log streams. Beyond it, clients are told to wait. This bounds
+the queues to the disks and to the next node of a chain."""
 CHORES_AT_ONCE_MAX = 4
 """How many replicas are created, renewed or removed at the same time."""
 WRITER_SECONDS_MAX = 60.0
-"""How long a replica's last writes are waited for before its directory is touched."""
+"""How long to wait for a replica's last writes before its directory is changed."""
 REPLICATE_BYTES_MAX = 256 * 1024 * 1024
-"""Entries of other heads that may wait for the disk of one replica."""
+"""Limit of entries from other heads that wait for the disk of one replica."""
 
 NO_REVISION = Revision(0)
 
@@ -81,7 +81,7 @@ T = TypeVar("T")
 
 
 class StorageNode:
-    """Runs on one event loop. ``threads`` are for its reads; those of the event loop if not said."""
+    """A storage node on one event loop. ``threads`` runs its reads; by default those of the event loop."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class StorageNode:
         self.node, self.incarnation = node, incarnation
         self.replicas: dict[LogStreamId, ReplicaDriver] = {}
         self.unreadable: dict[LogStreamId, str] = {}
-        """Log streams whose files cannot be opened, and why. They are reported, and replaced once a peer can be learned
-        from; until then nothing is done to them."""
+        """Log streams whose files cannot be opened, and why. They are reported, and replaced once a peer can serve as
+        the source of a sync; until then their files stay untouched."""
         self.leftovers: set[LogStreamId] = set()
-        """Replicas that other nodes hold instead now, as the leader says. Damage of them does not matter."""
+        """Replicas that the leader has replaced by others. Damage in them does not matter."""
         self.state = NodeState.READY
         self.leader_epoch = LeaderEpoch(0)
         self.counters = Counters()
@@ -111,9 +111,9 @@ class StorageNode:
         self._next_waiter = 0
         self._sequence = 0
         self._removed_at = 0
-        """The last report before a replica was removed: what answers an older one may be about that replica."""
+        """The last report before a replica was removed: an answer to an older report may concern that replica."""
         self._abandoned: dict[LogStreamId, ReplicaDriver] = {}
-        """Replicas that are no longer here, and whose last writes may still be on their way to their directories."""
+        """Replicas that are gone, but whose last writes may still be on their way to their directories."""
         self._chores = ThreadPoolExecutor(CHORES_AT_ONCE_MAX, thread_name_prefix=f"chores of storage node {node}")
         self._at_work: dict[LogStreamId, Future[None]] = {}
         """Log streams whose directories are being created, renewed or removed, off the event loop."""
@@ -122,34 +122,34 @@ class StorageNode:
         self._ticking: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Open the replicas that this node has; all of them begin in SEALING. What belongs elsewhere, or was written by
-        a newer version, ends the start; a replica that is merely damaged does not keep the others from serving."""
+        """Open the replicas of this node; all of them begin in SEALING. Files of another node or of a newer version
+        make this fail; a replica that is only damaged does not keep the others from serving."""
         for stream in self._stores.streams():
             try:
                 self._open(stream, self._stores.open(stream))
             except (Damaged, Unavailable) as error:
-                # Perhaps it is only left over: the leader will say.
+                # It may be a leftover of a replaced replica: the leader will say so.
                 self._note_unreadable(stream, error, logging.INFO)
         self._tick()
 
     async def take_in(self, streams: list[LogStreamId]) -> None:
-        """Open replicas that came with a volume while the node ran; as at a start, they begin in SEALING."""
+        """Open replicas that came with a volume while the node runs; as at a start, they begin in SEALING."""
         for stream in streams:
             try:
                 storage = await self.in_thread(partial(self._stores.open, stream))
             except (Damaged, Unavailable) as error:
-                # Perhaps it is only left over: the leader will say.
+                # It may be a leftover of a replaced replica: the leader will say so.
                 self._note_unreadable(stream, error, logging.INFO)
             else:
                 self._begin(stream, storage)
         self.report_soon()
 
     async def in_thread(self, job: Callable[[], T]) -> T:
-        """What the event loop must not wait for. Whoever is cancelled leaves it to itself."""
+        """Run a job that the event loop must not wait for. If the caller is cancelled, the job continues."""
         return await self._loop.run_in_executor(self._threads, job)
 
     def stop(self, timeout: float) -> bool:
-        """Make durable what was given; whether all replicas could be closed in time."""
+        """Make everything given so far durable. Returns whether all replicas could be closed in time."""
         deadline = time.monotonic() + timeout
         self._chores.shutdown(wait=False, cancel_futures=True)
         drivers = list(self.replicas.values())
@@ -159,7 +159,7 @@ class StorageNode:
         return not wait(at_work, max(0.0, deadline - time.monotonic())).not_done and all(ended)
 
     def stop_reporting(self) -> None:
-        """Before ``stop``, on the event loop: from here on nothing new is begun."""
+        """Begin nothing new from here on. Must be called on the event loop before ``stop``."""
         self._is_stopping = True
         for driver in self.replicas.values():
             driver.end()
@@ -172,18 +172,18 @@ class StorageNode:
         if driver is None:
             if stream in self.unreadable:
                 raise Unavailable(f"{self._name(stream)} cannot be opened ({self.unreadable[stream]}): ask another one")
-            # It may be about to be created: only the metadata repository knows what exists.
+            # It may be about to be created: only the metadata repository knows which log streams exist.
             raise Unavailable(f"storage node {self.node} has no replica of log stream {stream}: ask another one")
         return driver
 
     @property
     def backlog_bytes(self) -> int:
-        """Entries that were taken and are not on disk yet."""
+        """Bytes of entries that were accepted and are not on disk yet."""
         return sum(driver.writer.backlog_bytes for driver in self.replicas.values())
 
     @property
     def appends_waiting(self) -> tuple[int, int]:
-        """How many appends wait for their commit, and their bytes."""
+        """The number of appends that wait for their commit, and their bytes."""
         return len(self._waiters), self._waiting_bytes
 
     def set_state(self, state: NodeState, why: str) -> None:
@@ -196,7 +196,7 @@ class StorageNode:
         driver = self.replicas[stream] = ReplicaDriver(self.node, stream, storage, self)
         self.leader_epoch = max(self.leader_epoch, driver.replica.hard_state.leader_epoch)
         if driver.problem:
-            # Perhaps it is only left over: the leader will say.
+            # It may be a leftover of a replaced replica: the leader will say so.
             self._say(logging.INFO, stream, f"cannot be used before it is learned from a peer: {driver.problem}")
 
     def _note_unreadable(self, stream: LogStreamId, error: CutwaterError, level: int = logging.ERROR) -> None:
@@ -212,7 +212,7 @@ class StorageNode:
     # Appends and the chain.
 
     def append(self, arguments: AppendArguments, batch: Batch, asker: Asker) -> None:
-        """``batch`` is the one of the arguments, with its body."""
+        """Append a batch. ``batch`` is the one of the arguments, with its body."""
         driver, size = self.replicas.get(arguments.stream) or self.driver(arguments.stream), len(batch.body)
         self._outside.take_room(size)
         if self.state is NodeState.READ_ONLY:
@@ -234,12 +234,12 @@ class StorageNode:
         driver.feed(event, lambda error: self.fail(waiter, error))
 
     def revision(self, stream: LogStreamId) -> Revision:
-        """Of the catalog, as far as a replica here has heard of it."""
+        """The revision of the catalog that the replica here knows."""
         driver = self.replicas.get(stream)
         return driver.replica.revision if driver is not None else Revision(0)
 
     def replicate(self, message: Replicate, refuse: Callable[[str], None]) -> None:
-        """Take an entry from the replica before this one; ``refuse`` hears the reason, if it is not taken."""
+        """Take an entry from the previous replica of the chain; ``refuse`` gets the reason if it is refused."""
 
         def refused(error: CutwaterError) -> None:
             self.counters.entries_refused += 1
@@ -262,7 +262,7 @@ class StorageNode:
             driver.feed(message, refused)
 
     def require_room(self, size: int) -> None:
-        """Raise if nothing more should be written here."""
+        """Raise if nothing more may be written here."""
         self._outside.take_room(size)
         if self.state is NodeState.READ_ONLY:
             raise ReadOnly(f"storage node {self.node} has no room left")
@@ -273,7 +273,7 @@ class StorageNode:
             driver.feed(ReplicateFailed(peer, epoch, reason))
 
     def peer_lost(self, peer: StorageNodeId, reason: str) -> None:
-        """The connection to a peer broke: what was sent over it may not have arrived."""
+        """Handle a broken connection to a peer: entries that were sent over it may not have arrived."""
         for stream, driver in self.replicas.items():
             hard = driver.replica.hard_state
             if self.node in hard.chain and peer in hard.chain[hard.chain.index(self.node) + 1 :][:1]:
@@ -308,7 +308,7 @@ class StorageNode:
                     self._say_learning(message)
                 self._pass_on(message.stream, message)
             case DropReplica() if message.stream in self.unreadable:
-                # If it is just being renewed, the leader says so again.
+                # If it is being renewed, the leader repeats the message.
                 if message.stream not in self._at_work:
                     del self.unreadable[message.stream]
                     self._erase(message.stream)
@@ -324,8 +324,8 @@ class StorageNode:
             self._say(logging.WARNING, message.stream, what)
 
     def _leave(self, message: ExcludeReplica) -> None:
-        """Other nodes hold the log stream now, unless a later leader may have said something else since. The data stays
-        until somebody removes it."""
+        """Note that other nodes hold the log stream now, unless a later leader may have decided otherwise since. The
+        data stays until an operator removes it."""
         if message.leader_epoch < self.leader_epoch:
             return
         if message.stream not in self.leftovers:
@@ -354,8 +354,8 @@ class StorageNode:
             self.replicas[stream].feed(message)
 
     def _chore(self, stream: LogStreamId, job: Callable[[], None]) -> None:
-        """Do something with a log stream's directory off the event loop. Directories are made and removed with many
-        syncs, and meanwhile the other replicas go on."""
+        """Change a log stream's directory off the event loop. Creating and removing directories takes many syncs, and
+        the other replicas continue meanwhile."""
         if not self._is_stopping:
             future = self._at_work[stream] = self._chores.submit(job)
             future.add_done_callback(lambda future: self.tell(lambda: self._chore_is_done(stream, future)))
@@ -381,7 +381,7 @@ class StorageNode:
         self._chore(stream, job)
 
     def _begin(self, stream: LogStreamId, storage: ReplicaStorage) -> None:
-        """A replica was created."""
+        """Open a replica whose files were created or found."""
         if self._is_stopping:
             storage.close()
             return
@@ -390,12 +390,12 @@ class StorageNode:
         self._open(stream, storage)
 
     def _renew(self, stream: LogStreamId) -> None:
-        """A peer can be learned from, so begin anew, as a replica that has nothing."""
+        """Replace unreadable files by an empty replica, because a peer can serve as the source of a sync."""
         driver = self._abandoned.get(stream)
 
         def job() -> None:
             self._let_finish(stream, driver)
-            # It is no longer there if this was tried before and nothing new could be created.
+            # The directory is missing if an earlier attempt set it aside and then failed to create a new one.
             if stream in self._stores.streams():
                 aside = self._stores.set_aside(stream)
                 self._say(logging.WARNING, stream, f"is learned anew; what could not be opened is kept in {aside}")
@@ -405,8 +405,8 @@ class StorageNode:
         self._chore(stream, job)
 
     def _let_finish(self, stream: LogStreamId, driver: ReplicaDriver | None) -> None:
-        """Wait for the last writes of a replica that is no longer here: files are found by their names, so they would
-        go into whatever takes the place of its directory."""
+        """Wait for the last writes of a replica that is gone. Files are found by their names, so these writes would go
+        into the files that replace them."""
         if driver is not None and not driver.writer.join(WRITER_SECONDS_MAX):
             raise Unavailable(f"{self._name(stream)} is still being written to: its disk does not answer")
 
@@ -436,8 +436,8 @@ class StorageNode:
             if report is not None:
                 reports.append(report)
             elif replica.trusted:
-                # Something is being removed from the files there, and a report without that replica would mean that it
-                # is gone. The replica asks for a report when that is done.
+                # Something is being removed from its files, and a report without this replica would mean that it is
+                # gone. The replica asks for a report when that is done.
                 return
             elif stream not in self.leftovers:
                 invalid.append(stream)
@@ -462,13 +462,13 @@ class StorageNode:
             )
         )
 
-    # What replicas want (``replica_driver.Host``).
+    # Methods for replicas (``replica_driver.Host``).
 
     def tell(self, job: Job) -> None:
         try:
             self._loop.call_soon_threadsafe(job)
         except RuntimeError:
-            # A disk answered after everything was given up: nobody is left who could be told.
+            # A disk answered after the event loop was closed: nothing is left to tell.
             if not self._loop.is_closed():
                 raise
 
@@ -543,7 +543,7 @@ class StorageNode:
         self.report_soon()
 
     def _erase(self, stream: LogStreamId) -> None:
-        """Remove the files of a log stream whose topic was deleted, which may take a while."""
+        """Remove the files of a log stream whose topic was deleted. This may take a while."""
         self._removed_at = self._sequence
         self._say(logging.INFO, stream, "is removed, because its topic was deleted")
 
@@ -562,7 +562,7 @@ class StorageNode:
 
     def storage_failed(self, stream: LogStreamId, error: CutwaterError) -> None:
         if self._is_stopping:
-            # What was still to be tidied up is done after the next start.
+            # The rest of the work is done after the next start.
             return
         self._say(logging.ERROR, stream, f"is opened anew, because a write failed: {error.message}")
         if isinstance(error, DiskFull):

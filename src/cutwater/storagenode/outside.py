@@ -1,4 +1,4 @@
-"""What a storage node needs of the world around it: connections, files, and whoever waits for an append."""
+"""Interfaces that a storage node needs from its surroundings: connections, files, and callers that wait for appends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cutwater.types import GLSN, LogStreamId, Report, StorageNodeId
 
 
 class Asker(Protocol):
-    """Whoever waits for the outcome of an append, and is told one of these."""
+    """The caller of an append. It gets either an answer or an error."""
 
     def answer(self, value: AppendAnswer) -> None: ...
 
@@ -21,38 +21,38 @@ class Asker(Protocol):
 
 
 class Outside(Protocol):
-    """What a node needs of the world."""
+    """The surroundings of a node: peers, the metadata repository and the disk."""
 
     def send_report(self, report: Report) -> None: ...
 
     def send_complaint(self, complaint: Complaint) -> None: ...
 
     def replicate(self, peer: StorageNodeId, message: Replicate, *, is_first: bool) -> None:
-        """Raises if the peer cannot be reached. The first entry of a turn of the event loop is usually the only one, so
-        it leaves at once; what comes after it in the same turn leaves together."""
+        """Send an entry to a peer; raises if the peer cannot be reached. The first entry in a turn of the event loop is
+        usually the only one, so it is sent at once; later ones of the same turn are sent together."""
 
     def flush_peers(self) -> None:
-        """What was replicated in this turn of the event loop leaves now."""
+        """Send what was replicated in this turn of the event loop."""
 
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
-        """Raises if the source cannot be reached."""
+        """Begin a sync; raises if the source cannot be reached."""
 
     def publish(self, group: PublishGroup) -> None:
-        """Have the parts of a group here, then let its replica take it."""
+        """Get the parts of a group, then let its replica take it."""
 
     def feed_group(self, driver: ReplicaDriver, group: PublishGroup) -> None:
-        """A replica wants the entries of this group."""
+        """Feed the entries of this group to a replica that asked for them."""
 
     def send_outcome(self, outcome: GroupOutcome) -> None: ...
 
     def mend(self, stream: LogStreamId, error: Damaged) -> None:
-        """Get an intact copy of what cannot be read."""
+        """Replace unreadable data by an intact copy."""
 
     def may_wait_for_disk(self) -> bool:
-        """Whether everything else may stand still while the disk syncs."""
+        """Whether all other work may wait while the disk syncs."""
 
     def take_room(self, size: int) -> None:
-        """So much is about to be written, unless the node turns read-only by this."""
+        """Note that ``size`` bytes are about to be written; this may make the node read-only."""
 
     def disk_is_full(self) -> None: ...
 
@@ -61,15 +61,15 @@ class Stores(Protocol):
     """The files of a node's replicas."""
 
     def streams(self) -> list[LogStreamId]:
-        """Those that are there."""
+        """List the log streams that have files here."""
 
     def open(self, stream: LogStreamId) -> ReplicaStorage: ...
 
     def create(self, stream: LogStreamId, base_glsn: GLSN) -> ReplicaStorage:
-        """A new replica, of which nothing is there if this fails or the process dies in it."""
+        """Create a replica. If this fails or the process dies meanwhile, nothing of it remains."""
 
     def set_aside(self, stream: LogStreamId) -> str:
-        """Keep files that cannot be opened elsewhere, and say where."""
+        """Set aside files that cannot be opened; return their new place."""
 
     def remove(self, stream: LogStreamId) -> None:
-        """Remove the files for ever."""
+        """Remove the files permanently."""

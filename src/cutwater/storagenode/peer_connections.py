@@ -1,4 +1,4 @@
-"""Connections that a storage node keeps to others: made when needed, made again when lost, never waited for."""
+"""Connections to other storage nodes: opened when needed, reopened when lost, never waited for."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ RECONNECT_SECONDS_MAX = 1.0
 
 
 class Link:
-    """A connection to one address that is kept up as long as it is not closed, to the server that is expected there.
+    """Keeps a connection to one address open until it is closed. The server there must be the expected one.
 
-    ``connection`` is None while there is none. ``on_up`` and ``on_down`` are told when that changes, and ``on_trouble``
-    of every attempt that failed.
+    ``connection`` is None while there is none. ``on_up`` and ``on_down`` are called when that changes, and
+    ``on_trouble`` after every failed attempt.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Link:
         return self.connection
 
     def hurry(self) -> None:
-        """There is a reason to believe that the other side is there again: do not wait before the next attempt."""
+        """Make the next attempt at once, because the other side is probably back."""
         self._hurry.set()
 
     async def close(self) -> None:
-        # Taken now: the task forgets it when it ends.
+        # Read it now: the task clears it when it ends.
         connection = self.connection
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -103,7 +103,7 @@ class Link:
 
 
 class Peers:
-    """Links to the other storage nodes, whose addresses the metadata repository tells."""
+    """Links to the other storage nodes; the metadata repository provides their addresses."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Peers:
         self._links: dict[StorageNodeId, Link] = {}
 
     def learn(self, addresses: dict[StorageNodeId, str]) -> None:
-        """Connections are made before anyone needs them."""
+        """Take new addresses. Connections are opened before they are needed."""
         for peer, address in addresses.items():
             self._addresses[peer] = address
             link = self._links.get(peer)
@@ -141,7 +141,7 @@ class Peers:
 
         def expect(server: ProvenServer | None) -> None:
             if server is None or server.name != str(peer) or not self._book.is_known(server):
-                raise Unproven(f"the server at {address} has not proved to be storage node {peer}, which is wanted")
+                raise Unproven(f"the server at {address} has not proved to be storage node {peer}")
 
         return Link(self._endpoint, address, self._tls, expect=expect, on_up=up, on_down=lost, on_trouble=trouble)
 
@@ -152,19 +152,19 @@ class Peers:
         return link.require()
 
     def flush(self) -> None:
-        """What was sent in this turn of the event loop leaves now."""
+        """Send what was queued in this turn of the event loop."""
         for link in self._links.values():
             if link.connection is not None:
                 link.connection.flush()
 
     def heard_from(self, name: str) -> None:
-        """A storage node of this number connected here. If it could not be reached, it can be now."""
+        """Note that this storage node connected here. If it could not be reached before, it can be now."""
         link = self._links.get(StorageNodeId(int(name))) if name.isdecimal() else None
         if link is not None and link.connection is None:
             link.hurry()
 
     def connected(self, first: tuple[StorageNodeId, ...]) -> Iterator[tuple[StorageNodeId, Connection]]:
-        """All peers that can be asked now, these ones first."""
+        """Yield all peers that are connected now, beginning with ``first``."""
         for peer in dict.fromkeys((*first, *self._links)):
             link = self._links.get(peer)
             if link is not None and link.connection is not None:

@@ -1,4 +1,4 @@
-"""The storage node on the network: answers clients and peers, and keeps links to those that it talks to."""
+"""The storage node on the network: answers clients and peers, and keeps connections to the servers it talks to."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ from cutwater.wire.options import MIB, ListenerOptions, WireOptions
 _log = logging.getLogger(__name__)
 
 PEER_OPTIONS = WireOptions(send_bytes_max=512 * MIB)
-"""Towards peers more may wait than towards clients: entries come as notices, and one that is refused seals its stream.
-What waits is bounded by what heads take (``node.APPEND_BYTES_MAX``)."""
+"""More data may wait for peers than for clients: entries are sent as notices, and a refused one seals its log stream.
+The limit on what heads accept (``node.APPEND_BYTES_MAX``) bounds what waits."""
 
 STAGED_ASK_MS_MAX = 10_000
 CATALOG_ASK_MS_MAX = 2_000
@@ -80,12 +80,12 @@ VERIFY_WAIT_SECONDS = 60.0
 VERIFY_RETRY_MS = 1_000
 
 STOP_SECONDS_MORE = 1.0
-"""How long the end of a node is waited for beyond its time, if it does not come to begin."""
+"""How much longer than its time limit to wait for the node to stop, if no thread is free to begin that."""
 
 
 class NodeOptions(Struct, frozen=True):
-    """How a storage node is reached, and whom it talks to. ``advertise`` is the address that others are told, if it is
-    not the one that it listens on."""
+    """Addresses and limits of a storage node. ``advertise`` is the address that others are told, if it differs from the
+    one that the node listens on."""
 
     host: str
     port: int
@@ -96,24 +96,24 @@ class NodeOptions(Struct, frozen=True):
     reserve_bytes: int = RESERVE_BYTES
     segments: SegmentOptions = SegmentOptions()
     staged_bytes_max: int = STAGED_BYTES_MAX
-    """What may be staged here and not be published yet."""
+    """Limit of bytes that are staged here and not published yet."""
     staged_ask_seconds: float = ASK_SECONDS
     memory_bytes_max: int = BUDGET_BYTES
-    """Memory for decompression, of all requests together."""
+    """Memory for decompression, for all requests together."""
     is_nearby: bool = False
-    """Those on the same event loop connect without a socket."""
+    """Servers and clients on the same event loop connect without a socket."""
     listener: ListenerOptions = ListenerOptions()
     scrub: ScrubOptions = ScrubOptions()
     authenticate: Authenticator | None = None
     """For a server without TLS. Connections from the same event loop need no credential."""
     may_wait_for_disk: bool = False
-    """Whether the event loop may sync by itself. Not where others share it, who could be kept from their deadlines."""
+    """Whether the event loop may sync by itself. Must be False where work with deadlines shares the event loop."""
 
 
 class StorageNodeServer:
-    """Made with volumes that are locked for it. ``fatal`` is set when it makes no sense to go on, with the reason.
-    ``key`` is read from the volumes if not given. ``threads`` are for what waits for disks; those of the event loop if
-    not said, which must have no other work then, since whatever that waits for may wait for this server."""
+    """A storage node on the network. The volumes must be locked for it. ``fatal`` is set, with the reason, when the
+    node cannot continue. ``key`` is read from the volumes by default. ``threads`` wait for disks; by default they are
+    those of the event loop, which must then have no other work, since that work may in turn wait for this server."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class StorageNodeServer:
         self._key = key or load_or_make(volumes.server_key_files)
         self._book = ServerBook()
         self._servers_revision = Revision(0)
-        """Of the catalog from which the keys and addresses of storage nodes were told."""
+        """The revision of the catalog that the known keys and addresses of storage nodes come from."""
         self._book.note(METADATA_NODE, volumes.identity.metadata_keys)
         stores = VolumeStores(volumes, options.segments)
         self.node = StorageNode(volumes.identity.node, incarnation or volumes.next_incarnation(), self, stores, threads)
@@ -177,27 +177,27 @@ class StorageNodeServer:
 
     @property
     def address(self) -> str:
-        """Where others reach this node."""
+        """The address at which others reach this node."""
         return self.options.advertise or format_address(self.options.host, self.port)
 
     @property
     def gate(self) -> GateSnapshot | None:
-        """The connections to this node, by sort."""
+        """The connections to this node, counted by kind."""
         return self._listener.gate.snapshot() if self._listener is not None else None
 
     @property
     def public_key(self) -> str:
-        """With which others check that this is this storage node."""
+        """The key with which others verify the identity of this storage node."""
         return self._key.public
 
     @property
     def metadata_joined(self) -> int:
-        """How many metadata repositories know this node and hear its reports now."""
+        """How many metadata nodes know this node and get its reports now."""
         return self._metadata.joined if self._metadata is not None else 0
 
     @property
     def damage(self) -> tuple[api.DamageStatus, ...]:
-        """Known damage of the replicas that count."""
+        """Known damage of replicas, without leftovers of replaced ones."""
         return tuple(damage for damage in self._mender.damage if damage.stream not in self.node.leftovers)
 
     @property
@@ -238,8 +238,8 @@ class StorageNodeServer:
         self._spawn(self.staging.tidy_for_ever(self._ask_staged, options.staged_ask_seconds))
 
     async def stop(self, *, timeout_ms: int = 5_000) -> bool:
-        """Take nothing new, let what was asked be answered, make everything durable; whether that was possible in
-        time."""
+        """Accept nothing new, answer requests in progress, and make everything durable. Returns whether that was
+        possible in time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1_000
         if self._listener is not None:
@@ -258,7 +258,7 @@ class StorageNodeServer:
         self.topics.stop()
         left = max(0.1, deadline - loop.time())
         stopping = loop.run_in_executor(self._threads, self.node.stop, left)
-        # It keeps this time by itself, once there is a thread for it.
+        # ``node.stop`` keeps to this time by itself, once a thread runs it.
         await asyncio.wait({stopping}, timeout=left + STOP_SECONDS_MORE)
         if not stopping.done():
             stopping.cancel()
@@ -298,7 +298,7 @@ class StorageNodeServer:
         if not task.cancelled() and task.exception() is not None:
             _log.error("something in the background failed, which is a bug", exc_info=task.exception())
 
-    # What the node wants (``node.Outside``).
+    # Methods for the node (``node.Outside``).
 
     def send_report(self, report: Report) -> None:
         if self._metadata is not None and self._metadata.tell(api.REPORT, report):
@@ -342,13 +342,13 @@ class StorageNodeServer:
         self._mender.mend(stream, error)
 
     def may_wait_for_disk(self) -> bool:
-        # Of several disks, one that hangs must not hold up the others.
+        # With several disks, one that hangs must not block the others.
         return self.options.may_wait_for_disk and len(self.volumes.volumes) == 1
 
     def disk_is_full(self) -> None:
         self.room.found_full()
 
-    # Its place in the cluster (``metadata_links.Joining``).
+    # Membership in the cluster (``metadata_links.Joining``).
 
     def introduce(self) -> api.JoinArguments:
         identity = self.volumes.identity
@@ -371,7 +371,7 @@ class StorageNodeServer:
         if not self.fatal.done():
             self.fatal.set_result(error)
 
-    # What is asked of it.
+    # Requests.
 
     def _table(self) -> Methods:
         reading = Reading(self.node, self.memory)
@@ -442,11 +442,11 @@ class StorageNodeServer:
         if self._metadata is not None and self._metadata.has_joined(notification.connection):
             told = notification.argument
             if told.revision < self._servers_revision:
-                # Of a metadata node that has been cut off from the others for a while.
+                # It comes from a metadata node that has been cut off from the others for a while.
                 return
             self._servers_revision = told.revision
             self._book.note(STORAGE_NODE, told.keys, is_all=True)
-            # A peer without a noted key could not prove itself.
+            # A peer without a noted key could not prove its identity.
             others = {
                 peer: at for peer, at in told.storage_nodes.items() if peer in told.keys and peer != self.node.node
             }
@@ -488,7 +488,7 @@ class StorageNodeServer:
         )
 
     async def _verify(self, call: Call[LogStreamId]) -> tuple[api.VerifyFinding, ...]:
-        """What is found damaged is repaired afterwards, if a peer has it."""
+        """Verify a replica. Damage is repaired afterwards, if a peer has an intact copy."""
         stream = call.argument
         driver = self.node.driver(stream)
         check = await self.content.check_of(stream)
@@ -504,8 +504,8 @@ class StorageNodeServer:
 
     @asynccontextmanager
     async def _verifying(self) -> AsyncIterator[None]:
-        """One replica at a time: each of its batches is decompressed, and that may go on for long. So it has memory
-        beside that of readers, for one batch."""
+        """Allow one verification at a time: it decompresses each batch of a replica, which may take long. So it has
+        memory for one batch in addition to the memory of readers."""
         try:
             async with asyncio.timeout(VERIFY_WAIT_SECONDS):
                 await self._verify_lock.acquire()
@@ -536,7 +536,7 @@ class StorageNodeServer:
         return await self._tell_volumes()
 
     async def _tell_volumes(self) -> api.NodeDescription:
-        """Which volumes there are now is in the catalog when this returns."""
+        """Report the current volumes; they are in the catalog when this returns."""
         await self.room.look_aside()
         if self._metadata is not None:
             await self._metadata.introduce()
@@ -550,7 +550,7 @@ def _with_body(message: Replicate, body: bytes, sender: StorageNodeId | None = N
 
 
 def _sender(notification: Notification[Any]) -> StorageNodeId:
-    """The storage node that tells something, of a method that only these may call."""
+    """Return the storage node that sent a notification; only storage nodes may call such methods."""
     peer = notification.connection.peer
     assert peer is not None
     assert peer.server is not None
@@ -558,7 +558,7 @@ def _sender(notification: Notification[Any]) -> StorageNodeId:
 
 
 def _tell(send: Callable[[], None]) -> None:
-    """What cannot be told now is found out otherwise."""
+    """Send a message. The receiver finds out otherwise what cannot be sent now."""
     try:
         send()
     except CutwaterError:

@@ -1,6 +1,6 @@
-"""A storage node as a process: from its options to its end.
+"""Runs a storage node as a process, from its options to its end.
 
-Everything that is wrong is found before the node serves, as far as it can be, and told with the flag to change.
+Errors are found before the node serves, where possible, and reported with the flag to change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopTimedOut(Unavailable):
-    """Not everything could be closed: a disk hangs. What was acknowledged is on disk all the same."""
+    """Not everything could be closed because a disk hangs. Everything acknowledged is on disk nevertheless."""
 
     code = "stop_timed_out"
 
@@ -62,7 +62,7 @@ class StartOptions(Struct, frozen=True):
 
 
 class Serving(Struct, frozen=True):
-    """What there is to say when the node serves."""
+    """What a node announces when it begins to serve."""
 
     cluster: ClusterId
     node: StorageNodeId
@@ -77,8 +77,8 @@ class Serving(Struct, frozen=True):
 def run_storage_node(
     options: StartOptions, on_serving: Callable[[Serving], None], on_hang: Callable[[CutwaterError], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then stop cleanly. Raises what keeps the node from serving; ``on_hang`` is called,
-    in another thread, if it cannot even be stopped."""
+    """Serve until SIGTERM or SIGINT, then stop cleanly. Raises the error that keeps the node from serving. ``on_hang``
+    is called in another thread if the node cannot even be stopped."""
     allow_descriptors()
     run(_serve(_checked(options), options, on_serving, on_hang))
 
@@ -88,7 +88,7 @@ def _checked(options: StartOptions) -> NodeOptions:
         raise InvalidArgument("a storage node needs a metadata repository: give one with --metadata HOST:PORT")
     for address in options.metadata:
         if parse_flag("--metadata", address)[1] == 0:
-            raise InvalidArgument(f"--metadata {address}: nobody listens on port 0")
+            raise InvalidArgument(f"--metadata {address}: no server listens on port 0")
     has_tls = options.tls is not None
     host, port = check_listen(
         options.listen, options.advertise, options.metrics, has_tls=has_tls, insecure=options.insecure
@@ -146,8 +146,8 @@ async def _serve(
 
 
 def _hear_signals(stop: Callable[[], None]) -> None:
-    """A thread waits for them, because the event loop may be waiting for a disk. The loop hears those that the system
-    gives to a thread which was there before."""
+    """Wait for signals in a thread, because the event loop may be waiting for a disk. The loop handles signals that the
+    system delivers to threads started earlier."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
     def hear() -> None:
@@ -158,7 +158,7 @@ def _hear_signals(stop: Callable[[], None]) -> None:
 
 
 def _watchdog(options: StartOptions, on_hang: Callable[[CutwaterError], None]) -> StopTimedOut:
-    """From now on the node has so long to stop; returns what is said if it does not."""
+    """Limit the time that the node has to stop from now on; return the error for the case that it does not."""
     hang = StopTimedOut(f"storage node {options.node} could not be stopped within {options.stop_seconds} s")
     watchdog = threading.Timer(options.stop_seconds + 2.0, on_hang, [hang])
     watchdog.daemon = True

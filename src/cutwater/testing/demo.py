@@ -1,9 +1,9 @@
-"""``make demo``: a cluster of real processes takes a city's bike rides, loses a storage node in the middle of it, and
-loses nothing else.
+"""``make demo``: a cluster of real processes takes a city's bike rides, loses a storage node meanwhile, and loses
+nothing else.
 
-Three storage nodes, one metadata repository, everything on this machine and on disk. Producers append rides and
-fares to two topics; a subscriber follows both in one order. Then a storage node is killed. The summary says what was
-appended, what was read back, and how long appends paused. In the end a pipeline runs on the cluster, if Spark is there.
+Three storage nodes and one metadata repository run on this machine and store on disk. Producers append rides and fares
+to two topics; a subscriber follows both in one order. Then a storage node is killed. The summary shows what was
+appended, what was read back, and how long appends paused. At the end a pipeline runs on the cluster, if Spark is there.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ TOPICS = ("rides", "fares")
 
 
 class City:
-    """Makes up rides: a bike is taken at one dock, returned at another, and paid for."""
+    """Generates rides: a bike is taken at one dock, returned at another, and paid for."""
 
     def __init__(self, number: int) -> None:
         self._rng = Random(SEED + number)
         self._number, self._rides = number, 0
 
     def next_ride(self) -> tuple[bytes, bytes, bytes]:
-        """A bike, its ride, and the payment."""
+        """Return a bike, its ride, and the payment."""
         self._rides += 1
         rng = self._rng
         bike = f"bike-{rng.randrange(400):03}"
@@ -61,7 +61,7 @@ class City:
 
 
 class Riders:
-    """One producer per topic; whatever it was told to send, it notes when it was acknowledged."""
+    """One producer per topic. Notes what was sent, and when it was acknowledged."""
 
     def __init__(self, number: int, rides: AsyncProducer, fares: AsyncProducer) -> None:
         self._city = City(number)
@@ -110,7 +110,7 @@ def main() -> int:
 
 
 def run_example(servers: str) -> int:
-    """A pipeline over the same cluster, on Spark, if that is installed and the examples are there."""
+    """Run a pipeline on Spark over the same cluster, if Spark is installed and the examples are there."""
     if find_spec("pyspark") is None or not EXAMPLE.exists():
         say("With 'pip install cutwater[spark]', and from a checkout, a pipeline on Spark would follow here.")
         return 0
@@ -155,7 +155,7 @@ async def _follow(log: AsyncClient, seen: list[Record]) -> None:
 
 
 async def _ride_and_kill(directory: Path, cluster: LocalCluster, people: list[Riders]) -> float:
-    """Let everybody ride, kill a storage node meanwhile, and start it again."""
+    """Let all producers run, kill a storage node meanwhile, and start it again."""
     begun = time.monotonic()
     end = begun + SECONDS_BEFORE + SECONDS_DEAD + SECONDS_AFTER
     riding = [asyncio.create_task(person.ride(end)) for person in people]
@@ -205,7 +205,7 @@ def _summarise(people: list[Riders], seen: list[Record], killed_at: float) -> in
     for what, count in faults.items():
         say(f"  {what:<45} {count}")
     if any(faults.values()) or not seen:
-        say("\nThis must not be: something was lost or doubled.")
+        say("\nThis must not happen: something was lost or duplicated.")
         return 1
     say("\nA storage node died and nothing was lost.")
     return 0

@@ -1,9 +1,9 @@
-"""The file layer in memory, as unreliable as a real one may be: the twin of ``storage.files.OsFiles``.
+"""An in-memory file layer that fails like a real one: the twin of ``storage.files.OsFiles``.
 
 Every write and every change of a name is volatile until the sync that covers it. A crash keeps any part of what is
-volatile: each write as a whole, torn, or not at all, whatever became of the writes before it; each change of a name or
-not. A sync can fail, after which the system calls the data clean although the disk may not have it; the disk can be
-full; bits can flip. All of it is decided by the random number generator that is handed in.
+volatile: each write may survive whole, torn or not at all, independently of earlier writes; each change of a name may
+survive or not. A sync can fail, after which the system calls the data clean although the disk may not have it. The disk
+can be full; bits can flip. The given random number generator decides all of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cutwater.format.checksum import Buffer
 SECTOR_BYTES = 512
 
 
-# What was done, for those who want to do it again.
+# Records of operations, for replaying them.
 
 
 class Written(Struct, frozen=True):
@@ -61,7 +61,7 @@ Operation = Written | Shortened | SyncedFile | Made | Renamed | Removed | Synced
 
 
 class _Inode:
-    """``content`` is what readers see, ``platter`` what is surely on disk, ``volatile`` what lies between the two."""
+    """``content`` is what readers see, ``platter`` is what is certainly on disk, ``volatile`` is the difference."""
 
     __slots__ = ("content", "platter", "volatile")
 
@@ -82,15 +82,15 @@ class FaultFiles:
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
-        """Everything that was done so far."""
+        """All operations so far."""
         self.recording = True
-        """Whether operations are kept."""
+        """Whether operations are recorded."""
         self.room_bytes: int | None = None
-        """How much more can be written before the disk is full; None if there is no end to it."""
+        """How many more bytes can be written before the disk is full; None means no limit."""
         self.fail_sync: Callable[[Path], bool] = lambda path: False
-        """Asked before each sync of a file whether it fails."""
+        """Called before each sync of a file; returns whether the sync fails."""
         self.rng = Random(0)
-        """Decides what a failed sync has written after all."""
+        """Decides which writes of a failed sync reach the disk after all."""
         self._inodes: dict[int, _Inode] = {}
         self._names: dict[str, int] = {}
         self._durable_names: dict[str, int] = {}
@@ -100,7 +100,7 @@ class FaultFiles:
         self._next_inode = 1
 
     def copy(self) -> FaultFiles:
-        """The same disk once more, with an empty list of operations."""
+        """Return a copy of the disk, with an empty list of operations."""
         other = copy(self)
         other.operations = []
         other._inodes = {number: inode.copy() for number, inode in self._inodes.items()}
@@ -146,7 +146,7 @@ class FaultFiles:
         return sorted(name for name in found if name and "/" not in name)
 
     def make_dir(self, path: Path) -> None:
-        """Directories are durable at once: nobody here depends on when."""
+        """Create a directory. It is durable at once: no code here depends on when."""
         if str(path) not in self._dirs:
             self._dirs.update(map(str, (path, *path.parents)))
 
@@ -168,7 +168,7 @@ class FaultFiles:
     # Operations.
 
     def do(self, operation: Operation) -> None:
-        """Carry out one operation, as it was recorded or is being recorded now."""
+        """Carry out one operation, either replayed or new."""
         if self.recording:
             self.operations.append(operation)
         match operation:
@@ -188,7 +188,8 @@ class FaultFiles:
                 self._volatile_names.append(operation)
             case Renamed() | Removed():
                 if isinstance(operation, Renamed):
-                    # What a name stood for when it was renamed is what a crash may bring back under the new one.
+                    # A crash may bring back, under the new name, the inode that had the old name at the time of the
+                    # rename.
                     operation = _Moved(operation.source, operation.target, self._names[operation.source])
                 self._name(self._names, operation)
                 self._volatile_names.append(operation)
@@ -222,10 +223,10 @@ class FaultFiles:
                 raise OSError(errno.ENOSPC, "no space left on device")
             self.room_bytes -= size
 
-    # Misfortune.
+    # Faults.
 
     def crash(self, rng: Random, *, keep: float = 0.5, torn: bool = True) -> None:
-        """The power goes: of everything volatile, each part stays with the probability ``keep``, and may be torn."""
+        """Simulate a power failure: each volatile part survives with the probability ``keep``, and may be torn."""
         for inode in self._inodes.values():
             self._settle(inode, rng, keep, torn)
             inode.content = bytearray(inode.platter)
@@ -238,18 +239,18 @@ class FaultFiles:
         self._locks.clear()
 
     def kill(self) -> None:
-        """The process dies, the system lives: nothing is lost but locks."""
+        """Kill the process but not the system: only locks are lost."""
         self._locks.clear()
 
     def evict(self) -> None:
-        """Readers now see what the disk has, with what is still to be written: nothing that a failed sync lost."""
+        """Let readers see the content of the disk plus pending writes, without writes that a failed sync lost."""
         for inode in self._inodes.values():
             inode.content = bytearray(inode.platter)
             for change in inode.volatile:
                 _apply(inode.content, change)
 
     def flip(self, path: Path, offset: int, bit: int = 0) -> None:
-        """One bit is wrong from now on."""
+        """Flip one bit permanently."""
         inode = self._inodes[self._inode_of(path)]
         for data in (inode.content, inode.platter):
             if offset < len(data):
@@ -265,7 +266,7 @@ class FaultFiles:
         return bytes(self._inodes[self._inode_of(path)].content)
 
     def put(self, path: Path, content: bytes) -> None:
-        """A file with this content, durably there."""
+        """Create a durable file with this content."""
         self.make_dir(path.parent)
         number, self._next_inode = self._next_inode, self._next_inode + 1
         inode = self._inodes[number] = _Inode()
@@ -273,7 +274,7 @@ class FaultFiles:
         self._names[str(path)] = self._durable_names[str(path)] = number
 
     def fail(self, number: int) -> None:
-        """A sync fails: some of the writes are lost, and the system forgets that they were to be written."""
+        """Fail a sync: some of the writes are lost, and the system forgets that they were pending."""
         self._settle(self._inodes[number], self.rng, 0.5, torn=True)
 
     def _settle(self, inode: _Inode, rng: Random, keep: float, torn: bool) -> None:
@@ -319,7 +320,7 @@ class FaultFile:
         try:
             self._files._need(max(growth, 0))
         except OSError:
-            # As much as fits is written before the system says that there is no more room.
+            # As much as fits is written before the system reports that the disk is full.
             fits = max(len(data) - growth + (self._files.room_bytes or 0), 0)
             self._files.do(Written(self._inode, offset, data[:fits]))
             raise
@@ -359,7 +360,7 @@ def _apply(data: bytearray, change: Written | Shortened) -> None:
 
 
 def _tear(change: Written, rng: Random) -> list[Written]:
-    """Some sectors of a write, or the first bytes of it."""
+    """Return some sectors of a write, or its first bytes."""
     data = change.data
     if rng.random() < 0.5:
         return [Written(change.inode, change.offset, data[: rng.randrange(len(data) + 1)])]

@@ -1,6 +1,6 @@
-"""A TCP proxy on loopback that fails as networks do: it refuses, breaks off, swallows one direction or both, delays.
+"""A TCP proxy on loopback that fails as networks do: it refuses, resets, drops one direction or both, and delays.
 
-Put between two real processes, it lets a test cut the link between them and nothing else::
+Placed between two real processes, it lets a test cut the link between them and nothing else::
 
     async with FaultProxy("127.0.0.1", node_port) as proxy:
         ...                                   # others connect to proxy.address
@@ -8,8 +8,8 @@ Put between two real processes, it lets a test cut the link between them and not
         ...
         proxy.heal()
 
-Several may connect through one proxy. ``among`` says which of them the faults are for, by what they say first, so that
-a link between two nodes can be cut while both talk to everyone else::
+Several clients may connect through one proxy. ``among`` selects those that faults apply to by the first bytes that they
+send, so that a link between two nodes can be cut while both talk to all others::
 
         proxy.among = opened_by("storage node", "2")
 """
@@ -29,23 +29,24 @@ CONNECTIONS_MAX = 1_024
 
 
 class FaultProxy:
-    """Starts healthy. Faults apply to connections that exist and to those that come."""
+    """A proxy to one target. Starts without faults. Faults apply to existing and to new connections."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: dict[asyncio.StreamWriter, bool] = {}
-        """And whether faults apply to it."""
+        """The open connections, and whether faults apply to them."""
         self.among: Callable[[bytes], bool] | None = None
-        """Takes the first bytes of whoever connects; None: faults are for all. To be set before anyone does."""
+        """Takes the first bytes of a connection and returns whether faults apply to it; None means all connections.
+        Must be set before the first connection."""
         self._flows = {True: asyncio.Event(), False: asyncio.Event()}
-        """By direction, to the target or from it: set while bytes pass."""
+        """For each direction, True to the target and False from it: set while bytes pass."""
         self._refuses = False
         self._swallowed: dict[bool, bool] = {True: False, False: False}
         self.delay_seconds = 0.0
         self.connections = 0
-        """How many were ever accepted to which faults apply."""
+        """Number of connections accepted so far to which faults apply."""
         for flow in self._flows.values():
             flow.set()
 
@@ -76,8 +77,8 @@ class FaultProxy:
     # Faults.
 
     def heal(self) -> None:
-        """Everything passes again. Bytes that were held arrive; those that were swallowed are gone, and with them the
-        connections they were on."""
+        """End all faults. Bytes that were held arrive. Bytes that were swallowed are lost, and their connections are
+        reset."""
         was_swallowed = any(self._swallowed.values())
         self._refuses, self._swallowed, self.delay_seconds = False, {True: False, False: False}, 0.0
         for flow in self._flows.values():
@@ -97,16 +98,16 @@ class FaultProxy:
         self.break_off()
 
     def hold(self, *, to_target: bool = False, from_target: bool = False) -> None:
-        """Let bytes wait, as on a network that is cut and will come back: nobody is told."""
+        """Delay bytes, as on a network that is cut and will come back: neither side gets an error."""
         for direction, held in ((True, to_target), (False, from_target)):
             if held:
                 self._flows[direction].clear()
 
     def swallow(self, *, to_target: bool = False, from_target: bool = False) -> None:
-        """Let bytes vanish. ``from_target`` alone loses answers: what was asked is done, and nobody hears of it."""
+        """Drop bytes. ``from_target`` alone loses answers: requests are executed, but their senders get no reply."""
         self._swallowed = {True: to_target, False: from_target}
 
-    # Passing on.
+    # Forwarding.
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -127,7 +128,7 @@ class FaultProxy:
                 self._pump(reader, outward, True, is_meant, first), self._pump(inward, writer, False, is_meant)
             )
         except (OSError, RuntimeError, asyncio.CancelledError):
-            # A transport of uvloop that was aborted says so with a RuntimeError.
+            # An aborted transport of uvloop raises a RuntimeError.
             return
         finally:
             for end in (writer, outward):
@@ -157,6 +158,6 @@ class FaultProxy:
 
 
 def opened_by(role: str, name: str) -> Callable[[bytes], bool]:
-    """Whether these are the first bytes of someone who greets like this."""
+    """Return a function that tells whether a connection begins with this greeting."""
     greeting = msgspec.msgpack.encode(role) + msgspec.msgpack.encode(name)
     return lambda data: greeting in data

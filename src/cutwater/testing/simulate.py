@@ -1,7 +1,7 @@
 """Run simulated clusters: ``python -m cutwater.testing.simulate --seed 7`` or ``--seeds 2000``.
 
-The last line is the hash of the trace (of all traces, when there are many), in hex: the same seed gives the same hash.
-The exit status is 1 if a guarantee was violated; every violation comes with the command that replays it.
+The last line is the hash of the trace in hex, or of all traces if there are many: the same seed gives the same hash.
+The exit status is 1 if a guarantee was violated; every violation is printed with the command that replays it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="With make: make simulate SEED=7, or make simulate SEEDS=200 PROFILE=storm JOBS=2 FIRST=1000.",
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--seed", type=int, help="run this one and tell about it")
-    which.add_argument("--seeds", type=int, help="run so many")
-    parser.add_argument("--first", type=int, default=0, help="the first of many (default: 0)")
+    which.add_argument("--seed", type=int, help="run this seed and print details")
+    which.add_argument("--seeds", type=int, help="run this many seeds")
+    parser.add_argument("--first", type=int, default=0, help="with --seeds: the first one (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="random", help="which faults (default: random)")
-    parser.add_argument("--trace", metavar="FILE", help="with --seed: write everything that happened there")
+    parser.add_argument("--trace", metavar="FILE", help="with --seed: write all events to this file")
     options = parser.parse_args(arguments)
     try:
         if options.seed is not None:
@@ -88,7 +88,7 @@ def run_many(seeds: range, profile: str, jobs: int) -> int:
 
 
 def _results(seeds: range, profile: str, jobs: int) -> Iterator[Result]:
-    """In the order of the seeds, whatever runs where."""
+    """Yield results in the order of the seeds, regardless of which process finishes first."""
     tasks = [(seed, profile) for seed in seeds]
     if jobs == 1:
         yield from map(_simulate, tasks)

@@ -275,7 +275,7 @@ def test_damage_is_found_wherever_it_is(tmp_path: Path, seed: int) -> None:
         ("UPDATE batches SET first = 101 WHERE first = 100", "decision 101 is damaged .it is decision 100"),
         ("UPDATE batches SET data = substr(data, 1, 40) WHERE first = 100", "decision 100 is damaged .the checksum"),
         ("UPDATE batches SET data = '' WHERE first = 100", "decision 100 is damaged .it is no record"),
-        ("DELETE FROM records WHERE name = 'leader'", "it holds decisions, but not who leads"),
+        ("DELETE FROM records WHERE name = 'leader'", "it holds decisions, but no leader"),
         (
             "UPDATE batches SET data = (SELECT data FROM records WHERE name = 'leader') WHERE first = 100",
             "decision 100 is damaged .it holds a record of kind 2 instead of 3",

@@ -32,7 +32,7 @@ async def test_at_first_there_is_nothing_and_nobody(backend: Backend) -> None:
     store = await backend.open()
     assert await store.leader() == NOBODY
     assert await store.load() == Loaded(NOBODY, Snapshot(), ())
-    with pytest.raises(LeaderFenced, match="nobody has ever led"):
+    with pytest.raises(LeaderFenced, match="no node has ever led"):
         await store.append(E0, START, History().next())
     with pytest.raises(LeaderFenced):
         await store.append(E0, START, ())

@@ -15,7 +15,7 @@ _OPTIONS = frozenset({"tls.ca", "tls.cert", "tls.key"})
 
 
 class Tls(Struct, frozen=True):
-    """Files: the authority to trust, and a certificate and its key to show, if the cluster asks for one."""
+    """Files: the authority to trust, and the certificate and key to present if the cluster asks for one."""
 
     ca: Path
     cert: Path | None = None

@@ -1,11 +1,10 @@
-"""Calls to the members of an etcd cluster: which one is asked, how long, and who is asked next.
+"""Calls the members of an etcd cluster: chooses the member, limits each attempt and fails over.
 
-Every request that is sent through here may be carried out twice without harm, which is for its author to see to: when
-an answer does not come, the same request goes out again, to another member if there is one. A call ends when it has
-been answered; the deadline is set around it by the caller.
+Every request must be safe to execute twice; its author ensures that. When no answer comes, the same request is sent
+again, to another member if there is one. A call ends when it has been answered; the caller sets the deadline.
 
-With several members the one that leads the etcd cluster is preferred, because the others would only pass writes on.
-Reads are linearizable throughout: a member that is cut off from the majority cannot answer them.
+With several members the leader of the etcd cluster is preferred, because the others would only relay writes to it.
+All reads are linearizable: a member that is cut off from the majority cannot answer them.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from cutwater.runtime.permissions import check_secret
 
 ATTEMPT_SECONDS_MIN = 0.5
 ATTEMPT_SECONDS_MAX = 8.0
-"""How long one member may take to answer. The time doubles with every attempt of a call, so that a slow cluster is not
-asked over and over without ever being listened to."""
+"""Limits of the time that one member may take to answer. The time doubles with every attempt of a call, so that a slow
+cluster gets enough time to answer."""
 STATUS_SECONDS = 0.5
 RETRY_SECONDS_MIN = 0.02
 RETRY_SECONDS_MAX = 0.5
 
 VERSION_SOUND = (3, 5, 6)
-"""Older ones of 3.5 can lose or double transactions when they crash; see docs/metadata-stores.md."""
+"""Older versions of 3.5 can lose or duplicate transactions when they crash; see docs/metadata-stores.md."""
 
 _OPTIONS: list[tuple[str, Any]] = [
-    # Which member is asked, and when again, is decided here; a member that comes back is to be noticed soon.
+    # This client chooses the member and the time of a retry; it should notice soon that a member is back.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # Finds connections that died silently under a watch. etcd refuses pings that come more often than every 5 s.
+    # Detects connections that died silently under a watch. etcd refuses pings more often than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 2_000),
-    # What is read is bounded by what was written.
+    # The size of what is read is limited when it is written.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
@@ -75,13 +74,13 @@ STATUS = Rpc[pb.Status, pb.StatusAnswer](
 
 
 class Compacted(CutwaterError):
-    """The revision asked for is gone. Never leaves the store."""
+    """The requested revision has been compacted. The store handles this error itself."""
 
     code = "etcd_compacted"
 
 
 class EtcdClient:
-    """``trouble`` says how the last attempt failed, and is empty while all is well."""
+    """A client of one etcd cluster. ``trouble`` tells why the last attempt failed; it is empty after success."""
 
     def __init__(self, endpoints: tuple[str, ...], tls: Tls | None = None) -> None:
         assert endpoints
@@ -94,7 +93,7 @@ class EtcdClient:
         self.trouble = ""
 
     async def call(self, rpc: Rpc[Request, Answer], request: Request) -> Answer:
-        """Ask until someone answers."""
+        """Send the request until a member answers."""
         attempt_seconds, wait_seconds = ATTEMPT_SECONDS_MIN, RETRY_SECONDS_MIN
         while True:
             if not self._is_chosen:
@@ -114,7 +113,7 @@ class EtcdClient:
                 await self.choose(instead_of=member)
 
     async def choose(self, instead_of: _Member | None = None) -> None:
-        """Ask all members who leads, and turn to that one; if nobody knows, to the next one that answers at all."""
+        """Ask all members which one leads, and prefer that one; if none knows, use the next one that answers at all."""
         async with self._choosing:
             if instead_of is not None and (self._asked is not instead_of or len(self._members) == 1):
                 return
@@ -122,7 +121,7 @@ class EtcdClient:
             alive = [(member, answer) for member, answer in zip(self._members, answers, strict=True) if answer]
             leading = [(m, a) for m, a in alive if a.leader and a.leader == a.header.member_id]
             if leading:
-                # A leader that was cut off may still believe it leads; the newer term is right.
+                # A leader that was cut off may still believe that it leads; the newer term is right.
                 self._asked = max(leading, key=lambda pair: pair[1].header.raft_term)[0]
             else:
                 others = [member for member, answer in alive if member is not instead_of and not answer.is_learner]
@@ -130,8 +129,8 @@ class EtcdClient:
             self._is_chosen = True
 
     async def changed(self, key: bytes, after_revision: int) -> None:
-        """Wait until the key has changed after the revision, or until that can no longer be told from here. The member
-        may be cut off from the others and know of nothing, so who waits looks from time to time all the same."""
+        """Wait until the key changes after the revision, or until this can no longer be observed. The member may be cut
+        off from the others and miss changes, so the caller must also read the key from time to time."""
         watch = self._asked.watch()
         try:
             await watch.write(pb.Watch(create=pb.WatchCreate(key=key, start_revision=after_revision + 1)))
@@ -144,7 +143,7 @@ class EtcdClient:
             await asyncio.sleep(RETRY_SECONDS_MAX)
         finally:
             watch.cancel()
-            # Wait until nothing of it is under way any more.
+            # Wait until the call has ended completely.
             await watch.code()
 
     async def close(self) -> None:
@@ -173,14 +172,14 @@ class EtcdClient:
         return self._members[(self._members.index(member) + 1) % len(self._members)]
 
     def _judge(self, member: _Member, error: grpc.aio.AioRpcError) -> None:
-        """Raise what trying again would not change; note the rest."""
+        """Raise errors that a retry would not change; note all others."""
         details = error.details() or ""
         what = f"etcd at {member.endpoint} says: {details}"
         match error.code():
             case grpc.StatusCode.OUT_OF_RANGE:
                 raise Compacted(what) from error
             case grpc.StatusCode.RESOURCE_EXHAUSTED if "space exceeded" in details:
-                # An earlier attempt may have been carried out, so this does not say that nothing was written.
+                # An earlier attempt may have succeeded, so this error does not say that nothing was written.
                 raise ReadOnly(
                     f"{what}: its quota is used up, so it takes no writes; compact and defragment it, then disarm "
                     "its alarm"

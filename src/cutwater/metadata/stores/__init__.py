@@ -1,5 +1,5 @@
-"""Stores of decisions: one interface, kept in SQLite, in etcd or in memory; one conformance suite runs on all.
+"""Stores of decisions: one interface, implemented in SQLite, etcd and memory; one conformance suite runs on all.
 
-``open_store`` finds the store that an address names, ``encoding`` says how decisions become bytes.
+``open_store`` opens the store that an address names; ``encoding`` defines how decisions become bytes.
 Not here: what decisions mean (``core.order.state``).
 """

@@ -1,7 +1,7 @@
-"""How decisions, snapshots and the leader are stored: a fixed header with a checksum over everything, then MessagePack.
+"""Encodes decisions, snapshots and the leader: a header with a checksum over everything, then MessagePack.
 
-A record says itself what it is, by whom it was written and where it belongs, so that damage and mix-ups are found when
-it is read, whatever keeps it. Large content is compressed: the names of fields repeat, so it shrinks to a fraction.
+A record states its kind, the epoch that wrote it and its position, so reading detects damage and mix-ups in any store.
+Large content is compressed: field names repeat, so it shrinks to a fraction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMPRESSION_LEVEL = 1
 MAGIC = b"CWMD"
 _CHECKSUM = struct.Struct("<I")
 _HEADER = struct.Struct("<4sBBHQQII")
-"""Magic, version, kind, flags, leader epoch, index, count, bytes of the content before compression."""
+"""Magic, version, kind, flags, leader epoch, index, count, size of the content in bytes before compression."""
 _COMPRESSED = 1
 _START = _CHECKSUM.size + _HEADER.size
 
@@ -46,7 +46,7 @@ class Kind(enum.IntEnum):
 
 
 class Header(Struct, frozen=True):
-    """``index`` is that of the first decision, or of the last one that a snapshot contains."""
+    """Header of a record. ``index`` is the first decision of a batch, or the last one that a snapshot contains."""
 
     kind: Kind
     epoch: LeaderEpoch = LeaderEpoch(0)
@@ -59,13 +59,13 @@ class Header(Struct, frozen=True):
 
 
 class Identity(Struct, frozen=True):
-    """Whose decisions these are."""
+    """The cluster that the decisions belong to."""
 
     cluster: ClusterId
 
 
 class LeaderRecord(Struct, frozen=True):
-    """``nonce`` tells one attempt to lead from another, also of the same node at the same address."""
+    """A leader. ``nonce`` distinguishes attempts to lead, even of the same node at the same address."""
 
     node: MetadataNodeId
     address: str
@@ -80,7 +80,7 @@ class MemberRecord(Struct, frozen=True):
 
 
 class SnapshotPointer(Struct, frozen=True):
-    """Where the pieces of the snapshot are that counts."""
+    """Location of the pieces of the valid snapshot."""
 
     index: DecisionIndex
     directory: str
@@ -168,7 +168,7 @@ def decode_member(data: bytes, where: str) -> MemberRecord:
 
 
 def header_of(data: bytes, where: str, kind: Kind) -> Header:
-    """What the record says of itself, after its checksum has been looked at; its content is not decoded."""
+    """Return the header of the record after verifying its checksum. Does not decode the content."""
     if len(data) < _START or data[_CHECKSUM.size : _CHECKSUM.size + len(MAGIC)] != MAGIC:
         raise DamagedStore(where, "it is no record of Cutwater")
     _, version, found, _, epoch, index, count, _ = _HEADER.unpack_from(data, _CHECKSUM.size)
@@ -209,7 +209,7 @@ def _open(data: bytes, where: str, kind: Kind) -> tuple[Header, bytes | memoryvi
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], content: bytes | memoryview, where: str) -> T:
-    """The checksum is right, so what cannot be decoded was written by a program that knew more."""
+    """Decode the content. Its checksum is right, so content that cannot be decoded was written by a newer version."""
     try:
         return decoder.decode(content)
     except msgspec.MsgspecError as error:

@@ -1,18 +1,18 @@
-"""The store in etcd: for a metadata repository of several nodes.
+"""Stores decisions in etcd, for a metadata repository of several nodes.
 
 ::
 
     PREFIX/cid=ID/epoch               the leader epoch that may write
-    PREFIX/cid=ID/leader              who was given it, where it is reached
+    PREFIX/cid=ID/leader              the node that holds this epoch, and its address
     PREFIX/cid=ID/members/ID          the public key of a metadata node
     PREFIX/cid=ID/last                the index of the last decision
     PREFIX/cid=ID/decisions/INDEX     decisions that were appended together, by the index of the first of them
     PREFIX/cid=ID/snapshot            which pieces make up the snapshot that counts
-    PREFIX/cid=ID/pieces/NAME/N       pieces of snapshots; all but those of that one NAME are rubbish
+    PREFIX/cid=ID/pieces/NAME/N       pieces of snapshots; all but those of that one NAME are garbage
 
-Every write is one transaction that compares the epoch, so it has no effect once another one leads, whenever it arrives.
-An append also compares the last decision. If a comparison fails, the same transaction reads what is stored: if that is
-what was to be written, an earlier attempt had succeeded and only its answer was lost.
+Every write is one transaction that compares the epoch. A write that arrives after another epoch leads has no effect.
+An append also compares the last decision. If a comparison fails, the same transaction reads what is stored. If that
+equals what was to be written, an earlier attempt succeeded and only its answer was lost.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, 
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 UNTRIMMED_DECISIONS_MAX = 16 * 1024
-"""Sixteen times as many as a leader collects before it trims. Bounds what etcd holds and what a new leader loads."""
+"""Sixteen times as many as a leader collects before it trims. Limits what etcd holds and what a new leader loads."""
 ROOM_RETRY_MS = 200
 BATCH_BYTES_MAX = 1_400_000
-"""etcd takes requests of 1.5 MiB."""
+"""Stays below the 1.5 MiB that etcd accepts in one request."""
 PIECE_BYTES = 1_048_576
 PAGE_KEYS = 64
 PAGE_PIECES = 4
 WATCH_MS = 2_000
-"""How often someone who watches looks for himself: the member he listens to may have been cut off."""
+"""Interval at which a watcher reads the leader itself: the member that it watches may be cut off."""
 UPKEEP_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
 
 class Keys:
-    """The names of everything that is stored. Numbers have a fixed width, so they are ordered as text."""
+    """Names of all stored keys. Numbers have a fixed width, so their text sorts in numeric order."""
 
     def __init__(self, prefix: str, cluster: ClusterId) -> None:
         self.root = f"{prefix}/cid={cluster}/"
@@ -89,7 +89,7 @@ class Keys:
         return self.pieces + f"{directory}/{n:06d}".encode()
 
     def after_pieces(self, directory: str) -> bytes:
-        """The first key after all pieces of the directory: ``0`` follows ``/``."""
+        """Return the first key after all pieces of the directory: ``0`` follows ``/``."""
         return self.pieces + f"{directory}0".encode()
 
     def _key(self, name: str) -> bytes:
@@ -97,7 +97,7 @@ class Keys:
 
 
 class Head(Struct, frozen=True):
-    """Who leads, which decision is the last, and the revision of etcd at which it was so."""
+    """The leader and the last decision, as of one revision of etcd."""
 
     leader: LeaderInfo
     last: DecisionIndex
@@ -105,7 +105,7 @@ class Head(Struct, frozen=True):
 
 
 class EtcdStore:
-    """See ``MetadataStore``. etcd is not asked before the first call."""
+    """Implements ``MetadataStore``. Sends nothing to etcd before the first call."""
 
     def __init__(self, address: EtcdAddress, cluster: ClusterId) -> None:
         self._keys = Keys(address.prefix, cluster)
@@ -114,11 +114,11 @@ class EtcdStore:
         self._calls = Calls(self._where, lambda: self._client.trouble)
         self._trimming = asyncio.Lock()
         self._trimmed_to = DecisionIndex(0)
-        """The snapshot has everything up to here. Others may have trimmed further since."""
+        """The snapshot contains all decisions up to this one. Other nodes may have trimmed further since."""
         self._revision = 0
         self._upkeep: asyncio.Task[None] | None = None
 
-    # Who leads.
+    # Leadership.
 
     async def leader(self, *, timeout_ms: int = TIMEOUT_MS) -> LeaderInfo:
         async with self._calls.call("leader", timeout_ms):
@@ -128,7 +128,7 @@ class EtcdStore:
         self, node: MetadataNodeId, address: str, seen: LeaderEpoch, *, timeout_ms: int = TIMEOUT_MS
     ) -> LeaderEpoch:
         epoch = LeaderEpoch(seen + 1)
-        # Without the nonce, this node could take its own earlier attempt, which another process made, for this one.
+        # Without the nonce, this node could mistake an attempt that another process of it made earlier for this one.
         record = encode_leader(epoch, LeaderRecord(node, address, secrets.token_bytes(16)))
         puts = [put(self._keys.epoch, number(epoch)), put(self._keys.leader, record)]
         if seen == NOBODY.epoch:
@@ -172,8 +172,8 @@ class EtcdStore:
         return watch_leader(self._calls, read, changed)
 
     async def _head(self) -> Head:
-        """Who leads and where the decisions end, read at once. Not with a transaction: etcd refuses those that only
-        read as well when its quota is used up."""
+        """Read the leader and the last decision at once. Does not use a transaction: when its quota is used up, etcd
+        also refuses transactions that only read."""
         keys = self._keys
         answer = await self._client.call(RANGE, pb.Range(key=keys.epoch, range_end=keys.leader + b"\0"))
         found = {pair.key: pair.value for pair in answer.kvs}
@@ -246,11 +246,11 @@ class EtcdStore:
                 try:
                     return await self._load()
                 except Compacted:
-                    # It took so long that the moment it was begun at is forgotten.
+                    # Reading took so long that etcd has compacted the revision at which it began.
                     continue
 
     async def _load(self) -> Loaded:
-        """Everything as of the revision at which the first reading was made."""
+        """Load everything as of the revision of the first read."""
         keys, head = self._keys, await self._head()
         snapshot = await self._read_snapshot(head.revision)
         batches = []
@@ -307,7 +307,7 @@ class EtcdStore:
                 pass
 
     async def _trim(self, epoch: LeaderEpoch, snapshot: Snapshot) -> bool:
-        """Write the pieces, then switch over to them and remove what is no longer needed, all at once."""
+        """Write the pieces. Then, in one transaction, switch over to them and remove what is no longer needed."""
         keys, head = self._keys, await self._head()
         require_leader(head.leader, epoch)
         if snapshot.index > head.last:
@@ -344,18 +344,19 @@ class EtcdStore:
         return snapshot.index <= self._trimmed_to
 
     async def _batch_with(self, index: DecisionIndex) -> bytes:
-        """The key of the batch that has this decision."""
+        """Return the key of the batch that contains this decision."""
         keys = self._keys
         request = pb.Range(key=keys.decisions, range_end=keys.batch(index + 1), limit=1, keys_only=True)
         request.sort_order = pb.Range.DESCENDING
         answer = await self._client.call(RANGE, request)
         if not answer.kvs:
-            raise DamagedStore(self._at("decisions"), f"none is left of those up to {index}")
+            raise DamagedStore(self._at("decisions"), f"no decision up to {index} is left")
         return answer.kvs[0].key
 
     async def _write_pieces(self, epoch: LeaderEpoch, snapshot: Snapshot) -> tuple[str, bytes]:
-        """The name under which they are, never used before: what an earlier attempt wrote may still arrive late."""
-        # Compressing a large one takes long enough to be missed by others, and can be done next to them.
+        """Write the snapshot in pieces; return their directory and the encoded pointer. The name of the directory was
+        never used before, because writes of an earlier attempt may still arrive."""
+        # Compressing a large snapshot takes long enough to delay other work, so a thread does it.
         whole = await asyncio.to_thread(encode_snapshot, epoch, snapshot)
         directory = f"{snapshot.index:020d}-{secrets.token_hex(8)}"
         starts = range(0, len(whole), PIECE_BYTES)
@@ -372,7 +373,7 @@ class EtcdStore:
                 raise DamagedStore(self._at("epoch"), f"the leader is of epoch {leader.epoch}")
         return directory, encode_pointer(epoch, SnapshotPointer(snapshot.index, directory, len(starts), len(whole)))
 
-    # The rest.
+    # Closing and upkeep.
 
     async def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
         if not await self._calls.close():
@@ -392,8 +393,8 @@ class EtcdStore:
             self._upkeep = asyncio.get_running_loop().create_task(self._keep_up(), name="upkeep of etcd")
 
     async def _keep_up(self) -> None:
-        """Who writes lets etcd forget what was overwritten and deleted; otherwise it keeps every revision for ever,
-        until its quota is used up. What was current within the last turn is kept, for those who are reading it."""
+        """Compact etcd while this node writes. Otherwise etcd keeps overwritten and deleted revisions until its quota
+        is used up. Revisions that were current within the last turn are kept for their readers."""
         before = self._revision
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
@@ -406,9 +407,7 @@ class EtcdStore:
             except Compacted:
                 pass
             except (CutwaterError, TimeoutError) as error:
-                _log.warning(
-                    "%s could not be compacted, which is tried again: %s", self._where, str(error) or "no answer"
-                )
+                _log.warning("%s could not be compacted, trying again: %s", self._where, str(error) or "no answer")
             before = written
 
     def _number_in(self, data: bytes | None, name: str) -> int:
@@ -446,11 +445,11 @@ def is_equal(key: bytes, data: bytes) -> pb.Compare:
 
 
 def is_unchanged(key: bytes, mod_revision: int) -> pb.Compare:
-    """0 if it is absent."""
+    """Compare the revision of the last change; 0 means that the key is absent."""
     return pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=mod_revision)
 
 
 def value(answer: pb.TxnAnswer, n: int) -> bytes | None:
-    """What the ``n``-th reading of the branch that was taken found."""
+    """Return the value found by the ``n``-th read of the branch that was taken."""
     found = answer.responses[n].range.kvs
     return found[0].value if found else None

@@ -1,4 +1,4 @@
-"""A file that is locked while a process uses what it stands for, and says which process that is."""
+"""A lock file that is held while a process uses a resource, and that names the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cutwater.storage.files import OsFiles
 
 
 class LockFile:
-    """Held from its making until ``release``, or until the process ends, however it ends."""
+    """Holds the lock from construction until ``release``, or until the process ends in any way."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,7 +31,7 @@ class LockFile:
 
 
 def _holder(path: Path) -> int:
-    """The process that wrote the file last; 0 if it has not come to that yet."""
+    """Return the process that wrote the file last; 0 if it has not written its id yet."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""The store in memory: the contract in its plainest form. For tests, and for trying things out; it keeps nothing.
+"""Stores decisions in memory, as the simplest form of the contract. For tests and experiments; nothing is durable.
 
-Several stores on one ``MemoryData`` are what several metadata nodes on one etcd are.
+Several stores on one ``MemoryData`` behave like several metadata nodes on one etcd.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cutwater.types import DecisionIndex, LeaderEpoch, MetadataNodeId
 
 
 class MemoryData:
-    """What is stored. ``running`` may be cleared to let all calls hang, as when a disk or the network does."""
+    """The stored data. Clear ``running`` to let all calls hang, as if a disk or the network hung."""
 
     WHERE = "the store in memory"
 
@@ -64,7 +64,7 @@ class MemoryData:
 
 
 class MemoryStore:
-    """See ``MetadataStore``."""
+    """Implements ``MetadataStore``."""
 
     def __init__(self, data: MemoryData | None = None) -> None:
         self.data = data or MemoryData()

@@ -1,4 +1,4 @@
-"""From an address to the store that it names: ``sqlite:PATH``, ``etcd://HOST:PORT,HOST:PORT/PREFIX``, ``memory:``."""
+"""Opens the store that an address names: ``sqlite:PATH``, ``etcd://HOST:PORT,HOST:PORT/PREFIX`` or ``memory:``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ FORMS = "sqlite:PATH, etcd://HOST:PORT,HOST:PORT/PREFIX or memory:"
 
 
 def sqlite_key_file(path: Path) -> Path:
-    """Where the private key of the metadata node lies that uses this database."""
+    """Return the path of the private key of the metadata node that uses this database."""
     return path.with_name(f"{path.name}.key")
 
 
 async def open_store(
     url: str, *, cluster: ClusterId, timeout_ms: int = TIMEOUT_MS, may_wait: bool = False
 ) -> MetadataStore:
-    """The store of the cluster. A database is opened, and made if there is none; etcd is asked only when it is used.
-    ``may_wait``: the event loop may wait for the disk, as nobody shares it who could be kept from a deadline."""
+    """Open the store of the cluster. A database is opened, or created if it does not exist; etcd is contacted at the
+    first call. ``may_wait``: the event loop may wait for the disk, because nothing else on it has deadlines to miss."""
     scheme, colon, rest = url.partition(":")
     match scheme:
         case "memory" if colon and not rest:
@@ -38,7 +38,7 @@ async def open_store(
 def _open_etcd(url: str, cluster: ClusterId) -> MetadataStore:
     address = parse_address(url)
     try:
-        # Only who uses etcd has to have what it takes.
+        # Only users of etcd need its packages.
         from cutwater.metadata.stores.etcd_store import EtcdStore  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise InvalidArgument(

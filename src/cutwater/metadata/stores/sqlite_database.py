@@ -1,15 +1,15 @@
-"""The SQLite database of the metadata store: all of its statements, blocking, for one thread at a time.
+"""The SQLite database of the metadata store: all statements, blocking, for one thread at a time.
 
 ::
 
     records (name, data)      identity, leader, snapshot, member/ID
     batches (first, data)     decisions as they were appended, by the index of the first of them
 
-What is stored is decided by what is stored: every write reads, in its own transaction, who leads and which decision is
-the last. Nothing is remembered between calls, so the epoch would fence a second process even if its lock did not.
+Only stored data decides whether a write is accepted: every write reads the leader and the last decision in its own
+transaction. Nothing is remembered between calls, so the epoch would fence a second process even without the lock.
 
-``synchronous=FULL`` puts the write-ahead log on disk with every commit. Opening copies all of it into the database and
-syncs that, because a process that was killed may leave behind what can be read but was never synced.
+``synchronous=FULL`` syncs the write-ahead log to disk with every commit. Opening copies the whole log into the
+database and syncs it, because a killed process may leave data behind that can be read but was never synced.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 APPLICATION_ID = 0x4357_4D44
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 2.0
-"""How long to wait for another program that holds a lock on the database, such as one that makes a backup."""
+"""How long to wait for a lock that another program, such as a backup, holds on the database."""
 JOURNAL_BYTES_MAX = 16 * 1024 * 1024
-"""What is left of the write-ahead log after a large snapshot went through it."""
+"""Size to which the write-ahead log is cut back after a large snapshot."""
 
 _MEMBER, _MEMBER_END = "member/", "member0"
 _SCHEMA = (
@@ -77,11 +77,11 @@ _APPEND = """
     INSERT INTO batches SELECT ?, ?
     WHERE (SELECT data FROM records WHERE name = 'leader') = ? AND (SELECT max(first) FROM batches) = ?
 """
-"""Appends, if the record of the leader is this one and the last batch begins here."""
+"""Append only if the leader's record is this one and the last batch begins here."""
 
 
 class SqliteDatabase:
-    """Open until ``close``. After an error of the disk it stays broken: only opening it again tells what is stored."""
+    """An open database. After a disk error it stays broken: only opening it again shows what is stored."""
 
     def __init__(self, path: Path, cluster: ClusterId) -> None:
         self.path = path
@@ -89,9 +89,9 @@ class SqliteDatabase:
         self._is_open = False
         self._is_patient = True
         self._decoded: tuple[bytes, LeaderInfo] | None = None
-        """The record of the leader, which is read with every write and hardly ever another one."""
+        """The leader's record and its decoded form. Every write reads the record, and it rarely changes."""
         self._appended: tuple[DecisionIndex, DecisionIndex] | None = None
-        """The first and the last decision of what was appended last, here."""
+        """The first and the last decision of the last append through this object."""
         self._check_place()
         self._lock = LockFile(path.with_name(path.name + ".lock"))
         try:
@@ -112,7 +112,7 @@ class SqliteDatabase:
             raise
 
     def _close_to_others(self) -> None:
-        """SQLite gives its write-ahead log and its index of that the mode of the database, so this is made first."""
+        """Restrict the mode of the database first: SQLite gives its write-ahead log and shared memory the same mode."""
         with suppress(OSError):
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
         for name in ("", "-wal", "-shm"):
@@ -125,7 +125,7 @@ class SqliteDatabase:
         finally:
             self._lock.release()
 
-    # What is asked of the store.
+    # Operations of the store.
 
     def leader(self) -> LeaderInfo:
         with self._errors_mapped():
@@ -198,8 +198,8 @@ class SqliteDatabase:
     def _has_appended(
         self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], *, is_patient: bool
     ) -> bool:
-        """Nearly always the same node leads, and its last append is the last one: then one statement checks that and
-        appends, where a transaction takes five. Otherwise nothing is done."""
+        """Append with one statement, where a transaction takes five. This works if the same node leads and its last
+        append is the last one stored, which is nearly always so. Otherwise change nothing and return False."""
         if self._appended is None or self._appended[1] != after:
             return False
         if self._decoded is None or self._decoded[1].epoch != epoch:
@@ -243,7 +243,7 @@ class SqliteDatabase:
                 self._decoded = stored, decode_leader(stored, self._where("leader"))
             return self._decoded[1]
         if self._newest() is not None:
-            raise DamagedStore(str(self.path), "it holds decisions, but not who leads")
+            raise DamagedStore(str(self.path), "it holds decisions, but no leader")
         return NOBODY
 
     def _newest(self) -> Header | None:
@@ -286,7 +286,7 @@ class SqliteDatabase:
                 for statement in _SCHEMA:
                     self._connection.execute(statement)
                 self._put("identity", encode_identity(Identity(cluster)))
-        # Makes durable whatever a killed process left in the write-ahead log, before anyone believes it.
+        # Make durable what a killed process left in the write-ahead log, before anything relies on it.
         busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise Unavailable(f"{self.path} is being read by another program: stop it, and try again")
@@ -296,7 +296,7 @@ class SqliteDatabase:
             raise DamagedStore(str(self.path), str(found))
         stored = self._record("identity")
         if stored is None:
-            raise DamagedStore(str(self.path), "it does not say whose it is")
+            raise DamagedStore(str(self.path), "it does not name its cluster")
         identity = decode_identity(stored, self._where("identity"))
         if identity.cluster != cluster:
             raise WrongIdentity(
@@ -319,7 +319,7 @@ class SqliteDatabase:
     # Transactions and errors.
 
     def _wait_for_locks(self, is_patient: bool) -> None:
-        """Whether what follows waits for locks of other programs."""
+        """Set whether the following statements wait for locks of other programs."""
         if is_patient is not self._is_patient:
             self._connection.execute(f"PRAGMA busy_timeout = {round(BUSY_SECONDS * 1_000) if is_patient else 0}")
             self._is_patient = is_patient
@@ -359,7 +359,7 @@ class SqliteDatabase:
         return self._breaks(what)
 
     def _breaks(self, what: str) -> StorageBroken:
-        """After a failed write or sync nobody knows what is on disk, so nothing is written on top of it."""
+        """Mark the database as broken: after a failed write or sync its content is unknown, so nothing is written."""
         self._broken = f"{self.path} failed: {what}"
         return StorageBroken(f"{self._broken}: restart the metadata node when the disk is well again")
 

@@ -1,12 +1,11 @@
-"""The store in an SQLite database: for a metadata repository of one node.
+"""Stores decisions in an SQLite database, for a metadata repository of one node.
 
-A thread of its own does the work, one call after the other. Who has waited long enough leaves; a call that has not
-begun by then never does.
+A thread of its own executes the calls one after the other. A caller stops waiting when its timeout expires; a call
+that has not begun by then never begins.
 
-``may_wait``: the event loop may wait for the disk. Then decisions are appended by the loop itself while the thread has
-nothing to do and the disk is quick (``storage.sync_latency``, ADR 0028), since nothing else can be decided meanwhile.
-Otherwise the thread appends them, and whoever began that is told with as little in between as there can be: every
-append waits for it.
+``may_wait``: the event loop may wait for the disk. Then the loop itself appends decisions while the thread is idle
+and the disk is quick (``storage.sync_latency``, ADR 0028), since nothing else can be decided meanwhile. Otherwise the
+thread appends them and reports the outcome as directly as possible, because every append of a client waits for it.
 """
 
 from __future__ import annotations
@@ -35,30 +34,30 @@ from cutwater.storage.sync_latency import Pace
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 CALLS_MAX = 64
-"""How many calls may wait for the thread."""
+"""Maximum number of calls that wait for the thread."""
 RETRY_MS = 100
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Job = Callable[[], Callable[[], object]]
-"""What a thread does. The result tells those who wait, when the thread is ready for the next one."""
+"""A job of the thread. The function that it returns reports the result, once the thread is ready for the next job."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Worker:
-    """A thread that does what it is given, in that order. It is a daemon, because a disk may hang for ever."""
+    """A thread that runs its jobs in order. It is a daemon thread, because a disk may hang forever."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._given = 0
-        """How many jobs; changed by those who give them, and the next one by the thread only."""
+        """Number of jobs given. Only threads that give jobs change it; only the worker changes ``_finished``."""
         self._finished = 0
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing to do, and will not have as long as nothing is submitted."""
+        """Whether the thread has nothing to do, and will have nothing to do until a job is submitted."""
         return self._given == self._finished
 
     def submit(self, call: Callable[[], R]) -> Future[R]:
@@ -67,7 +66,7 @@ class _Worker:
         return future
 
     def end(self, call: Callable[[], R]) -> Future[R]:
-        """End after all that was given before, with this call."""
+        """End the thread after all earlier jobs, with this call as the last one."""
         future: Future[R] = Future()
         self._put(partial(_settled, future, call))
         self._jobs.put(None)
@@ -101,8 +100,8 @@ def _settled(future: Future[R], call: Callable[[], R]) -> Callable[[], object]:
 
 
 class _Begun:
-    """An append by the thread. ``told`` is taken away when it is called: when the thread is done, or in between, when
-    its time is up or the store is closed."""
+    """An append by the thread. ``told`` is set to None when it is called: when the thread is done, or earlier, when the
+    time is up or the store is closed."""
 
     __slots__ = ("at", "told")
 
@@ -112,7 +111,7 @@ class _Begun:
 
 
 class SqliteStore:
-    """See ``MetadataStore``. Made by ``open``."""
+    """Implements ``MetadataStore``. Create it with ``open``."""
 
     def __init__(self, path: Path, *, may_wait: bool = False) -> None:
         self._may_wait = may_wait
@@ -133,7 +132,7 @@ class SqliteStore:
         try:
             await store._do("open", timeout_ms, store._open, path, cluster)
         except BaseException:
-            # It may still come to be opened, when nobody waits for it any more.
+            # The thread may still open it after the caller stopped waiting.
             store._worker.end(store._let_go)
             raise
         return store
@@ -147,7 +146,7 @@ class SqliteStore:
         try:
             return (await self._do("acquire", timeout_ms, self._database.acquire, node, address, seen)).epoch
         finally:
-            # Those who watch look for themselves, so they may be told also if nobody knows how this went.
+            # Watchers read the leader themselves, so waking them is right even if the outcome is unknown.
             self._changes.tell()
 
     async def announce(self, node: MetadataNodeId, key: str, *, timeout_ms: int = TIMEOUT_MS) -> None:
@@ -180,7 +179,7 @@ class SqliteStore:
         try:
             self._database.append(epoch, after, decisions, is_patient=False)
         except Exception:
-            # Another program may have a lock on the database, for which the thread can wait.
+            # Another program may hold a lock on the database; the thread can wait for it.
             return False
         finally:
             self._pace.observe(begun)
@@ -230,7 +229,7 @@ class SqliteStore:
         except TimeoutError:
             _log.warning("%s is still busy after %d ms and is left to itself", self._calls.store, timeout_ms)
         except CutwaterError as error:
-            # What was confirmed is on disk; closing adds nothing to that.
+            # Confirmed decisions are already on disk; closing adds nothing to that.
             _log.warning("%s was not closed cleanly: %s", self._calls.store, error)
 
     async def _do(self, name: str, timeout_ms: int, job: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -242,7 +241,7 @@ class SqliteStore:
         assert self._opened is not None
         return self._opened
 
-    # In the thread.
+    # Executed by the thread.
 
     def _open(self, path: Path, cluster: ClusterId) -> None:
         self._opened = SqliteDatabase(path, cluster)
@@ -259,7 +258,7 @@ class SqliteStore:
         return partial(self._tell_there, begun, outcome)
 
     def _tell_there(self, begun: _Begun, outcome: Exception | None) -> None:
-        with suppress(RuntimeError):  # The event loop is gone.
+        with suppress(RuntimeError):  # The event loop is closed.
             self._loop.call_soon_threadsafe(self._tell, begun, outcome)
 
     def _let_go(self) -> None:

@@ -1,4 +1,4 @@
-"""The calls of a store that are under way: each has a deadline, and closing the store ends them all."""
+"""Calls of a store that are in progress: each has a deadline, and closing the store ends them all."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cutwater.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from cutwater.metadata.stores.store_interface import LeaderInfo
 
 RETRY_SECONDS = 0.2
-"""How long a watch waits before it asks a store again that could not be reached."""
+"""How long a watch waits before it retries a store that could not be reached."""
 
 T = TypeVar("T")
 
 
 class Calls:
-    """``trouble`` says what is known of why a call takes so long, for the message of its error."""
+    """The calls of one store. ``trouble`` explains, for error messages, why a call takes long, if that is known."""
 
     def __init__(self, store: str, trouble: Callable[[], str] = str) -> None:
         self.store = store
@@ -26,7 +26,7 @@ class Calls:
         self._under_way: dict[asyncio.Timeout, asyncio.Future[None]] = {}
 
     def call(self, name: str, timeout_ms: int) -> Call:
-        """An asynchronous context in which the call runs."""
+        """Return an asynchronous context in which the call runs."""
         return Call(self, name, timeout_ms)
 
     def check_open(self, name: str) -> None:
@@ -34,7 +34,7 @@ class Calls:
             raise Unavailable(f"{name}: {self.store} was closed: open it again")
 
     async def close(self) -> bool:
-        """End all calls and wait until they have ended; whether it is the first time."""
+        """End all calls and wait until they have ended. Returns whether this was the first time."""
         if self.closed:
             return False
         self.closed = True
@@ -78,8 +78,8 @@ class Call:
 async def watch_leader(
     calls: Calls, read: Callable[[], Awaitable[tuple[LeaderInfo, T]]], changed: Callable[[T], Awaitable[None]]
 ) -> AsyncIterator[LeaderInfo]:
-    """Tell who leads whenever it changes. ``read`` also returns a place to wait from; ``changed`` may return for
-    nothing, because only what is read counts."""
+    """Yield the leader whenever it changes. ``read`` also returns a place to wait from. ``changed`` may return although
+    nothing changed, because only the result of ``read`` counts."""
     told: LeaderInfo | None = None
     while True:
         try:
@@ -95,7 +95,7 @@ async def watch_leader(
 
 
 class Changes:
-    """For stores whose leader changes in this process: wakes up those who watch."""
+    """Wakes watchers, for stores whose leader changes in this process."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
@@ -106,7 +106,7 @@ class Changes:
 
     def watch_leader(self, calls: Calls, leader: Callable[[], Awaitable[LeaderInfo]]) -> AsyncIterator[LeaderInfo]:
         async def read() -> tuple[LeaderInfo, asyncio.Event]:
-            # First the place to wait, then the look: a change in between is seen or woken by.
+            # Take the place to wait first, then read: a change in between is either read or ends the wait.
             place = self._next
             return await leader(), place
 

@@ -1,12 +1,12 @@
-"""What can go wrong with the store of decisions; each a branch of the tree in ``cutwater.errors``.
+"""Errors of the metadata store; each is a branch of the tree in ``cutwater.errors``.
 
 ::
 
     Refused
-     ├─ StoreLocked        store_locked       another process has the database open; carries its number
-     └─ UnknownContent     unknown_content    what is stored is intact, but of a kind that this version does not know
-    Damaged
-     └─ DamagedStore       damaged_store      what is stored fails its checksum, or has a gap
+      ├─ StoreLocked        store_locked       another process has the database open; carries its process id
+      └─ UnknownContent     unknown_content    the stored data is intact, but of a kind that this version does not know
+     Damaged
+      └─ DamagedStore       damaged_store      the stored data fails its checksum, or has a gap
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The store of the metadata repository: one sequence of decisions, a snapshot of its beginning, and who leads.
+"""The interface of the metadata store: one sequence of decisions, a snapshot of its beginning, and the leader.
 
-The leader epoch fences: it only grows, by compare-and-swap, and whoever writes names the epoch it was given. What a
-deposed leader sends arrives too late, however long it was on its way. No clock is part of this.
+The leader epoch fences writers. It only grows, by compare-and-swap, and every write names the epoch of its writer. A
+write of a deposed leader is refused, however late it arrives. Clocks play no part in this.
 
 Three implementations keep this contract, and one conformance suite runs on all of them: ``memory_store`` for tests,
 ``sqlite_store`` for a metadata repository of one node, ``etcd_store`` for one of several.
@@ -19,14 +19,14 @@ from cutwater.core.order.state import Snapshot
 from cutwater.types import DecisionIndex, LeaderEpoch, MetadataNodeId
 
 TIMEOUT_MS = 5_000
-"""How long a call may take if the caller does not say."""
+"""Default time limit of a call."""
 
 TRIM_TIMEOUT_MS = 30_000
-"""A snapshot may be large, and nobody waits for it."""
+"""Time limit of a trim: a snapshot may be large, and no client waits for it."""
 
 
 class LeaderInfo(Struct, frozen=True):
-    """Who leads, and where it is reached. In epoch 0 nobody has ever led."""
+    """The leader and its address. In epoch 0 there has never been a leader."""
 
     epoch: LeaderEpoch
     node: MetadataNodeId
@@ -37,7 +37,7 @@ NOBODY = LeaderInfo(LeaderEpoch(0), MetadataNodeId(0), "")
 
 
 class Loaded(Struct, frozen=True):
-    """What is stored, as of one moment. ``decisions`` are those after ``snapshot.index``, without a gap."""
+    """Everything stored, as of one moment. ``decisions`` are those after ``snapshot.index``, without a gap."""
 
     leader: LeaderInfo
     snapshot: Snapshot
@@ -48,11 +48,11 @@ AppendTold = Callable[[Exception | None], None]
 
 
 class MetadataStore(Protocol):
-    """All calls are made on the event loop's thread and never block it.
+    """Stores decisions. All calls are made on the event loop's thread and never block it.
 
-    When the time of a call is up it raises ``DeadlineExceeded``; a write may then have happened or not, or may still
-    happen, until another epoch leads. When the store cannot do it now, it raises another ``Unavailable``. ``close``
-    ends all calls that are under way with ``Unavailable``.
+    When a call's time is up it raises ``DeadlineExceeded``. A write may then have happened or not, and may still happen
+    until another epoch leads. When the store cannot serve the call now, it raises another ``Unavailable``. ``close``
+    ends all calls in progress with ``Unavailable``.
     """
 
     async def leader(self, *, timeout_ms: int = TIMEOUT_MS) -> LeaderInfo: ...
@@ -60,8 +60,8 @@ class MetadataStore(Protocol):
     async def acquire(
         self, node: MetadataNodeId, address: str, seen: LeaderEpoch, *, timeout_ms: int = TIMEOUT_MS
     ) -> LeaderEpoch:
-        """Lead from now on, in the epoch that is returned; it is durable, and all earlier ones are fenced. Raises
-        ``LeaderFenced`` if ``seen`` is not the present epoch: someone was faster."""
+        """Become the leader in the epoch that is returned. It is durable, and all earlier epochs are fenced. Raises
+        ``LeaderFenced`` if ``seen`` is not the current epoch, because another node was faster."""
 
     async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> Loaded: ...
 
@@ -76,29 +76,29 @@ class MetadataStore(Protocol):
         """Store the decisions right after decision ``after``: all or none, durable on return. Without decisions,
         confirm against the store that the epoch leads. Raises ``LeaderFenced`` if another epoch leads, or if ``after``
         is not the last decision stored; but the last append may be repeated, decision for decision, because its first
-        result may have been lost. Raises ``ResourceExhausted`` if too much is stored that was not trimmed."""
+        result may have been lost. Raises ``ResourceExhausted`` if too many decisions are not trimmed."""
 
     def begin_append(
         self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
     ) -> bool:
-        """The same without a task, if the store is near; False if nothing was begun. ``told`` is called once with the
-        outcome, perhaps before this returns. Whoever gets an error calls ``append``, which gets it, too, or succeeds.
-        """
+        """Append without a task, if the store is local. Returns False if nothing was begun. Otherwise ``told`` is
+        called once with the outcome, possibly before this returns. After an error the caller calls ``append``, which
+        raises the error again or succeeds."""
 
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
-        """The snapshot takes the place of all decisions up to its index. Appends go on meanwhile. An older snapshot
-        than the one stored changes nothing. Raises ``LeaderFenced`` if another epoch leads."""
+        """Replace all decisions up to the index of the snapshot by the snapshot. Appends continue meanwhile. A snapshot
+        older than the stored one changes nothing. Raises ``LeaderFenced`` if another epoch leads."""
 
     async def announce(self, node: MetadataNodeId, key: str, *, timeout_ms: int = TIMEOUT_MS) -> None:
-        """Let the other metadata nodes know the public key of this one, durably; it takes the place of an earlier
-        one. It need not lead: a process that can write to the store counts as a metadata node."""
+        """Publish this node's public key to the other metadata nodes, durably; it replaces an earlier one. The node
+        need not lead: a process that can write to the store counts as a metadata node."""
 
     async def members(self, *, timeout_ms: int = TIMEOUT_MS) -> dict[MetadataNodeId, str]:
-        """The public keys of all metadata nodes that have announced one."""
+        """Return the public keys of all metadata nodes that have announced one."""
 
     def watch_leader(self) -> AsyncIterator[LeaderInfo]:
-        """Who leads now, then whoever leads next, as soon as it is known. An epoch that is over by then is skipped.
-        Goes on when the store cannot be reached for a while; ends with ``Unavailable`` when it is closed."""
+        """Yield the current leader, then every later one as soon as it is known. Skips epochs that are already over.
+        Continues while the store cannot be reached; ends with ``Unavailable`` when the store is closed."""
 
     async def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
-        """End what is under way and let go of files and connections. A second time it does nothing."""
+        """End calls in progress and release files and connections. A second call does nothing."""

@@ -1,7 +1,7 @@
-"""What all stores agree on beyond the interface: when a write is refused, and what a snapshot leaves of the decisions.
+"""Rules that all stores share: when a write is refused, and which decisions remain after a trim.
 
-A trim keeps the batch in which the snapshot ends, although the snapshot has all of it or its beginning: batches are
-stored whole, and the last one must be there to recognize its repetition.
+A trim keeps the batch in which the snapshot ends, although the snapshot contains all of it or its beginning. Batches
+are stored whole, and the last one must remain so that a repeated append is recognized.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cutwater.types import DecisionIndex, LeaderEpoch
 
 
 def too_late(leader: LeaderInfo, seen: LeaderEpoch) -> LeaderFenced:
-    return LeaderFenced(f"{_who(leader)}, so nobody can take over from epoch {seen}: look again who leads")
+    return LeaderFenced(f"{_who(leader)}, so no node can take over from epoch {seen}: read the leader again")
 
 
 def require_leader(leader: LeaderInfo, epoch: LeaderEpoch) -> None:
@@ -40,8 +40,8 @@ def not_stored(snapshot: Snapshot, last: DecisionIndex) -> InvalidArgument:
 
 
 def loaded(leader: LeaderInfo, snapshot: Snapshot, batches: Iterable[StoredBatch], where: str) -> Loaded:
-    """What is stored, if it fits together: the batches hold all decisions after the snapshot, without a gap, and none
-    is of a later epoch than the leader's."""
+    """Return what is stored, after checking that it is consistent: the batches hold all decisions after the snapshot
+    without a gap, and no batch has a later epoch than the leader."""
     decisions: list[Decision] = []
     end: DecisionIndex | None = None
     for batch in batches:
@@ -59,4 +59,4 @@ def loaded(leader: LeaderInfo, snapshot: Snapshot, batches: Iterable[StoredBatch
 
 
 def _who(leader: LeaderInfo) -> str:
-    return f"metadata node {leader.node} leads in epoch {leader.epoch}" if leader.epoch else "nobody has ever led"
+    return f"metadata node {leader.node} leads in epoch {leader.epoch}" if leader.epoch else "no node has ever led"

@@ -1,7 +1,7 @@
-"""From the staged parts of a group to its entries, one after the other, for a thread that may wait for disks.
+"""Turns the staged parts of a group into its entries, one after the other, in a thread that may wait for disks.
 
-Parts without an order follow each other as they were decided, and their entries go into the log as they are, never
-looked into. Ordered parts are merged by the positions of their rows, and what comes out is cut into entries anew.
+Parts without an order follow each other as they were decided, and their entries go into the log unread. Ordered parts
+are merged by the positions of their rows, and the result is divided into new entries.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 4 * 1024 * 1024
 BLOCK_BYTES = 256 * 1024
-"""About what an entry of rows that are kept for a second merge has."""
+"""Approximate size of an entry of rows that are kept for a second merge."""
 
 Read = Callable[[int, int], bytes]
-"""Whole, verified frames of a part: from an offset on, so many bytes at most, but at least one."""
+"""Reads whole, verified frames of a part from an offset: at most this many bytes, but at least one frame."""
 
 
 class Source(Struct, frozen=True):
-    """A decided part that is here and intact, and how its frames are read. ``block_bytes`` is what its largest entry
-    takes in memory."""
+    """A decided part that is here and intact, with the function that reads its frames. ``block_bytes`` is the size of
+    its largest entry in memory."""
 
     part: Part
     staged: StagedPart
@@ -45,12 +45,12 @@ class Source(Struct, frozen=True):
 
 
 def block_sizes(held: Held, files: StagingFiles) -> Iterator[int]:
-    """Read through a part that should be intact: what each of its entries takes in memory. Raises ``Damaged``."""
+    """Read a whole part to verify it, and yield the size of each of its entries in memory. Raises ``Damaged``."""
     if held.part.order is None:
         for frame in files.frames(held):
             yield frame.header.body_bytes
         return
-    # Only nodes that publish ordered parts need Arrow, which takes long to import.
+    # Only nodes that publish ordered parts need Arrow, which is slow to import.
     from cutwater.format import merging  # noqa: PLC0415
 
     form = merging.form_of(held.part.order)
@@ -59,7 +59,7 @@ def block_sizes(held: Held, files: StagingFiles) -> Iterator[int]:
 
 
 def entries_of(group: PublishGroup, sources: Sequence[Source], files: StagingFiles) -> Generator[Batch, None, None]:
-    """All entries of the group. ``files`` is where rows are kept that have to be merged twice."""
+    """Yield all entries of the group. ``files`` keeps rows that must be merged twice."""
     count = 0
     together = [sources] if all(source.staged.order for source in sources) else [[source] for source in sources]
     for some in together:
@@ -92,7 +92,7 @@ def _merged(sources: Sequence[Source], files: StagingFiles) -> Iterator[Batch]:
 
     forms = [merging.form_of(source.staged.order) for source in sources if source.staged.order is not None]
     common = merging.common_form(forms)
-    # Rows of a topic without a column for event time have that of their batch, and these batches are made here.
+    # Rows of a topic without an event-time column have the time of their batch, and these batches are created here.
     time = max(next(_frames(source.read, source.part.bytes, 1)).header.time_max for source in sources)
     parts = [
         partial(_blocks, source.read, source.part.bytes, form, common)
@@ -107,7 +107,7 @@ def _merged(sources: Sequence[Source], files: StagingFiles) -> Iterator[Batch]:
 
 
 def _blocks(read: Read, size: int, form: Form, common: Form) -> Blocks:
-    """The rows of an ordered part, in the form that all parts have in common; one entry in memory at a time."""
+    """Yield the rows of an ordered part, in the form common to all parts, with one entry in memory at a time."""
     from cutwater.format import merging  # noqa: PLC0415
 
     for frame in _frames(read, size, 1):
@@ -115,7 +115,7 @@ def _blocks(read: Read, size: int, form: Form, common: Form) -> Blocks:
 
 
 def _keep(kept: ExitStack, files: StagingFiles, like: StagedPart, form: Form, blocks: Blocks) -> Callable[[], Blocks]:
-    """Put merged rows into a file that is removed when ``kept`` ends; how to read them again."""
+    """Write merged rows to a file that is removed when ``kept`` ends; return a function that reads them again."""
     from cutwater.format import merging  # noqa: PLC0415
 
     writer = kept.enter_context(_temporary(files, structs.replace(like, part=secrets.token_hex(16), order=form.order)))

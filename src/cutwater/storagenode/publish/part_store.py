@@ -1,8 +1,8 @@
-"""The staging area of a storage node: takes parts, keeps them, gives them to whoever publishes them.
+"""The staging area of a storage node: accepts parts, keeps them, and provides them for publishing.
 
-Whatever is held counts towards a limit, so those who stage and never publish cannot fill the volumes. A complete part
-is removed only when the metadata repository says so, which this node asks for now and then. All file work is done in a
-few threads; what concerns one part is done in the order in which it came.
+Everything held counts towards a limit, so clients that stage and never publish cannot fill the volumes. A complete
+part is removed only when the metadata repository says so; this node asks for that from time to time. A few threads do
+all file work; operations on one part are done in order.
 """
 
 from __future__ import annotations
@@ -45,16 +45,15 @@ _log = logging.getLogger(__name__)
 
 STAGED_BYTES_MAX = 64 * 1024 * 1024 * 1024
 PARTS_MAX = 65_536
-"""Each is a file."""
+"""Limits the number of files: each part is one."""
 TURNED_AWAY_MAX = 1_024
 ASK_SECONDS = 60.0
-"""How often the metadata repository is asked what is no longer needed."""
+"""Interval at which the metadata repository is asked which parts are no longer needed."""
 ASK_SOON_SECONDS = 1.0
-"""The same when there is no room for more."""
+"""This interval when there is no room for more parts."""
 ASKED_AT_ONCE = 4_096
 IDLE_SECONDS_MAX = 600.0
-"""A part that is not complete and to which nothing was added for this long is given up. Nobody was told that it is
-here."""
+"""An incomplete part to which nothing was added for this long is discarded. No client was told that it is held."""
 FETCH_BYTES_MAX = 8 * 1024 * 1024
 RETRY_MS = 1_000
 RETRY_SOON_MS = 20
@@ -72,25 +71,25 @@ class _Writing:
         self.lock = asyncio.Lock()
         self.writer: PartWriter | None = None
         self.checks: PartChecks | None = None
-        """What is in it; None if that does not matter any more."""
+        """Checks of its content; None if the content no longer matters."""
         self.is_decided = False
         """Another node holds it, and it was decided on: no client adds to it."""
         self.is_checked = True
         self.reserved = 0
-        """Its bytes that count as being here."""
+        """Bytes of this part that count towards the limit."""
         self.touched = time.monotonic()
 
 
 class _NotChecked(Exception):
-    """Neither sound nor unsound: it could not be found out now."""
+    """The content could not be checked now, so it is neither valid nor invalid."""
 
     def __init__(self, why: CutwaterError) -> None:
         self.why = why
 
 
 class Staging:
-    """Runs on the event loop of the node. ``has_room`` tells whether so much can be written, as far as is known;
-    ``on_full`` is told when a write found no room."""
+    """The staging area, on the event loop of the node. ``has_room`` tells whether this many bytes can be written, as
+    far as is known; ``on_full`` is called when a write found no space."""
 
     def __init__(
         self,
@@ -105,24 +104,24 @@ class Staging:
         self._topics, self._memory = topics, memory
         self.bytes_max, self.parts_max = bytes_max, PARTS_MAX
         self.bytes = 0
-        """Of all parts, also of those that are not complete."""
+        """Bytes of all parts, including incomplete ones."""
         self.held: dict[str, Held] = {}
         self.block_bytes: dict[str, int] = {}
-        """Of parts that were read through to be published: what their largest entry takes in memory."""
+        """The size in memory of the largest entry, for parts that were read completely before publishing."""
         self._node, self._files, self._has_room, self._on_full = node, files, has_room, on_full
         self._is_short = asyncio.Event()
-        """Rows were refused that would fit if what is published were gone."""
+        """Set when data was refused that would fit once published parts are removed."""
         self._writing: dict[str, _Writing] = {}
         self._turned_away: deque[str] = deque(maxlen=TURNED_AWAY_MAX)
-        """Parts for which there was no place when they began."""
+        """Parts for which there was no room when they began."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"staging of storage node {node.node}")
 
     def start(self, directories: Iterable[Path]) -> None:
-        """Find what was staged before."""
+        """Find the parts that were staged before."""
         self._take_in(*self._files.open(directories))
 
     async def look_into(self, directories: Iterable[Path]) -> None:
-        """The same on volumes that are used from now on."""
+        """Find the parts on volumes that are used from now on."""
         self._take_in(*await self.in_thread(lambda: self._files.open(directories)))
 
     def _take_in(self, found: list[Held], broken: list[CannotUse]) -> None:
@@ -140,10 +139,10 @@ class Staging:
     def parts(self) -> int:
         return len(self.held) + len(self._writing)
 
-    # What is asked of it.
+    # Calls of clients and peers.
 
     async def stage(self, call: Call[api.StageArguments]) -> api.StageAnswer:
-        """More of a part, at the place where it ends so far. What is repeated is not taken twice."""
+        """Add data at the current end of a part. Repeated data is not taken twice."""
         asked, size = call.argument, len(call.body)
         check_part(asked.part)
         end = await self.add(asked.part, asked.offset, call.body)
@@ -154,7 +153,7 @@ class Staging:
         await self.finish(call.argument.part, call.argument.size)
 
     async def discard_part(self, call: Call[str]) -> None:
-        """Whoever staged it gives it up. Complete parts stay: they may be decided on already."""
+        """Discard a part that its client gives up. Complete parts stay: they may already be decided on."""
         writing = self._writing.get(call.argument)
         if writing is not None:
             async with writing.lock:
@@ -176,10 +175,10 @@ class Staging:
                 found += [api.VerifyFinding(api.NO_STREAM, finding.where, finding.what) for finding in findings]
         return tuple(found)
 
-    # The same for those inside the node.
+    # Calls from inside the node.
 
     async def add(self, part: StagedPart, offset: int, data: Buffer) -> int:
-        """Check the content and add it; returns where the part ends now."""
+        """Check the content and add it; return the new end of the part."""
         writing = self._writing_of(part, offset)
         if writing.is_decided:
             raise AlreadyExists(f"part {part.part} is complete elsewhere: nothing can be added to it")
@@ -188,7 +187,7 @@ class Staging:
         return await self._add(writing, offset, data)
 
     async def add_decided(self, part: StagedPart, offset: int, data: Buffer, *, checked: bool) -> int:
-        """As ``add``, for a decided part that another node holds. An unfinished part of this name is given up."""
+        """Add data of a decided part that another node holds. An unfinished part of this name is discarded."""
         begun = self._writing.get(part.part)
         if begun is not None and not begun.is_decided:
             async with begun.lock:
@@ -206,7 +205,7 @@ class Staging:
             if self._writing.get(part.part) is not writing or offset < end:
                 raise NotFound(f"part {part.part} was given up on storage node {self._node.node}: stage it again")
             if offset > end:
-                # Several messages are on their way at a time, and one before this one was refused.
+                # Several messages are in flight at a time, and one before this one was refused.
                 raise ResourceExhausted(
                     f"part {part.part} has {end} bytes so far, not {offset}", retry_ms=RETRY_SOON_MS
                 )
@@ -215,11 +214,11 @@ class Staging:
                 await self._check(writing, data)
                 await self.in_thread(lambda: self._write(writing, data))
             except _NotChecked as error:
-                # Nothing was written. It may be looked into when it is sent again.
+                # Nothing was written. The content can be checked when it is sent again.
                 self._reserve(writing, -len(data))
                 raise error.why from None
             except InvalidArgument:
-                # Nothing was written: whoever sends nonsense may still send sense.
+                # Nothing was written: a client that sent invalid data may still send valid data.
                 self._reserve(writing, -len(data))
                 if writing.writer is None or not writing.writer.size.bytes:
                     await self._give_up(writing)
@@ -231,7 +230,7 @@ class Staging:
             return end + len(data)
 
     async def finish(self, part: str, size: PartSize) -> Held:
-        """The part is complete and has this size. Durable when this returns."""
+        """Complete a part, which must have this size. It is durable when this returns."""
         held = self.held.get(part)
         if held is None:
             writing = self._writing.get(part)
@@ -254,11 +253,11 @@ class Staging:
         return held
 
     def read(self, held: Held, offset: int, bytes_max: int) -> bytes:
-        """For threads."""
+        """Read frames of a part. Called in threads."""
         return self._files.read(held, offset, bytes_max)
 
     async def write_anew(self, held: Held, fetch: Callable[[int], Awaitable[bytes]]) -> Held:
-        """Replace a part that is damaged here. ``fetch`` gives whole, intact frames from an offset on. What is damaged
+        """Replace a part that is damaged here. ``fetch`` returns whole, intact frames from an offset. The damaged file
         stays until the new one is durable: parts of it may be intact nowhere else."""
         writing = _Writing(held.part)
         self._reserve(writing, held.size.bytes)
@@ -271,7 +270,7 @@ class Staging:
             raise NotFound(f"part {held.part.part} is not needed any more")
         self.held[held.part.part] = new
         if new.path != held.path:
-            # It went to another volume.
+            # The new file is on another volume.
             await self._remove([held])
         return new
 
@@ -304,7 +303,7 @@ class Staging:
         if part.part in self.held:
             raise AlreadyExists(f"part {part.part} is complete: nothing can be added to it")
         if self.parts >= self.parts_max or (offset and part.part in self._turned_away):
-            # Several messages are on their way at a time: those after a first one that was refused are repeated too.
+            # Several messages are in flight at a time: those after a refused first one are repeated too.
             if not offset and part.part not in self._turned_away:
                 self._turned_away.append(part.part)
             raise ResourceExhausted(
@@ -335,7 +334,7 @@ class Staging:
                 retry_ms=RETRY_MS,
             )
         self._node.require_room(0)
-        # All that is staged is written a second time when it is published, and is decided on before that.
+        # Everything staged is written a second time when it is published, and it is decided on before that.
         if not self._has_room(size + self.bytes + size):
             self._is_short.set()
             raise ResourceExhausted(
@@ -346,7 +345,7 @@ class Staging:
         self._node.require_room(size)
 
     async def _check(self, writing: _Writing, data: Buffer) -> None:
-        """Raise unless what is in these frames is sound."""
+        """Raise unless the content of these frames is valid."""
         checks = writing.checks
         if checks is None:
             return
@@ -358,7 +357,7 @@ class Staging:
             raise _NotChecked(error) from error
 
     def _write(self, writing: _Writing, data: Buffer) -> None:
-        """In a thread."""
+        """Write data. Called in a thread."""
         if writing.writer is None:
             writing.writer = self._files.begin(writing.part, checked=writing.is_checked)
         writing.writer.append(data)
@@ -390,7 +389,7 @@ class Staging:
         except CutwaterError as error:
             _log.warning("what is left of a part cannot be removed before the next start: %s", error.message)
 
-    # What is no longer needed.
+    # Removing parts that are no longer needed.
 
     async def tidy_for_ever(self, ask: Ask, every_seconds: float = ASK_SECONDS) -> None:
         soon_seconds = min(every_seconds, ASK_SOON_SECONDS)
@@ -406,13 +405,13 @@ class Staging:
                 _log.info("staged parts are kept for now: %s", error.message)
 
     async def tidy(self, ask: Ask) -> None:
-        """Remove what the metadata repository says is not needed any more, and what was never completed."""
+        """Remove parts that the metadata repository no longer needs, and parts that were never completed."""
         now = time.monotonic()
         for writing in [one for one in self._writing.values() if now - one.touched > IDLE_SECONDS_MAX]:
             async with writing.lock:
                 await self._give_up(writing)
         batches = [StagedBatch(info.run, info.batch, info.generation, info.age_us) for info in self.summary()]
-        # What is staged while the answer is under way was not asked about.
+        # Parts that are staged while the answer is on its way were not asked about.
         known = frozenset(self.held)
         for start in range(0, len(batches), ASKED_AT_ONCE):
             asked = tuple(batches[start : start + ASKED_AT_ONCE])
@@ -420,7 +419,7 @@ class Staging:
             await self._drop(answer.drop, known)
 
     def summary(self) -> tuple[api.StagedInfo, ...]:
-        """What is held, by batch. A batch is as old as its newest part: tasks may still be at work on it."""
+        """Summarize what is held, by batch. A batch is as old as its newest part: tasks may still add to it."""
         now_us = time.time_ns() // 1_000
         found: dict[tuple[RunId, BatchNumber, int], list[Held]] = {}
         for held in self.held.values():
@@ -436,7 +435,7 @@ class Staging:
         )
 
     async def _drop(self, batches: Iterable[StagedBatch], known: Container[str]) -> None:
-        """The parts of these batches, as far as they are ``known``."""
+        """Drop the parts of these batches that are ``known``."""
         named = {(batch.run, batch.batch, batch.generation) for batch in batches}
         doomed = [held for held in self.held.values() if held.part.part in known and _batch_of(held) in named]
         if not doomed:
@@ -447,13 +446,13 @@ class Staging:
             self.bytes -= held.size.bytes
         left = await self._remove(doomed)
         for held in left:
-            # Its file is still there and takes up room. It is asked about again, and removed then.
+            # Its file still exists and takes up space. The next request asks about it again.
             self.held[held.part.part] = held
             self.bytes += held.size.bytes
         self._node.counters.parts_dropped += len(doomed) - len(left)
 
     async def _remove(self, parts: list[Held]) -> list[Held]:
-        """Which of them could not be removed."""
+        """Remove parts; return those that could not be removed."""
         failed = await self.in_thread(lambda: self._files.drop(parts))
         for held, why in failed:
             _log.warning("a staged part cannot be removed now: %s", why, extra={"path": str(held.path)})

@@ -1,10 +1,10 @@
-"""Publishes decided groups: has their staged parts here, and hands their entries to the replica at the head.
+"""Publishes decided groups: gets their staged parts, and hands their entries to the replica at the head.
 
-The metadata repository says what to publish, again and again until it knows the outcome, so nothing here is remembered.
-Parts that this node does not hold are first copied from one that does, and all are read through, so that what is
-damaged is found and copied anew; meanwhile the log stream goes on. Once a group has begun, everything else that is
-appended waits behind it. Its entries are read no faster than the disks of the whole chain take them: nothing of a group
-is committed before its end, so there are no acknowledgements to wait for.
+The metadata repository repeats what to publish until it knows the outcome, so nothing is remembered here. Parts that
+this node does not hold are first copied from a node that does. All parts are read completely, so that damaged ones are
+found and copied again; the log stream continues meanwhile. Once a group has begun, all other appends wait behind it.
+Its entries are read no faster than the disks of the whole chain can write them: nothing of a group is committed before
+its end, so there are no acknowledgements to wait for.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from cutwater.wire.calls.incoming_calls import Call
 _log = logging.getLogger(__name__)
 
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024
-"""What may wait for a disk before more of a group is taken."""
+"""Limit of bytes that wait for a disk before more of a group is taken."""
 KEEP_UP_BYTES = 8 * 1024 * 1024
-"""After so many bytes, the next node of the chain is asked whether it keeps up."""
+"""After this many bytes, the next node of the chain is asked whether it keeps up."""
 STEP_BYTES = 1024 * 1024
-"""About what is read at a time."""
+"""Approximate number of bytes that are read at a time."""
 ENTRIES_AT_ONCE = 16
-"""How many are read through before the next look whether to go on."""
+"""Number of entries that are read before checking whether to continue."""
 LOOK_SECONDS = 0.002
 RETRY_SECONDS = 0.02
 PEER_MS_MAX = 10_000
@@ -52,7 +52,7 @@ Name = tuple[RunId, BatchNumber, TopicId]
 
 
 class _NotWanted(Exception):
-    """The replica does not take the rest of the group, and has said what is to be said."""
+    """The replica refuses the rest of the group, and has already reported why."""
 
 
 class Publishing:
@@ -68,15 +68,15 @@ class Publishing:
         self._node, self._staging, self._files, self._peers, self._spawn = node, staging, files, peers, spawn
         self._has_room = has_room
         self._preparing: set[Name] = set()
-        """Groups whose parts are on their way here, or are read through."""
+        """Groups whose parts are being copied or read."""
         self._loop = asyncio.get_running_loop()
-        # Not those of the staging area, which clients and peers wait for.
+        # Separate from the threads of the staging area, which clients and peers wait for.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"publishing of storage node {node.node}")
 
     def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # What the metadata repository wants.
+    # Requests of the metadata repository.
 
     def publish(self, group: PublishGroup) -> None:
         driver = self._node.replicas.get(group.stream)
@@ -90,8 +90,7 @@ class Publishing:
             driver.feed(group)
 
     async def _prepare(self, name: Name, driver: ReplicaDriver, group: PublishGroup) -> None:
-        """Have all parts here and intact before the group begins: from then on, whatever goes wrong is wrong for the
-        log stream as a whole."""
+        """Get all parts intact before the group begins: from then on, a failure affects the log stream as a whole."""
         problem = ""
         try:
             for part in group.parts:
@@ -133,26 +132,26 @@ class Publishing:
             self._node.counters.parts_copied += 1
 
     async def _read_through(self, held: Held) -> None:
-        """Raises if anything of it is damaged. A little at a time, so that the node can be stopped meanwhile."""
+        """Verify a whole part; raises if any of it is damaged. Reads a little at a time, so that the node can stop."""
         sizes, largest = block_sizes(held, self._files), 0
         while some := await in_thread(self._threads, lambda: list(islice(sizes, ENTRIES_AT_ONCE))):
             largest = max(largest, *some)
         self._staging.block_bytes[held.part.part] = largest
 
     async def _copy(self, part: Part) -> Held:
-        """Have a part here that another node holds."""
+        """Copy a part from another node that holds it."""
         offset, size = 0, PartSize()
         while offset < part.bytes:
             answer, data = await self._fetch(part, offset, CHUNK_BYTES)
             size = answer.size
-            # It was decided on, so it is taken whatever is in it.
+            # It was decided on, so it is taken regardless of its content.
             offset = await self._staging.add_decided(answer.part, offset, data, checked=answer.checked)
         held = await self._staging.finish(part.part, size)
         self._node.counters.parts_copied += 1
         return held
 
     async def _intact(self, part: Part, offset: int) -> bytes:
-        """Frames of a part that is damaged here, and perhaps at other places elsewhere."""
+        """Return frames of a part that is damaged here, and perhaps damaged at other places elsewhere."""
         held, bytes_max = self._staging.require(part.part), CHUNK_BYTES
         while True:
             try:
@@ -164,11 +163,11 @@ class Publishing:
             except Unavailable:
                 if bytes_max == 1:
                     raise
-                # One frame at a time more of it can be had.
+                # More of it can be read one frame at a time.
                 bytes_max = 1
 
     async def _fetch(self, part: Part, offset: int, bytes_max: int) -> tuple[api.FetchAnswer, bytes]:
-        """Frames of a part from any other node that holds it."""
+        """Fetch frames of a part from any other node that holds it."""
         reasons = []
         for peer in part.holders:
             if peer == self._node.node:
@@ -183,12 +182,12 @@ class Publishing:
                 return answer, bytes(received.body)
             except CutwaterError as error:
                 reasons.append(error.message)
-        raise Unavailable(f"staged part {part.part} cannot be had of any holder: {'; '.join(reasons)}")
+        raise Unavailable(f"no holder can provide staged part {part.part}: {'; '.join(reasons)}")
 
-    # What a replica wants.
+    # Requests of a replica.
 
     def feed(self, driver: ReplicaDriver, group: PublishGroup) -> None:
-        """The replica wants the entries of this group."""
+        """Feed the entries of this group to a replica that asked for them."""
         self._spawn(self._feed(_Taking(self._node, driver, group)))
 
     async def _feed(self, taking: _Taking) -> None:
@@ -209,7 +208,7 @@ class Publishing:
             self._node.counters.groups_failed += 1
             _log.exception("batch %s of run %s cannot be published now", group.batch, group.run)
         finally:
-            # Whatever happened: a replica that is not told goes on waiting.
+            # In every case: a replica that is not told waits forever.
             if problem:
                 taking.fail(problem)
 
@@ -235,12 +234,12 @@ class Publishing:
             assert held is not None, "a group without records was decided on"
             await self._give(taking, held, last=True)
         finally:
-            # What was kept for a second merge goes.
+            # Remove the files that were kept for a second merge.
             self._threads.submit(entries.close)
 
     async def _give(self, taking: _Taking, batch: Batch, *, last: bool) -> None:
-        """The next entry, as soon as the disk has kept up with those before. Nothing happens between the last look and
-        the replica's turn, so no entry of an earlier attempt gets into a group that was begun anew."""
+        """Give the next entry to the replica as soon as the disk has caught up. Nothing happens between the last check
+        and the replica's turn, so no entry of an earlier attempt gets into a group that was begun again."""
         while taking.must_wait:
             taking.check()
             await asyncio.sleep(LOOK_SECONDS)
@@ -252,10 +251,11 @@ class Publishing:
             raise Unavailable(f"staged part {part.part} is not on storage node {self._node.node} any more")
         return Source(part, held.part, partial(self._staging.read, held), block_bytes, held.checked)
 
-    # Neither faster than the disk here, nor than the others of the chain.
+    # Flow control: no faster than the disk here and the other nodes of the chain.
 
     async def _let_the_chain_keep_up(self, taking: _Taking, bytes_to_come: int = 0) -> None:
-        """Whoever does not answer holds the group up until its log stream is sealed for that."""
+        """Wait until the rest of the chain has caught up. A node that does not answer delays the group until its log
+        stream is sealed because of that."""
         arguments = api.KeepUpArguments(taking.group.stream, taking.group.epoch, bytes_to_come)
         while True:
             taking.check()
@@ -272,7 +272,7 @@ class Publishing:
             raise ReadOnly(f"storage node {self._node.node} has no room for {size} bytes: make room on its volumes")
 
     async def keep_up(self, call: Call[api.KeepUpArguments]) -> None:
-        """Answer when little waits for a disk here and behind."""
+        """Answer once little data waits for the disks of this node and of those after it."""
         driver, epoch = self._node.driver(call.argument.stream), call.argument.epoch
         sender, replica = call.connection.peer.server if call.connection.peer is not None else None, driver.replica
         if replica.hard_state.epoch == epoch and (sender is None or sender.name != str(replica.neighbour(-1))):
@@ -293,8 +293,8 @@ class Publishing:
 
 
 class _Taking:
-    """One attempt to give a group to a replica, as long as the replica wants it. Another attempt may follow in another
-    epoch, and this one must not get in its way."""
+    """One attempt to give a group to a replica, while the replica wants it. Another attempt may follow in another
+    epoch, and this one must not disturb it."""
 
     def __init__(self, node: StorageNode, driver: ReplicaDriver, group: PublishGroup) -> None:
         self.driver, self.group = driver, group
@@ -315,7 +315,7 @@ class _Taking:
             self.driver.feed(GroupFailed(self.group.tag, problem))
 
     def check(self) -> None:
-        """Raise if it makes no sense to go on."""
+        """Raise if the attempt is pointless by now."""
         objection = self._objection()
         if objection:
             raise _NotWanted(objection)
@@ -343,7 +343,7 @@ def _size_of(part: Part) -> PartSize:
 
 
 def _some(entries: Iterator[Batch]) -> list[Batch]:
-    """The next few entries; none at the end."""
+    """Return the next few entries; none at the end."""
     found: list[Batch] = []
     size = 0
     for batch in entries:

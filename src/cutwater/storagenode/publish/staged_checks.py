@@ -1,5 +1,5 @@
-"""Looks into the entries of one part while it is staged: what cannot be read, or put in order, is not taken, so that
-the client that stages it gets the error, and not the node that has to publish it.
+"""Checks the entries of one part while it is staged. Entries that cannot be read or ordered are refused, so that the
+client that stages them gets the error, and not the node that must publish them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class PartChecks:
-    """Of one part. ``prepare`` on the event loop and then ``check`` in a thread, for one message after the other."""
+    """Checks of one part. For each message in order: ``prepare`` on the event loop, then ``check`` in a thread."""
 
     def __init__(self, part: StagedPart, topics: Topics) -> None:
         self._part, self._topics = part, topics
@@ -29,7 +29,7 @@ class PartChecks:
         self._last: bytes | None = None
 
     async def prepare(self, data: Buffer, in_thread: InThread) -> int:
-        """Have the schemas that these frames name; how much memory it takes to look into them, one at a time."""
+        """Load the schemas that these frames name; return the memory needed to check them, one at a time."""
         order = self._part.order
         numbers = {order.number} if order is not None else await in_thread(lambda: _numbers(data))
         for number in numbers - self._forms.keys():
@@ -41,7 +41,7 @@ class PartChecks:
         return largest
 
     def check(self, data: Buffer) -> None:
-        """Raise if any of these frames is not sound."""
+        """Raise if any of these frames is invalid."""
         assert self._topic is not None, "the schemas are known"
         last, now = self._last, time.time_ns() // 1_000
         for frame in frames_in(data):
@@ -76,12 +76,12 @@ class PartChecks:
 
 
 def _numbers(data: Buffer) -> set[int]:
-    """The schemas that these frames name."""
+    """Return the schemas that these frames name."""
     return {frame.header.schema for frame in frames_in(data)}
 
 
 def _ordered(order: PartOrder, topic: TopicForms, form: BodyForm) -> BodyForm:
-    """The form of the entries of an ordered part: the columns of the topic, and behind them the positions."""
+    """Return the form of the entries of an ordered part: the columns of the topic, followed by the positions."""
     from cutwater.format import merging  # noqa: PLC0415
 
     found = merging.form_of(order)

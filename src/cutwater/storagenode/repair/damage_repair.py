@@ -1,7 +1,7 @@
-"""Repair of damage: an intact copy from a peer takes the place of what fails its checksum.
+"""Repairs damage: an intact copy from a peer replaces data that fails its checksum.
 
 Until then the damaged range is not served. Entries without an intact copy stay damaged and are never served. If a copy
-cannot be put in its place, the replica counts as one that cannot be opened, and is learned anew.
+cannot be put in place, the replica counts as one that cannot be opened, and is learned anew.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _log = logging.getLogger(__name__)
 COPY_MS_MAX = 5_000
 REPAIR_SECONDS_MAX = 60.0
 PLACES_MAX = 1_024
-"""Of one log stream, of which it is known that they are damaged."""
+"""Maximum number of known damaged places of one log stream."""
 AGAIN_SECONDS = 1.0
-"""How long a place waits after a repair that failed."""
+"""How long a place waits after a failed repair."""
 TRY_AGAIN_SECONDS = 5.0
 
 
 class _Known(Struct):
-    """Damage, since when it is known, and why it is still there."""
+    """Known damage, since when it is known, and why it is not repaired yet."""
 
     error: Damaged
     since_us: int
     trouble: str = ""
     not_before: float = 0.0
-    """When the next try may begin, by the monotonic clock."""
+    """When the next attempt may begin, by the monotonic clock."""
 
 
 class _Copy(Struct, frozen=True):
@@ -55,20 +55,19 @@ class _Copy(Struct, frozen=True):
 
 
 def damage_of(finding: Finding) -> Damaged:
-    """A finding as the error that a reader of the damaged place gets."""
+    """Convert a finding into the error that a reader of the damaged place gets."""
     if finding.first_llsn is None:
         return DamagedFile(Path(finding.where), finding.what)
     return DamagedEntries(finding.where, finding.first_llsn, finding.last_llsn or finding.first_llsn, finding.what)
 
 
 class Mender:
-    """One repair at a time for each log stream, of all its places in turn. Failed repairs are tried again, and are
-    reported meanwhile."""
+    """Repairs one place at a time for each log stream. Failed repairs are repeated, and are reported meanwhile."""
 
     def __init__(self, node: StorageNode, peers: Peers, spawn: Callable[[Awaitable[None]], None]) -> None:
         self._node, self._peers, self._spawn = node, peers, spawn
         self._known: dict[LogStreamId, dict[tuple[LLSN, LLSN], _Known]] = {}
-        """Damage by its LLSNs; what was tried last comes last."""
+        """Damage by its LLSNs; the place tried last comes last."""
         self._at_work: set[LogStreamId] = set()
 
     @property
@@ -91,12 +90,12 @@ class Mender:
                     self._begin(stream)
 
     def mend(self, stream: LogStreamId, error: Damaged) -> None:
-        """Begin, if nobody has yet."""
+        """Begin to repair this damage, unless a repair is in progress."""
         place = _place_of(error)
         known = self._known.setdefault(stream, {})
         if place not in known:
             if len(known) >= PLACES_MAX:
-                # Whoever meets it once others are repaired tells of it again.
+                # It is reported again when it is read after others have been repaired.
                 return
             known[place] = _Known(error, time.time_ns() // 1_000)
         if time.monotonic() >= known[place].not_before:
@@ -108,7 +107,7 @@ class Mender:
             self._spawn(self._work(stream))
 
     async def _work(self, stream: LogStreamId) -> None:
-        """Try every place once, also those that are met meanwhile."""
+        """Try to repair every place once, including places that are found meanwhile."""
         begun = time.monotonic()
         try:
             while (place := self._next(stream, begun)) is not None:
@@ -122,7 +121,7 @@ class Mender:
 
     async def _try(self, stream: LogStreamId, place: tuple[LLSN, LLSN]) -> None:
         known = self._known[stream].pop(place)
-        # At the end: the others have their turn first.
+        # Put it at the end: the other places have their turn first.
         self._known[stream][place] = known
         if not known.trouble:
             _log.error("log stream %s is damaged: %s", stream, known.error.message, extra={"stream": stream})
@@ -146,7 +145,7 @@ class Mender:
     async def _mend(self, driver: ReplicaDriver, error: Damaged) -> None:
         files = 0
         with suppress(Damaged):
-            # What is in them is known here too. Where that did not help, copies of the entries will.
+            # Headers can be rebuilt from what is known here. Where that is not enough, copies of the entries help.
             files = await driver.in_writer(driver.storage.repair_headers)
         if isinstance(error, DamagedEntries):
             copies = await self._mend_entries(driver, error.first_llsn, error.last_llsn)
@@ -157,18 +156,18 @@ class Mender:
         if not driver.replica.trusted:
             driver.reopen()
         if files or copies:
-            what = "log stream %s was repaired: %d files by what is known here, %d copies from a peer"
+            what = "log stream %s was repaired: %d files from local data, %d copies from a peer"
             _log.info(what, driver.stream, files, copies, extra={"stream": driver.stream})
 
     async def _require_readable(self, driver: ReplicaDriver) -> None:
-        """Nothing was to be repaired: then nothing may be wrong any more."""
+        """Check that all files are readable, because nothing was left to repair."""
         left = await self._node.in_thread(driver.storage.check_files)
         if left:
             raise damage_of(left[0])
 
     async def _mend_entries(self, driver: ReplicaDriver, first_llsn: LLSN, llsn: LLSN) -> int:
-        """From the last one back: the first ones may be trimmed, and then nobody has a copy of them. How many copies it
-        took."""
+        """Repair entries from the last one backwards: the first ones may be trimmed, and then no copy of them exists.
+        Returns the number of copies that were needed."""
         storage, copies = driver.storage, 0
         while llsn >= max(first_llsn, storage.first_llsn):
             frame = (await self._fetch(driver, llsn)).frame
@@ -185,7 +184,7 @@ class Mender:
         return copies
 
     async def _mend_contexts(self, driver: ReplicaDriver) -> int:
-        """How many copies it took."""
+        """Repair commit contexts. Returns the number of copies that were needed."""
         storage, copies = driver.storage, 0
         search = partial(look_again, partial(first_damaged_commit, storage), Path("commits"))
         while (llsn := await self._node.in_thread(search)) is not None:
@@ -200,7 +199,7 @@ class Mender:
         return copies
 
     async def _fetch(self, driver: ReplicaDriver, llsn: LLSN) -> _Copy:
-        """An intact copy of a committed entry, from whoever has one."""
+        """Fetch an intact copy of a committed entry from any peer that has one."""
         asked = api.CopyArguments(driver.stream, llsn)
         for peer, connection in self._peers.connected(driver.replica.hard_state.chain):
             try:
@@ -216,8 +215,8 @@ class Mender:
     async def _belongs(
         self, driver: ReplicaDriver, frame: Frame, commits: tuple[CommitContext, ...], llsn: LLSN
     ) -> bool:
-        """Whether this is the entry that was committed there: of the epoch that the commit here says, or, if that
-        cannot be read, the commit that came with it."""
+        """Whether this is the entry that was committed at this place: it must have the epoch of the commit here or, if
+        that cannot be read, of the commit that came with it."""
         header = frame.header
         if not header.first_llsn <= llsn <= header.last_llsn:
             return False
@@ -233,8 +232,8 @@ def _commit_of(storage: ReplicaStorage, llsn: LLSN) -> CommitContext | None:
 
 
 def verified(driver: ReplicaDriver, check: FrameCheck | None) -> list[tuple[Finding, GLSN | None]]:
-    """Read everything of a replica: all that is wrong with it, and the first position behind each. What is trimmed and
-    not removed yet is nobody's concern."""
+    """Read everything of a replica; return all findings, each with the first position behind it. Data that is trimmed
+    but not removed yet does not count."""
     storage = driver.storage
     found = [(finding, _behind(storage, finding)) for finding in storage.verify(check)]
     trimmed_before = driver.replica.hard_state.trimmed_before
@@ -248,7 +247,7 @@ def _behind(storage: ReplicaStorage, finding: Finding) -> GLSN | None:
 
 
 def _described(error: Damaged) -> str:
-    """The file and what is wrong with it, without advice: this node does not know which copies exist."""
+    """Describe the file and its damage, without advice: this node does not know which copies exist."""
     if isinstance(error, DamagedEntries):
         return f"{error.where}: {error.what}"
     return f"{error.path} is damaged: {error.what}" if isinstance(error, DamagedFile) else error.message
@@ -259,7 +258,7 @@ def _place_of(error: Damaged) -> tuple[LLSN, LLSN]:
 
 
 def first_damaged_commit(storage: ReplicaStorage) -> LLSN | None:
-    """An LLSN of the first commit context that cannot be read, as far as its neighbours tell; None if all can be."""
+    """Return an LLSN of the first unreadable commit context, inferred from its neighbours; None if all are readable."""
     contexts = storage.contexts
     end = LLSN(storage.first_llsn - 1)
     for i in range(len(contexts)):

@@ -1,8 +1,8 @@
-"""Background scrub: a node reads all that it holds, bit by bit, and starts the repair of what is damaged.
+"""Background scrub: reads all data of a node piece by piece, and starts the repair of damaged data.
 
-Damage that nobody reads is found while peers still have intact copies. One pass goes over all replicas that count:
-small files, headers and indexes, commit contexts, then committed entries, all with their checksums. It is slow on
-purpose: bytes per second are limited, and so is its share of one core.
+So damage in data without readers is found while peers still have intact copies. One pass covers all replicas that are
+members: small files, headers and indexes, commit contexts, then committed entries, all with their checksums. It is slow
+on purpose: both its bytes per second and its share of one core are limited.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 CHUNK_BYTES = 1024 * 1024
 CONTEXTS_AT_ONCE = 4_096
 CPU_SHARE = 0.02
-"""How much of one core a scrub may use: entries may be small, and each is looked at."""
+"""Maximum share of one core for the scrub: entries may be small, and each one is checked."""
 PAUSE_SECONDS_MAX = 60.0
 
 T = TypeVar("T")
@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 class ScrubOptions(Struct, frozen=True):
     bytes_per_second: int = 8 * 1024 * 1024
-    """How fast everything is read; 0 turns the scrub off."""
+    """Read rate; 0 turns the scrub off."""
     first_after_seconds: float = 60.0
     every_seconds: float = 3_600.0
-    """How long after a pass the next one begins."""
+    """Pause between two passes."""
 
 
 class _Piece(Struct, frozen=True):
@@ -58,10 +58,10 @@ class Progress(Struct):
     bytes: int = 0
     findings: int = 0
     replicas_done: int = 0
-    """Of the present pass."""
+    """Replicas of the current pass that are done."""
     replicas: int = 0
     pass_began: float = 0.0
-    """Wall clock; 0 before the first."""
+    """Wall-clock time; 0 before the first pass."""
 
 
 class Scrubber:
@@ -78,7 +78,7 @@ class Scrubber:
             await asyncio.sleep(self._options.every_seconds)
 
     async def scrub(self) -> None:
-        """One pass over all replicas that the cluster counts on."""
+        """Make one pass over all replicas that are members."""
         streams = [stream for stream, driver in self._node.replicas.items() if self._counts(stream, driver)]
         progress = self.progress
         progress.replicas, progress.replicas_done, progress.pass_began = len(streams), 0, time.time()
@@ -90,13 +90,13 @@ class Scrubber:
                 except Damaged as error:
                     self._met(stream, error)
                 except CutwaterError as error:
-                    # It is being opened anew, learned or removed; the next pass looks again.
+                    # It is being reopened, learned or removed; the next pass checks it again.
                     _log.debug("log stream %s could not be scrubbed: %s", stream, error.message)
             progress.replicas_done += 1
         progress.passes += 1
 
     def _counts(self, stream: LogStreamId, driver: ReplicaDriver) -> bool:
-        """Whether the cluster counts on the replica; leftovers of a replaced one are not scrubbed."""
+        """Whether the replica is a trusted member; leftovers of a replaced one are not scrubbed."""
         replica = driver.replica
         is_member = bool(replica.hard_state.chain) or replica.state is ReplicaState.SEALED
         return replica.trusted and is_member and stream not in self._node.leftovers
@@ -113,7 +113,7 @@ class Scrubber:
             try:
                 at = await self._step(driver, partial(_read_contexts, storage, at))
             except Damaged as error:
-                # The repair finds all of them.
+                # The repair finds all damaged commit contexts.
                 self._met(stream, error)
                 break
         llsn = int(storage.first_llsn)
@@ -127,14 +127,14 @@ class Scrubber:
                 llsn = max(int(storage.first_llsn), llsn + 1)
 
     async def _step(self, driver: ReplicaDriver, job: Callable[[], _Piece]) -> int:
-        """A piece of the work; where the next one begins."""
+        """Do one piece of the work; return where the next one begins."""
         piece = await self._in_reader(driver, job)
         self.progress.bytes += piece.bytes
         await asyncio.sleep(piece.bytes / self._options.bytes_per_second)
         return piece.next
 
     async def _in_reader(self, driver: ReplicaDriver, job: Callable[[], T]) -> T:
-        """In a thread; afterwards the core is left to others for a while."""
+        """Run a job in a thread, then pause to leave the core to other work."""
         spent = 0.0
 
         def timed() -> T:
@@ -167,7 +167,7 @@ def _read_entries(storage: ReplicaStorage, llsn: LLSN, end: LLSN) -> _Piece:
     with suppress(DamagedFile):
         found = storage.read(llsn, end, CHUNK_BYTES)
         return _Piece(found.last_llsn + 1, len(found.data))
-    # The commits of these entries cannot be read, which was met before: the entries may be damaged as well.
+    # The commits of these entries cannot be read, which was reported before: the entries may be damaged as well.
     size, last = 0, LLSN(end)
     for entry in storage.entries(llsn, end):
         size, last = size + len(entry.batch.body), entry.last_llsn

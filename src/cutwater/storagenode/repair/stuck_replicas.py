@@ -1,7 +1,7 @@
-"""Replicas that cannot serve and do not get better by themselves, and the message about them in the node's log.
+"""Finds replicas that cannot serve and do not recover by themselves, and logs a message about them.
 
-A damaged replica usually learns from a peer within a second. Without a peer, as with one copy per record, it would wait
-in silence: this module says what is lost, and what an operator can do.
+A damaged replica usually learns from a peer within a second. Without a peer, as with one copy per record, it would
+wait silently. This module says what is lost, and what an operator can do.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 LOOKS_BEFORE_TOLD = 5
-"""A replica that a peer can repair is usually well by then."""
+"""A replica that a peer can repair is usually repaired by then."""
 
 
 def stuck_replicas(node: StorageNode, damage: tuple[DamageStatus, ...]) -> dict[LogStreamId, str]:
-    """Replicas that cannot serve, and why, unless a repair or a learner is at work on them."""
+    """Return replicas that cannot serve, and why, unless they are being repaired, reopened or learned."""
     at_work = {found.stream for found in damage if not found.trouble}
     at_work |= {
         stream for stream, driver in node.replicas.items() if driver.is_reopening or driver.replica.learner is not None
@@ -37,7 +37,7 @@ def stuck_replicas(node: StorageNode, damage: tuple[DamageStatus, ...]) -> dict[
 
 
 class StuckReplicas:
-    """Says once of each stuck replica that it is one."""
+    """Logs one message about each stuck replica."""
 
     def __init__(self, node: StorageNode, damage: Callable[[], tuple[DamageStatus, ...]]) -> None:
         self._node, self._damage = node, damage

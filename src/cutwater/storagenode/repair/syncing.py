@@ -1,8 +1,8 @@
 """Sync between storage nodes: the source sends committed entries, then their commits; the destination learns them.
 
-A sync goes in rounds. One round copies as many commits as fit into memory easily and is complete in itself, as if the
-source had nothing more; then the learner is told to learn again. So neither side ever holds more than a round, and what
-a round brought is not lost when the next one breaks off.
+A sync consists of rounds. One round copies as many commits as easily fit into memory. It is complete in itself, as if
+the source had nothing more; then the learner is told to learn again. So neither side ever holds more than one round,
+and a completed round is not lost when the next one fails.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ ITEM_MS_MAX = 60_000
 """How long a learner waits for the next part."""
 ROUND_CONTEXTS_MAX = 32_768
 ROUND_LLSNS_MAX = 262_144
-"""Of more than one commit. A learner remembers each entry of a round, and an entry may be one record."""
+"""Limit for rounds of more than one commit. A learner remembers each entry, and an entry may hold only one record."""
 CONTEXTS_AT_ONCE = 8_192
 DEDUP_BYTES_MAX = 1024 * 1024 * 1024
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024
-"""What a learner's disk may be behind before it takes the next part."""
+"""How far a learner's disk may fall behind before it takes the next part."""
 BACKLOG_LOOK_SECONDS = 0.005
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -52,7 +52,7 @@ _last_llsn = attrgetter("last_llsn")
 
 
 class _Round(Struct, frozen=True):
-    """What one round copies: these commits, after the one that ends at ``base_glsn``."""
+    """The content of one round: these commits, which follow the one that ends at ``base_glsn``."""
 
     contexts: list[CommitContext]
     end: LLSN
@@ -66,7 +66,7 @@ class Syncing:
     # The source.
 
     async def serve(self, call: Call[SyncRequest], sender: StreamSender[api.SyncItem]) -> None:
-        """Give a learner the committed records that it lacks, entries first and commits last."""
+        """Send a learner the committed records that it lacks: entries first, commits last."""
         stream = call.argument.stream
         driver = self._node.driver(stream)
         driver.require_readable()
@@ -82,13 +82,13 @@ class Syncing:
     ) -> None:
         stream, attempt = request.stream, request.attempt
         replica, storage = driver.replica, driver.storage
-        # All of one moment: what is committed later is for the next round.
+        # All of this is of one moment: later commits belong to the next round.
         own, trimmed_before = replica.extent, replica.hard_state.trimmed_before
         dedup = replica.dedup.checkpoint(own.end)
         part = await driver.in_reader(lambda: _next_round(storage, own, request.extent))
         if part.end < own.end:
-            # Not quite what it was at that place, which does not matter: before the learner counts, another round has
-            # replaced it by what is right at the end.
+            # This is not exactly the state at that place, which does not matter: before the learner is a member,
+            # another round has replaced it by the right one.
             dedup = replica.dedup.checkpoint(part.end)
         plan = plan_sync(Extent(own.first, part.end), request.extent)
         running = NO_TIME
@@ -101,7 +101,7 @@ class Syncing:
             try:
                 found = await driver.in_reader(partial(storage.read, llsn, plan.copy.end, PART_BYTES))
             except DamagedEntries as error:
-                # The learner may have kept what cannot be read here.
+                # The learner may still have the entries that cannot be read here.
                 self._node.damage_met(stream, error)
                 missing = missing_entries(part.contexts, max(llsn, error.first_llsn), error.last_llsn)
                 if not missing or missing[0].first_llsn != llsn or missing[-1].last_llsn != error.last_llsn:
@@ -138,8 +138,8 @@ class Syncing:
             reason = f"it was broken off: {error!r}"
             raise
         finally:
-            # Whatever happened: a replica that is not told goes on waiting. If the end was taken before, this says
-            # nothing new.
+            # In every case: a replica that is not told waits forever. If the end was taken before, this changes
+            # nothing.
             driver.feed(SyncFailed(request.stream, request.attempt, reason))
 
     async def _receive(self, connection: Connection, request: SyncRequest, driver: ReplicaDriver) -> None:
@@ -177,7 +177,7 @@ class Syncing:
 
 
 class _Parts:
-    """What comes in parts and is needed as a whole."""
+    """Collects data that arrives in parts and is needed as a whole."""
 
     def __init__(self) -> None:
         self.contexts: list[CommitContext] = []
@@ -198,19 +198,19 @@ class _Parts:
 
 
 def _next_round(storage: ReplicaStorage, own: Extent, destination: Extent) -> _Round:
-    """The commits that the destination needs next."""
+    """Return the commits that the destination needs next."""
     contexts = storage.contexts
-    # If there is a hole between what it has and what is here, it begins anew.
+    # If there is a gap between what the destination has and what is here, it begins anew.
     first = max(LLSN(destination.end + 1), own.first)
     at = bisect_left(contexts, first, key=_last_llsn)
     found = [context for context in contexts[at : at + ROUND_CONTEXTS_MAX] if context.last_llsn <= own.end]
     found = found[: max(1, bisect_left(found, first + ROUND_LLSNS_MAX, key=_last_llsn))]
     before = context_of_llsn(contexts, LLSN(first - 1))
-    # A commit may be applied and not yet in the files.
+    # A commit may be applied but not yet in the files.
     end = found[-1].last_llsn if found else min(LLSN(first - 1), own.end)
     return _Round(found, end, before.high_watermark if before else None)
 
 
 def _entries_of(data: bytes) -> tuple[Entry, ...]:
-    """The entries of a part, each verified."""
+    """Return the entries of a part, each verified."""
     return tuple(frame.entry for frame in frames_in(data))

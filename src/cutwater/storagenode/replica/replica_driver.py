@@ -1,7 +1,7 @@
-"""Drives one replica: events in, effects out to its files, its peers and its clients.
+"""Drives one replica: feeds it events, and carries out its effects on files, peers and clients.
 
-Everything here runs on the event loop's thread except what the writer does. Effects are carried out in order. While a
-barrier is being made durable, and while the files are being opened anew, events wait in a bounded queue.
+Everything here runs on the event loop's thread except the work of the writer. Effects are carried out in order. While
+a barrier is being made durable, and while the files are being reopened, events wait in a bounded queue.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ EVENTS_WAITING_MAX = 8_192
 REOPEN_AGAIN_SECONDS = 1.0
 TIDY_AFTER_SECONDS = 2.0
 CHECKPOINT_EVERY_ENTRIES = 10_000
-"""How many entries may be written before deduplication is checkpointed, so that opening replays few more than that."""
+"""Entries that may be written between two checkpoints of deduplication; opening replays few more than that."""
 
 _OF_THE_DISK = (EntriesDurable, CommitDurable, StorageFailed, Dropped)
-"""Events that nobody would repeat. There are never many of them at a time: the disk is busy with what is waited for."""
+"""Events that are never repeated. There are never many at a time: the disk is busy with the barrier."""
 
 Refusal = Callable[[CutwaterError], None]
 T = TypeVar("T")
 
 
 class Host(Protocol):
-    """What a replica needs of its storage node."""
+    """The interface of the storage node for a replica."""
 
     def tell(self, job: Job) -> None:
         """Run this soon on the event loop; callable from any thread."""
@@ -84,7 +84,7 @@ class Host(Protocol):
     async def in_thread(self, job: Callable[[], T]) -> T: ...
 
     def hand_over_soon(self, writer: Writer) -> None:
-        """Have what it was given written, after what was sent in this turn of the event loop is on its way."""
+        """Let the writer write what it was given, after messages of this turn of the event loop were sent."""
 
     def forward(self, effect: Forward) -> None: ...
 
@@ -99,22 +99,22 @@ class Host(Protocol):
     def ask_sync(self, source: StorageNodeId, request: SyncRequest) -> None: ...
 
     def feed_group(self, stream: LogStreamId, group: PublishGroup) -> None:
-        """The replica wants the entries of this group."""
+        """Feed the entries of this group to the replica."""
 
     def tell_group(self, outcome: GroupOutcome) -> None:
-        """What became of a group, for the metadata repository."""
+        """Tell the metadata repository the outcome of a group."""
 
     def damage_met(self, stream: LogStreamId, error: Damaged) -> None:
-        """Something that is committed cannot be read: an intact copy is wanted."""
+        """Note that committed data cannot be read, and request an intact copy."""
 
     def cannot_open(self, stream: LogStreamId, error: Damaged) -> None:
-        """The files cannot be opened any more, and trying again will not help."""
+        """Note that the files cannot be opened any more, and that retrying does not help."""
 
     def remove(self, stream: LogStreamId) -> None:
-        """The replica is no more: close its files and remove them."""
+        """Close and remove the files of the replica, which no longer exists."""
 
     def storage_failed(self, stream: LogStreamId, error: CutwaterError) -> None:
-        """A write failed. The replica is being opened anew."""
+        """Note that a write failed. The replica is being reopened."""
 
     def alarm(self, error: CutwaterError) -> None: ...
 
@@ -125,18 +125,18 @@ class ReplicaDriver:
     def __init__(self, node: StorageNodeId, stream: LogStreamId, storage: ReplicaStorage, host: Host) -> None:
         self.node, self.stream, self.storage = node, stream, storage
         self.problem = ""
-        """Why the replica's data cannot be trusted, as long as it cannot."""
+        """Why the replica's data cannot be trusted; empty if it can."""
         self.watchers: set[Callable[[], None]] = set()
-        """Those whom ``watch`` was called for."""
+        """The functions given to ``watch``."""
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._is_waiting = False
-        """A barrier is on its way to the disk."""
+        """Whether a barrier is on its way to the disk."""
         self._is_reopening = False
         self._gone = ""
-        """Why the replica is no longer here, once it is not."""
+        """Why the replica is no longer here; empty while it is."""
         self._last_report: UncommitReport | None = None
-        """What was reported last, as long as nothing was removed from the files since."""
+        """The last report; None once something was removed from the files."""
         self._events: deque[tuple[ReplicaEvent, Refusal | None]] = deque()
         self._ways = self._table()
         self._entries_since_checkpoint = 0
@@ -146,10 +146,10 @@ class ReplicaDriver:
         self._tidy_later()
 
     def watch(self, tell: Callable[[], None]) -> None:
-        """Call this when more can be read than before, or when it is known that there is no more up to some position.
-        Whoever watches looks for himself first: what was written before is not told."""
+        """Call ``tell`` when more can be read, or when it is known that there is no more up to some position. The
+        caller must read first: earlier writes are not announced."""
         if not self.watchers:
-            # The metadata repository should know that somebody waits here.
+            # The metadata repository should know that a reader waits here.
             self._host.report_soon()
         self.watchers.add(tell)
         self.writer.on_readable = self._tell_watchers
@@ -160,19 +160,19 @@ class ReplicaDriver:
             self.writer.on_readable = None
 
     def tick(self) -> None:
-        """Once in a while: commits that nothing came after are written too."""
+        """Write commits that no entry has followed. Called from time to time."""
         self.writer.tick()
 
     def report(self) -> UncommitReport | None:
-        """What the replica may report. While a barrier is pending it is not yet as it says it is, so it repeats what it
-        said before, as if what it was told were still on its way. That holds as long as nothing is removed from the
-        files; while something is, there is nothing to report."""
+        """Return what the replica may report. While a barrier is pending, the replica's state is ahead of its files, so
+        it repeats its last report, as if the message that it handles were still on its way. This is valid while nothing
+        is removed from the files; while something is removed, there is nothing to report."""
         if not self._is_waiting:
             self._last_report = self.replica.report()
         return self._last_report if self.replica.trusted else None
 
     def feed(self, event: ReplicaEvent, on_refusal: Refusal | None = None) -> None:
-        """Let the replica handle an event, now or as soon as it can; ``on_refusal`` hears if it will not."""
+        """Let the replica handle an event, now or as soon as possible; ``on_refusal`` gets the error if it refuses."""
         if not (self._is_waiting or self._events or self._gone):
             self._handle(event, on_refusal)
         elif self._gone:
@@ -184,18 +184,18 @@ class ReplicaDriver:
             on_refusal(ResourceExhausted(f"log stream {self.stream} is busy with its disk", retry_ms=50))
 
     def begin_sync(self, begin: SyncBegin, running: Running) -> None:
-        """The source has a plan. ``running`` is event time before the first entry that it will send."""
+        """Take the source's plan. ``running`` is the event time before the first entry that it will send."""
         self._sync_running = running
         self.feed(begin)
 
     @property
     def is_busy(self) -> bool:
-        """Whether events have to wait."""
+        """Whether events must wait."""
         return self._is_waiting or bool(self._events) or bool(self._gone)
 
     @property
     def is_reopening(self) -> bool:
-        """Whether the files are being opened anew, which is repeated until the disk can be written again."""
+        """Whether the files are being reopened; this is repeated until the disk can be written again."""
         return self._is_reopening
 
     @property
@@ -203,7 +203,7 @@ class ReplicaDriver:
         return len(self._events)
 
     def require_committed(self) -> None:
-        """Raise if not even a copy of a committed entry may be taken from this replica now."""
+        """Raise if this replica must not even provide copies of committed entries now."""
         self._release_contexts()
         name = f"log stream {self.stream} on storage node {self.node}"
         if self._gone:
@@ -214,7 +214,7 @@ class ReplicaDriver:
             raise Unavailable(f"{name} has lost entries ({self.problem}): ask another replica")
 
     def require_readable(self) -> None:
-        """Raise if nothing may be read from this replica now; otherwise see to it that what is committed can be."""
+        """Raise if this replica must not be read now; otherwise release the commits that readers need."""
         self.require_committed()
         name = f"log stream {self.stream} on storage node {self.node}"
         if self.replica.state is ReplicaState.LEARNING:
@@ -223,7 +223,7 @@ class ReplicaDriver:
             raise Unavailable(f"{name} cannot be trusted ({self.problem}): ask another replica")
 
     def in_writer(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Do something with the files while nothing else is written to them."""
+        """Run a job on the files while nothing else is written to them."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         result: list[T | CutwaterError] = []
 
@@ -231,7 +231,7 @@ class ReplicaDriver:
             try:
                 result.append(job())
             except CutwaterError as error:
-                # It is for whoever asked to deal with; for the writer it is no failure.
+                # The caller handles this error; the writer has not failed.
                 result.append(error)
 
         def done(error: CutwaterError | None) -> None:
@@ -249,9 +249,9 @@ class ReplicaDriver:
         return future
 
     async def in_reader(self, job: Callable[[], T], *, is_copy: bool = False) -> T:
-        """Read something from the files in another thread, again if a trim removes one of them meanwhile. What was read
-        while they were opened anew is no answer: what belongs together may have been looked up partly before, partly
-        after. ``is_copy``: of something that is committed, for a peer that repairs."""
+        """Read from the files in another thread, and repeat this if a trim removes one of them meanwhile. A result that
+        was read while the files were reopened is discarded: it may combine data from before and after. ``is_copy``: the
+        job copies a committed entry for a peer that repairs."""
         require = self.require_committed if is_copy else self.require_readable
         require()
         replica = self.replica
@@ -269,12 +269,12 @@ class ReplicaDriver:
             raise Unavailable(f"log stream {self.stream} was opened anew on storage node {self.node}: try again")
 
     def reopen(self) -> None:
-        """Open the files anew: what kept the replica from being trusted may have been repaired."""
+        """Reopen the files: the damage that made the replica untrusted may be repaired."""
         if not self.is_busy and not self.replica.trusted and self.replica.learner is None:
             self._reopen(Reopen(None, None, "repaired"))
 
     def abandon(self, why: str) -> None:
-        """The replica is no longer here: let nobody wait for it, and do nothing any more."""
+        """Give up the replica, which is no longer here: fail all waiting callers and do nothing any more."""
         for effect in self.replica.handle(StorageFailed(why)):
             if isinstance(effect, Unsettled):
                 self._leave_unsettled(effect)
@@ -290,11 +290,11 @@ class ReplicaDriver:
         return Unavailable(f"log stream {self.stream} is no longer on storage node {self.node}: {self._gone}")
 
     def end(self) -> None:
-        """Make durable what was given and take nothing more; ``close`` waits for it."""
+        """Make everything given so far durable and take nothing more; ``close`` waits for that."""
         self.writer.end()
 
     def close(self, timeout: float) -> bool:
-        """Whether everything could be made durable and closed in time."""
+        """Close the files. Returns whether everything could be made durable and closed in time."""
         if not self.writer.join(timeout):
             return False
         try:
@@ -328,7 +328,7 @@ class ReplicaDriver:
             self._host.alarm(error)
             if on_refusal is not None:
                 on_refusal(error)
-            # What it holds in memory cannot be relied on any more, as after a failed write.
+            # The replica's state in memory cannot be trusted any more, as after a failed write.
             self._handle(StorageFailed(error.message), None)
         except CutwaterError as error:
             if on_refusal is not None:
@@ -355,7 +355,7 @@ class ReplicaDriver:
             self._host.hand_over_soon(self.writer)
 
     def _table(self) -> dict[type, Callable[[Any], None]]:
-        """How each kind of effect is carried out, but for those after which the others have to wait, or to end."""
+        """Map each kind of effect to its function, except those after which the other effects must wait or end."""
         host, stream = self._host, self.stream
         return {
             WriteEntry: self._write,
@@ -384,13 +384,13 @@ class ReplicaDriver:
             way(effect)
         writer = self.writer
         if self.watchers or self.replica.state is not ReplicaState.RUNNING:
-            # Someone waits for the commits.
+            # Watchers wait for the commits, and so does a replica that is not RUNNING.
             writer.release()
         if writer.turn:
             self._host.hand_over_soon(writer)
 
     def _pause(self, effects: list[ReplicaEffect], i: int) -> None:
-        """The rest of the effects comes later, or never."""
+        """Handle an effect that delays or cancels the rest of the effects."""
         effect = effects[i]
         if isinstance(effect, Reopen):
             self._reopen(effect)
@@ -426,7 +426,7 @@ class ReplicaDriver:
         raise AssertionError(f"{effect} is not a barrier")
 
     def _wait_for(self, job: Job, then: Callable[[], None]) -> None:
-        """Have the writer do something; nothing else happens to the replica until it is done."""
+        """Give the writer a job; the replica handles nothing else until it is done."""
         self._is_waiting = True
 
         def done(error: CutwaterError | None) -> None:
@@ -456,7 +456,7 @@ class ReplicaDriver:
 
         self._wait_for(job, lambda: self._handle(Dropped(first), None))
 
-    # What the writer says.
+    # Results of the writer.
 
     def _durable(self, durable: Durable) -> None:
         if durable.entries_end is not None:
@@ -479,7 +479,7 @@ class ReplicaDriver:
     def _failed(self, error: CutwaterError) -> None:
         if self._gone:
             return
-        # Whatever still waits belongs to a replica that is about to be opened anew, except what a barrier will say.
+        # Waiting events belong to a replica that is about to be reopened, except the result of a barrier.
         self._host.storage_failed(self.stream, error)
         self.feed(StorageFailed(error.message))
 
@@ -504,7 +504,7 @@ class ReplicaDriver:
                 return
             self._is_waiting = self._is_reopening = False
             self.replica = recovered[0]
-            # What was written for the replica before this one means nothing to it.
+            # Results of writes for the previous replica mean nothing to the new one.
             late = (EntriesDurable, CommitDurable, StorageFailed)
             self._events = deque(item for item in self._events if not isinstance(item[0], late))
             self._tidy_later()
@@ -515,7 +515,8 @@ class ReplicaDriver:
         self.writer.submit(job, done, reopens=True)
 
     def _cannot_reopen(self, cut: Reopen, error: CutwaterError) -> None:
-        """Without its files the replica can say nothing. Events go on waiting: a disk may come back, or get room."""
+        """Handle a failed reopening. Without its files the replica can report nothing. Events keep waiting: a disk may
+        come back, or get free space."""
         self.replica.trusted = False
         self.problem = error.message
         self._host.storage_failed(self.stream, error)

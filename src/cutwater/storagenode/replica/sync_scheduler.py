@@ -1,12 +1,12 @@
-"""From a turn of the event loop to the writers: who writes what the turn has brought.
+"""Decides at the end of each turn of the event loop how the writers write what the turn brought.
 
-It happens after what was sent in this turn is on its way: an entry goes down the chain before it goes to the disk, and
-a writer's thread that has something to do competes with this one.
+This happens after messages of the turn were sent: an entry goes down the chain before it goes to the disk, and a busy
+writer thread competes with this one.
 
-Usually each replica's writer has a thread for it. When only one of them is to write, and little, and nothing else is
-under way, the event loop does it by itself if the disk is quick (``storage.sync_latency``, ADR 0028): nobody waits
-longer than for the thread, and what arrives meanwhile goes into the next sync, as it would there. A node that has
-several disks leaves them to threads always, because one that hangs must not hold up the others.
+Usually each replica's writer uses its own thread. If only one writer has work, and little of it, and no other is busy,
+the event loop writes by itself if the disk is quick (``storage.sync_latency``, ADR 0028): no caller waits longer than
+for the thread, and what arrives meanwhile goes into the next sync, as it would there. A node with several disks always
+uses threads, because one disk that hangs must not block the others.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from cutwater.storage.sync_latency import Pace
 from cutwater.storagenode.replica.writer import Writer
 
 HERE_BYTES_MAX = 32 * 1024
-"""More is worth a thread: meanwhile the next entries are received and handed on."""
+"""Larger writes use a thread, so that the next entries are received and forwarded meanwhile."""
 
 
 class HandingOver:
-    """``may_wait`` says whether the event loop may wait for the disk at all; ``flush`` lets go of what was sent to
-    peers; ``report`` sends the report that is due when entries are durable."""
+    """Hands writes over to writers. ``may_wait`` tells whether the event loop may wait for the disk at all; ``flush``
+    sends messages to peers; ``report`` sends the report that is due when entries are durable."""
 
     def __init__(self, may_wait: Callable[[], bool], flush: Callable[[], None], report: Callable[[], None]) -> None:
         self._may_wait, self._flush, self._report = may_wait, flush, report
         self._loop = asyncio.get_running_loop()
         self._due: list[Writer] = []
         self._busy: list[Writer] = []
-        """Writers whose threads were given something, and may not be done with it yet."""
+        """Writers whose threads were given work that may not be finished yet."""
         self._pace = Pace()
 
     @property
     def is_due(self) -> bool:
-        """Whether this turn of the event loop has brought something to write already."""
+        """Whether this turn of the event loop has already brought something to write."""
         return bool(self._due)
 
     def soon(self, writer: Writer) -> None:
-        """At the end of this turn of the event loop."""
+        """Schedule the writer for the end of this turn of the event loop."""
         if not self._due:
             self._loop.call_soon(self._now)
         if writer not in self._due:

@@ -1,17 +1,17 @@
 """The one thread that writes to the storage of a replica: group commit off the event loop.
 
-What arrives while a sync is under way goes into the next one. Entries are synced as soon as possible, because appends
-wait for them. Commit contexts can wait: an append is acknowledged before its commit is on disk, and the metadata
-repository keeps it until then. They are written when a reader wants them, because readers find records by them, and
-otherwise together with the next entries, or with the node's tick; their sync waits for the tick.
+Writes that arrive during a sync go into the next one. Entries are synced as soon as possible, because appends wait for
+them. Commit contexts can wait: an append is acknowledged before its commit is on disk, and the metadata repository
+keeps the commit until then. They are written when a reader wants them, because readers find records by them; otherwise
+together with the next entries, or at the node's tick. Their sync waits for the tick.
 
-To wake a thread, and to be woken by it, costs more than most of what it does. So what is given in one turn of the event
-loop is handed over once, at the end of the turn, when the loop is about to let other threads run; or it is written by
-the loop itself (``sync_scheduler`` says when). Only one of the two ever works: the loop while the thread has nothing to
-do, because only the loop could give it something.
+Waking a thread and being woken by it costs more than most of its work. So everything given in one turn of the event
+loop is handed over once, at the end of the turn, when the loop is about to let other threads run; or the loop itself
+writes it (``sync_scheduler`` decides). Only one of the two ever works: the loop writes only while the thread is idle,
+because only the loop could give it work.
 
-Its queue has no bound of its own. Whoever gives it entries looks at ``backlog_bytes`` first and holds back. Commit
-contexts that are held back are no more than there were entries since they were last handed over.
+The queue has no limit of its own. Callers check ``backlog_bytes`` before they give it entries. The number of commit
+contexts that are held back is at most the number of entries since the last hand-over.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _log = logging.getLogger(__name__)
 GROUP_ITEMS_MAX = 4096
 GROUP_BYTES_MAX = 32 * 1024 * 1024
 ENTRY_COST_BYTES = 256
-"""What an entry takes besides its body, about."""
+"""Approximate size of an entry in addition to its body."""
 
 Job = Callable[[], None]
 
 
 class Durable(Struct, frozen=True):
-    """What a sync made durable, and in which generation of the files it was written; None where nothing was."""
+    """What a sync made durable, and the generation of the files in which it was written; None if nothing was."""
 
     entries_end: LLSN | None
     entries_generation: int
@@ -52,7 +52,7 @@ class Durable(Struct, frozen=True):
 
 
 class _Task(Struct, frozen=True):
-    """Something to be done after everything before it is durable. ``reopens``: it makes good what failed before."""
+    """A job to run after everything before it is durable. ``reopens``: the job recovers from an earlier failure."""
 
     job: Job
     done: Callable[[CutwaterError | None], None]
@@ -60,15 +60,15 @@ class _Task(Struct, frozen=True):
 
 
 _Write = tuple[Entry | CommitContext, int, int]
-"""What is to be written, in which generation of the files, and how many bytes of the backlog it is."""
+"""The item to write, the generation of the files, and its share of the backlog in bytes."""
 _Item = _Write | _Task | None
 
 
 class Writer:
-    """``tell`` hands a function to the event loop's thread; everything that the writer says goes that way.
+    """Writes to one replica's storage. ``tell`` runs a function on the event loop's thread; all results go that way.
 
-    After a failure it drops what it is given and refuses tasks, until one that reopens the files succeeds: what it is
-    given in between does not follow what is in the files.
+    After a failure it drops what it is given and refuses tasks, until a task that reopens the files succeeds: items
+    given in between do not follow the content of the files.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Writer:
         name: str,
     ) -> None:
         self.on_readable: Callable[[], None] | None = None
-        """Told, on the event loop, when commits were written that readers can find from now on; None if no one asks."""
+        """Called on the event loop when readers can find newly written commits; None without readers."""
         self.entry_syncs = Histogram()
         self.context_syncs = Histogram()
         self._storage = storage
@@ -89,14 +89,14 @@ class Writer:
         self._on_failure = on_failure
         self._queue: queue.SimpleQueue[list[_Item]] = queue.SimpleQueue()
         self.turn: list[_Item] = []
-        """Given since the last hand-over; for others to see whether there is something."""
+        """Items given since the last hand-over; others may check whether there are any."""
         self._held: list[_Item] = []
         """Commit contexts that wait for the next entries, a reader or the tick."""
         self._given_bytes = 0
-        """Changed by the event loop's thread only, and the next one by the writer's: so no lock is needed."""
+        """Changed only by the event loop's thread, and ``_taken_bytes`` only by the writer's: so no lock is needed."""
         self._taken_bytes = 0
         self._inbox: deque[_Item] = deque()
-        """Handed over and not yet looked at."""
+        """Items that were handed over and not processed yet."""
         self._entries: list[Entry] = []
         self._entries_bytes = 0
         self._contexts: list[CommitContext] = []
@@ -104,27 +104,27 @@ class Writer:
         self._unsynced: CommitContext | None = None
         """The last commit context that is written but not synced."""
         self._handed_over = 0
-        """How many times; changed by the event loop's thread only, and the next two by the writer's."""
+        """Number of hand-overs. Only the event loop's thread changes it; only the writer changes the next two."""
         self._begun = self._finished = 0
         self._is_here = False
-        """The event loop's thread is writing."""
+        """Whether the event loop's thread is writing."""
         self._is_asked = False
-        """Something was handed over meanwhile."""
+        """Whether a hand-over was requested meanwhile."""
         self._is_broken = False
         self._is_ended = False
-        """Nothing that is given from now on will be done."""
+        """Whether all later items are ignored."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    # From the event loop's thread.
+    # Called from the event loop's thread.
 
     @property
     def backlog_bytes(self) -> int:
-        """Entries that were given and are not durable yet."""
+        """Bytes of entries that were given and are not durable yet."""
         return self._given_bytes - self._taken_bytes
 
     def write(self, entry: Entry, generation: int) -> None:
-        """Has to be followed by ``hand_over``, before the thread is left to itself."""
+        """Give an entry. The caller must call ``hand_over`` before the end of its turn."""
         if not self._is_ended:
             size = len(entry.batch.body) + ENTRY_COST_BYTES
             self._given_bytes += size
@@ -133,12 +133,12 @@ class Writer:
             self.turn.append((entry, generation, size))
 
     def write_context(self, context: CommitContext, generation: int) -> None:
-        """Held back until ``release``, or until something else is given."""
+        """Give a commit context, which is held back until ``release`` or until something else is given."""
         if not self._is_ended:
             self._held.append((context, generation, 0))
 
     def release(self) -> None:
-        """Let go of commit contexts; to be followed by ``hand_over``."""
+        """Release the commit contexts that are held back; the caller must call ``hand_over`` afterwards."""
         if self._held:
             self.turn += self._held
             self._held = []
@@ -156,13 +156,13 @@ class Writer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether its thread has nothing to do, and will not have as long as nothing is handed over."""
+        """Whether the thread has nothing to do, and will have nothing to do until a hand-over."""
         return self._handed_over == self._finished
 
     def write_here(self, then: Callable[[], None]) -> None:
-        """Instead of ``hand_over``, when it is idle: write and sync in this thread, and say what came of it at once.
-        ``then`` is called when entries are durable, before the rest is done, for which nobody waits. What is handed
-        over meanwhile by those who are told has to wait until this thread has left the files alone."""
+        """Write and sync in this thread instead of ``hand_over``, while the writer's thread is idle, and report the
+        results at once. ``then`` is called when entries are durable, before the remaining work, which no caller waits
+        for. If a callback hands something over meanwhile, it waits until this thread is done with the files."""
         assert self.is_idle
 
         failed: list[Exception] = []
@@ -172,12 +172,12 @@ class Writer:
                 job()
                 then()
             except Exception as error:
-                # Whatever is wrong with those who are told, what was begun here is ended first.
+                # Finish the work that was begun here before raising an error of a callback.
                 failed.append(error)
 
         turn, self.turn = self.turn, []
         for item in turn:
-            # Whoever gives something else hands it over right away.
+            # Other kinds of items are handed over at once, so they never get here.
             assert isinstance(item, tuple)
             self._collect(item)
         if self._is_broken:
@@ -195,19 +195,19 @@ class Writer:
             raise failed[0]
 
     def tick(self) -> None:
-        """Once in a while: write the commits that came since the last time, and sync them."""
+        """Write the commits that came since the last tick, and sync them. Called from time to time."""
         if (self._held or self._unsynced is not None) and not self._is_ended:
             self._last(_SYNC)
 
     def submit(self, job: Job, done: Callable[[CutwaterError | None], None], *, reopens: bool = False) -> None:
-        """Do it after all that was given before is durable; ``done`` is told, on the event loop, how it went."""
+        """Run a job after everything given before is durable; ``done`` gets the outcome on the event loop."""
         if self._is_ended:
             self._tell(lambda: done(StorageBroken("nothing is written any more: the replica is no longer here")))
         else:
             self._last(_Task(job, done, reopens))
 
     def end(self) -> None:
-        """Finish what was given, then end."""
+        """Finish everything given so far, then end."""
         if not self._is_ended:
             self._is_ended = True
             self._last(None)
@@ -218,11 +218,11 @@ class Writer:
         self.hand_over()
 
     def join(self, timeout: float) -> bool:
-        """Whether it ended in time."""
+        """Wait for the thread to end. Returns whether it ended in time."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    # In its own thread.
+    # Executed in the writer's own thread.
 
     def _run(self) -> None:
         while True:
@@ -241,8 +241,8 @@ class Writer:
                 self._finished = self._begun
 
     def _next(self) -> _Task | None:
-        """Collect writes until there is a reason to sync: nothing more is waiting, or something else comes. The result
-        is that something else; a task that does nothing if there was none."""
+        """Collect writes until there is a reason to sync: nothing more is waiting, or an item of another kind comes.
+        Returns that item, or a task that does nothing."""
         if not self._inbox:
             self._take(self._queue.get())
         collected = 0
@@ -274,7 +274,7 @@ class Writer:
             self._generations[1] = generation
 
     def _take_entries(self) -> list[Entry]:
-        """The entries that were collected, which from here on no longer count as waiting."""
+        """Return the collected entries, which no longer count as waiting from here on."""
         entries, self._entries = self._entries, []
         self._taken_bytes += self._entries_bytes
         self._entries_bytes = 0
@@ -286,7 +286,7 @@ class Writer:
         if not self._entries and not committed and not contexts:
             return
         try:
-            # Clients wait for entries, so they come first, unless someone waits for the commits before them.
+            # Clients wait for entries, so they come first, unless a reader waits for the commits before them.
             is_urgent = self.on_readable is not None
             if committed and is_urgent:
                 self._write_contexts(committed, tell)
@@ -349,7 +349,7 @@ class Writer:
 
 
 def _known(error: Exception) -> CutwaterError:
-    """Also a bug must not end the thread: everyone would wait for it for ever."""
+    """Convert any exception: unexpected ones must not kill the thread, because its callers would wait forever."""
     if isinstance(error, CutwaterError):
         return error
     _log.error("unforeseen failure while writing", exc_info=error)
@@ -358,4 +358,4 @@ def _known(error: Exception) -> CutwaterError:
 
 _NOTHING = _Task(lambda: None, lambda outcome: None, reopens=False)
 _SYNC = _Task(lambda: None, lambda outcome: None, reopens=False)
-"""Nothing to be done either, but that everything before it becomes durable."""
+"""A task that does nothing; everything before it becomes durable."""

@@ -1,8 +1,8 @@
-"""Cuts stored batches down to the columns that a reader asked for, within a budget of memory.
+"""Reduces stored batches to the columns that a reader asked for, within a memory budget.
 
-Batches that were checked before they got their places are read as they are. Others, of older versions, are looked into
-first: malformed ones are sent as they are stored, and the reader, which gets the same bytes from any replica, decides
-what to do about them.
+Batches that were checked before they got their places are read as they are. Others, of older versions, are checked
+first. Malformed ones are sent as they are stored: the reader gets the same bytes from any replica, and decides what to
+do about them.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
 INFLATED_AT_ONCE: Final = INFLATED_BYTES_MAX // 4
-"""An answer ends behind the batch that brings the decompressed bytes above this."""
+"""An answer ends after the batch that brings the decompressed bytes above this limit."""
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 
 R = TypeVar("R")
 FormOf = Callable[[int], BodyForm | Literal[False] | None]
-"""The form of batches of the schema with this number; False if there is no such schema, None if it is not known."""
+"""Returns the form of batches of this schema number; False if there is no such schema, None if it is not known."""
 
 
 class Needs(Struct, Generic[R], frozen=True):
-    """Work that is left to do, and the memory that it takes."""
+    """Work that is left to do, and the memory that it needs."""
 
     memory_bytes: int
     go_on: Callable[[], R]
 
 
 async def within(memory: MemoryBudget, in_reader: Callable[[Callable[[], R]], Awaitable[R]], found: R | Needs[R]) -> R:
-    """The result, after the work that is left is done within the memory budget. ``ResourceExhausted`` if there is no
-    memory for a while. A reader that is cancelled keeps the memory until its thread has ended."""
+    """Do the remaining work within the memory budget and return the result. Raises ``ResourceExhausted`` if no memory
+    becomes free for a while. The memory of a cancelled reader stays reserved until its thread has ended."""
     if not isinstance(found, Needs):
         return found
     async with memory.reserved(found.memory_bytes):
@@ -53,7 +53,7 @@ async def within(memory: MemoryBudget, in_reader: Callable[[Callable[[], R]], Aw
 
 
 def memory_needed(frames: Iterable[Frame], projection: Mapping[int, Columns], form_of: FormOf | None = None) -> int:
-    """The memory to decompress the largest batch that is projected or checked, and to hold the result."""
+    """Return the memory needed to decompress the largest batch that is projected or checked, and to hold the result."""
     largest = 0
     for frame in frames:
         header = frame.header
@@ -64,7 +64,7 @@ def memory_needed(frames: Iterable[Frame], projection: Mapping[int, Columns], fo
 
 
 def inflated(body: Buffer) -> int:
-    """The decompressed size of a compressed body; 0 if it is not compressed, or above the limit."""
+    """Return the decompressed size of a compressed body; 0 if it is not compressed, or above the limit."""
     try:
         return inflated_bytes(body)
     except BadBody:
@@ -72,14 +72,14 @@ def inflated(body: Buffer) -> int:
 
 
 class Room:
-    """How much of an answer is left."""
+    """The space that is left in an answer."""
 
     def __init__(self) -> None:
         self._bytes = self._inflated = 0
         self._is_empty = True
 
     def take(self, size: int, inflated_bytes: int = 0) -> bool:
-        """Whether there is room for one more. The first one is always taken."""
+        """Take space for one more frame; return whether it fits. The first one always fits."""
         self._bytes += size
         self._inflated += inflated_bytes
         is_first, self._is_empty = self._is_empty, False
@@ -98,8 +98,8 @@ def is_malformed(frame: Frame, form_of: FormOf) -> bool | None:
 
 
 def columns_of(frame: Frame, wanted: Columns) -> pa.RecordBatch | None:
-    """The wanted columns; None if the batch is malformed."""
-    # Only nodes that are asked for columns need Arrow, which takes long to import.
+    """Return the wanted columns; None if the batch is malformed."""
+    # Only nodes that are asked for columns need Arrow, which is slow to import.
     from cutwater.format import projection  # noqa: PLC0415
 
     schema, header = projection.decode_schema(wanted.schema), frame.header
@@ -121,7 +121,7 @@ def _form(schema: bytes, event_time: str | None) -> BodyForm:
 
 
 def picked(frame: Frame, wanted: Columns) -> memoryview | None:
-    """The body of an entry with the wanted columns only; None if it is malformed."""
+    """Return the body of an entry with the wanted columns only; None if it is malformed."""
     from cutwater.format import projection  # noqa: PLC0415
 
     rows = columns_of(frame, wanted)
@@ -131,13 +131,13 @@ def picked(frame: Frame, wanted: Columns) -> memoryview | None:
         body = memoryview(rows.serialize())
         if len(body) <= frame.header.body_bytes:
             return body
-    # It was compressed before, and is compressed again: a message has a largest size.
+    # It was compressed before, and is compressed again: the size of a message is limited.
     return memoryview(projection.serialize(rows, "lz4"))
 
 
 @contextmanager
 def _schema_is_theirs(frame: Frame) -> Iterator[None]:
-    """The batch was checked, so if it cannot be read, it is not the batch that is wrong."""
+    """Blame the given schema for a read error, because the batch itself was checked."""
     try:
         yield
     except Damaged as error:
@@ -148,5 +148,5 @@ def _schema_is_theirs(frame: Frame) -> Iterator[None]:
 
 
 def all_checked(headers: Sequence[object]) -> bool:
-    """Whether all of these, headers or outlines of data, were looked into."""
+    """Whether all of these headers or outlines of data were checked."""
     return all(header.checked or header.kind != BatchKind.DATA for header in headers)  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-"""Pushes committed records to readers that stay: as they are committed, woken by commits, never by a clock.
+"""Pushes records to subscribed readers as they are committed. Commits wake it, never a clock.
 
-A reader that is behind gets as much as fits into a message, one message after another, as fast as it takes them; one
-that has everything gets each commit as soon as it can be found in the files, or several at once if they come faster
-than they are sent. If a commit concerns other log streams only, the reader is told that this one is complete up to
-there, so that it does not wait; such messages are held back a little while others have just been sent.
+A reader that is behind gets full messages, one after another, as fast as it takes them. A reader that has caught up
+gets each commit as soon as it can be found in the files, or several at once if they come faster than they are sent. If
+a commit concerns other log streams only, the reader is told that this one is complete up to there, so that it does not
+wait; such messages are held back briefly after others were sent.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from cutwater.wire.connection import Connection
 
 QUIET_SECONDS_MIN = 0.001
 QUIET_SECONDS_PER_STREAM = 0.0001
-"""How far apart messages without records are, by how many log streams a connection follows: each costs the reader a
-little, and all together no more than some part of its time."""
+"""Minimum interval between messages without records, by the number of log streams that a connection follows. Each
+message costs the reader a little; this limits their share of its time."""
 
 
 class _Part(Struct, frozen=True):
-    """Some entries, and what was not yet read of those that are committed."""
+    """Some entries, and the number of committed records that were not read yet."""
 
     header: api.ReadAnswerHeader
     body: Payload
@@ -53,7 +53,7 @@ class Following:
         """How many log streams each connection follows."""
 
     async def serve(self, call: Call[api.FollowArguments], sender: StreamSender[api.ReadAnswerHeader]) -> None:
-        """Until the reader goes, or this replica cannot be read any more."""
+        """Push records until the reader disconnects or this replica can no longer be read."""
         arguments = call.argument
         driver = self._node.driver(arguments.stream)
         news = asyncio.Event()
@@ -122,27 +122,27 @@ class Following:
             await news.wait()
 
     async def _start(self, driver: ReplicaDriver, from_glsn: GLSN) -> LLSN:
-        """The first LLSN to be sent."""
+        """Return the first LLSN to send."""
         self._require_readable(driver)
         trimmed_before = driver.replica.hard_state.trimmed_before
         if from_glsn < trimmed_before:
             raise Trimmed(from_glsn, trimmed_before)
         end = indexed_end(driver)
-        # What is committed after ``end`` was asked for is found, or it is read on from there.
+        # A commit after ``end`` was read is either found here, or read later from there on.
         llsn = await driver.in_reader(lambda: driver.storage.from_glsn(from_glsn))
         return LLSN(end + 1) if llsn is None else llsn
 
     def _require_readable(self, driver: ReplicaDriver) -> None:
         if self._node.driver(driver.stream) is not driver:
-            # It was opened anew, so this one will hear of nothing more.
+            # It was replaced by a new replica, so this one gets no more events.
             raise Unavailable(f"log stream {driver.stream} was replaced here: follow it again")
         driver.require_readable()
 
 
 def complete_through(driver: ReplicaDriver) -> GLSN:
-    """Up to where everything that is committed can be found in the files."""
+    """Return the position up to which all committed records can be found in the files."""
     replica = driver.replica
-    # In this order, because commits go on: what is complete is no more than what is committed after it was asked for.
+    # Read in this order, because commits continue: the complete position must not exceed the committed end.
     through, committed_end, last = replica.complete_through, replica.committed_end, driver.storage.last_commit
     if indexed_end(driver) >= committed_end:
         return through
@@ -158,7 +158,7 @@ def _find(driver: ReplicaDriver, asked: api.FindArguments) -> api.FindAnswer:
 def _event_time(driver: ReplicaDriver, asked: api.EventTimeArguments) -> api.EventTimeAnswer:
     through, storage, end = complete_through(driver), driver.storage, indexed_end(driver)
     next_llsn = storage.from_glsn(GLSN(asked.at + 1))
-    # What comes after the last commit, too, begins with a batch: commits never divide one.
+    # A batch also begins after the last commit: commits never divide a batch.
     is_inside = next_llsn is not None and next_llsn <= end
     first = storage.entry_at(next_llsn).first_llsn if is_inside and next_llsn is not None else LLSN(end + 1)
     running = storage.running_before(first)
@@ -170,7 +170,7 @@ def _event_time(driver: ReplicaDriver, asked: api.EventTimeArguments) -> api.Eve
 
 def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) -> _Part | Needs[_Part]:
     replica = driver.replica
-    # In this order: what was complete before is still complete after the read.
+    # Read in this order: what was complete before is still complete after the read.
     through, revision, committed_end = complete_through(driver), replica.revision, indexed_end(driver)
     part = driver.storage.read(llsn, committed_end, min(max(arguments.bytes_max, 1), READ_BYTES_MAX))
 
@@ -196,12 +196,14 @@ def _part(
     body: Payload,
     seen: tuple[GLSN, Revision, LLSN],
 ) -> _Part:
-    """``seen``: up to where it was complete before the read, under which revision, and how far it was committed."""
+    """Build a part. ``seen``: before the read, the position up to which it was complete, the revision, and the
+    committed end."""
     through, revision, committed_end = seen
     last_llsn = frames[-1].header.last_llsn
     commits = tuple(context for context in contexts if context.first_llsn <= last_llsn)
-    # What is asked for counts, not where its batch begins: a trim may end within a batch. Nor where this one began to
-    # look, if the commit of what is asked for could not be found then: the reader leaves out what lies before.
+    # A trim may end within a batch, so the requested position counts, not the beginning of its batch. The position
+    # where this search began does not count either, because the commit of the requested position may not have been
+    # found then: the reader skips what lies before.
     asked, trimmed_before = context_of_llsn(commits, llsn), driver.replica.hard_state.trimmed_before
     wanted = max(asked.glsn_of(llsn), arguments.from_glsn) if asked is not None else trimmed_before
     if wanted < trimmed_before:

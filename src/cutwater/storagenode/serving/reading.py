@@ -27,11 +27,11 @@ from cutwater.wire.calls.incoming_calls import Call
 
 READ_WAIT_SECONDS = 0.001
 READ_WAITS_MAX = 50
-"""How long a read waits for commits that are just being written; what is not there then is read the next time."""
+"""How long a read waits for commits that are being written; later ones are read the next time."""
 
 
 class Reading:
-    """What is damaged is never served: the reader is told to try again or elsewhere, and a repair begins."""
+    """Serves reads. Damaged data is never served: the reader is told to try again or elsewhere, and a repair begins."""
 
     def __init__(self, node: StorageNode, memory: MemoryBudget) -> None:
         self._node, self._memory = node, memory
@@ -54,7 +54,7 @@ class Reading:
     async def copy(self, call: Call[api.CopyArguments]) -> Reply[api.CopyAnswer]:
         stream, llsn = call.argument.stream, call.argument.llsn
         driver = self._node.driver(stream)
-        # Also of a replica that has to learn: up to its own committed LLSN, what it has is as good as any.
+        # A replica that must learn may serve copies too: up to its own committed LLSN, its data is valid.
         driver.require_committed()
         if llsn > indexed_end(driver):
             raise NotYetCommitted(f"log stream {stream} is committed to LLSN {indexed_end(driver)} here, not to {llsn}")
@@ -67,7 +67,7 @@ class Reading:
 
 
 async def until_indexed(driver: ReplicaDriver) -> None:
-    """Wait a little for commits that are acknowledged already and just being written, because someone reads."""
+    """Wait briefly for commits that are acknowledged but still being written, before a read."""
     for _ in range(READ_WAITS_MAX):
         if indexed_end(driver) >= driver.replica.committed_end:
             return
@@ -75,7 +75,7 @@ async def until_indexed(driver: ReplicaDriver) -> None:
 
 
 def indexed_end(driver: ReplicaDriver) -> LLSN:
-    """The last LLSN whose commit is in the files, where reads look for it."""
+    """Return the last LLSN whose commit is in the files, where reads look for it."""
     return _end_of(driver.storage.last_commit, driver)
 
 
@@ -84,8 +84,8 @@ def _end_of(last: CommitContext | None, driver: ReplicaDriver) -> LLSN:
 
 
 class Found(Struct, frozen=True):
-    """The committed entries from a position on: the LLSN to begin with, None if there are none, and the last one.
-    ``complete_through`` holds for an answer that goes that far."""
+    """The committed entries from a position on: the first LLSN, or None if there are none, and the last one.
+    ``complete_through`` holds for an answer that reaches the last one."""
 
     first: LLSN | None
     end: LLSN
@@ -93,7 +93,7 @@ class Found(Struct, frozen=True):
     revision: Revision
 
     def complete(self, commits: Sequence[CommitContext], last_llsn: LLSN) -> GLSN:
-        """Up to where an answer that ends with this LLSN is complete."""
+        """Return the position up to which an answer that ends with this LLSN is complete."""
         if last_llsn >= self.end:
             return self.complete_through
         context = context_of_llsn(commits, last_llsn)
@@ -102,13 +102,13 @@ class Found(Struct, frozen=True):
 
 def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None) -> Found:
     replica, storage = driver.replica, driver.storage
-    # In this order: what was complete before is still complete after the read.
+    # Read in this order: what was complete before is still complete after the read.
     through, revision, end = replica.complete_through, replica.revision, replica.committed_end
-    # Once: more commits may be written at any moment, and both of what follows must be of the same one.
+    # Read it once: more commits may be written at any moment, and both values below must be of the same commit.
     last = storage.last_commit
     indexed = _end_of(last, driver)
     if indexed < end:
-        # Nothing is known to be complete beyond what can be found.
+        # Nothing beyond what can be found is known to be complete.
         end = indexed
         through = min(through, last.high_watermark if last is not None else GLSN(0))
     trimmed_before = replica.hard_state.trimmed_before
@@ -122,7 +122,7 @@ def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None) -> Found:
 
 
 def last_llsn_at(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
-    """The last one that has this GLSN or one below; ``UNKNOWN`` if that was forgotten after a trim."""
+    """Return the last LLSN at or below this GLSN; ``UNKNOWN`` if that was forgotten after a trim."""
     i = bisect_right(contexts, glsn, key=attrgetter("first_glsn")) - 1
     if i < 0:
         return LLSN(0) if not contexts or contexts[0].first_llsn == 1 else UNKNOWN
@@ -158,7 +158,7 @@ def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> Answer | Needs
 def pick_columns(
     frames: Sequence[Frame], projection: Mapping[int, api.Columns]
 ) -> tuple[Sequence[Frame], list[Buffer]]:
-    """As many frames as an answer can hold, each with the wanted columns only."""
+    """Return as many frames as an answer can hold, each with the wanted columns only."""
     pieces: list[Buffer] = []
     room = Room()
     for number, frame in enumerate(frames):
@@ -174,7 +174,7 @@ def pick_columns(
 
 
 def _picked(frame: Frame, wanted: api.Columns) -> list[Buffer]:
-    """Malformed batches stay as they are, and are not marked as checked."""
+    """Encode a frame with the wanted columns. A malformed batch stays as it is, and is not marked as checked."""
     body = picked(frame, wanted)
     if body is None:
         return [frame.data]

@@ -1,6 +1,6 @@
-"""Cuts entries down to the columns that a reader of a large range wants, and puts their rows together.
+"""Reduces entries to the columns that a reader of a large range wants, and joins their rows into blocks.
 
-Only nodes that are asked for columns need this, and Arrow, which takes long to import.
+Only nodes that are asked for columns need this module and Arrow, which is slow to import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cutwater.types import BatchKind
 
 
 class Place(NamedTuple):
-    """Where a record batch lies in an answer, and its checksum."""
+    """The location of a record batch in an answer, and its checksum."""
 
     offset: int
     bytes: int
@@ -34,8 +34,8 @@ NOWHERE = Place(0, 0, 0)
 def pick_blocks(
     frames: Sequence[Frame], projection: Mapping[int, Columns], form_of: FormOf | None
 ) -> tuple[list[Place], list[Buffer], list[int]]:
-    """Of as many frames as an answer has room for: where the rows of each begin, which is nowhere if they are in the
-    block of the one before; the blocks, in pieces; and what was found of each frame, as it is told the reader."""
+    """Process as many frames as fit into an answer. Returns, for each frame, where its rows begin (``NOWHERE`` if they
+    are in the block of the frame before); the blocks, in pieces; and the verdict on each frame for the reader."""
     made = _Blocks()
     verdicts: list[int] = []
     room = Room()
@@ -80,13 +80,13 @@ class _Blocks:
         self.pieces: list[Buffer] = []
         self._end = 0
         self._rows: list[pa.RecordBatch] = []
-        """Of the block that is being made."""
+        """Rows of the block that is being built."""
         self._schema = 0
         self._first = 0
-        """Which frame it begins with."""
+        """The frame that the block begins with."""
 
     def join(self, schema: int, rows: pa.RecordBatch) -> None:
-        """Rows that go into the same block as those before, if they are of the same schema."""
+        """Add rows to the current block if they have the same schema; otherwise begin a new one."""
         if self._rows and schema != self._schema:
             self.close()
         if not self._rows:
@@ -95,7 +95,7 @@ class _Blocks:
         self.places.append(NOWHERE)
 
     def put(self, body: Buffer | None) -> None:
-        """A block as it is; nothing, if its rows do not come."""
+        """Add a block as it is, or no block if its rows are not sent."""
         self.close()
         self.places.append(NOWHERE if body is None else self._place([body]))
 

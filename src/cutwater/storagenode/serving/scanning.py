@@ -1,5 +1,4 @@
-"""Serves those who read large ranges: tells how much lies where and what the headers of batches say, and gives the
-records, many batches at a time."""
+"""Serves readers of large ranges: sizes of ranges, headers of batches, and records, many batches at a time."""
 
 from __future__ import annotations
 
@@ -93,13 +92,13 @@ class Scanning:
         return reply
 
     async def _form_of(self, asked: api.ScanArguments) -> FormOf:
-        """The schemas to check unchecked batches with. If they are not known now, the reader checks them."""
+        """Return the schemas for unchecked batches. If they are not known now, the reader checks the batches."""
         topic = self._topics.known(asked.stream)
         revision = self._node.revision(asked.stream)
         if topic is None:
             with suppress(CutwaterError):
                 topic = await self._topics.of_stream(asked.stream)
-        # A schema came into the catalog before anything of it was committed.
+        # A schema enters the catalog before any batch of it is committed.
         otherwise: Literal[False] | None = False if self._topics.revision >= revision else None
         if otherwise is None:
             self._topics.refresh(revision)
@@ -112,7 +111,7 @@ def _is_near(connection: Connection) -> bool:
 
 
 def _measure(driver: ReplicaDriver, positions: Sequence[GLSN]) -> api.MeasureAnswer:
-    # In this order, because commits go on: what was complete before is still complete after the search.
+    # Read in this order, because commits continue: what was complete before is still complete after the search.
     through, contexts = complete_through(driver), driver.storage.contexts
     llsns = [last_llsn_at(contexts, glsn) for glsn in positions]
     sizes = driver.storage.bytes_through(llsns)
@@ -120,7 +119,7 @@ def _measure(driver: ReplicaDriver, positions: Sequence[GLSN]) -> api.MeasureAns
 
 
 class _Span(Struct, frozen=True):
-    """The entries that are asked for: LLSNs, and the places of their commits."""
+    """The requested entries: their LLSNs, and the indexes of their commits."""
 
     start: LLSN
     stop: LLSN
@@ -131,7 +130,7 @@ class _Span(Struct, frozen=True):
 
 def _span(driver: ReplicaDriver, asked: api.HeadsArguments) -> _Span:
     storage, trimmed_before = driver.storage, driver.replica.hard_state.trimmed_before
-    # In this order, because commits go on: what was complete before is still complete after the search.
+    # Read in this order, because commits continue: what was complete before is still complete after the search.
     through, end, contexts = complete_through(driver), indexed_end(driver), storage.contexts
     if asked.from_glsn < trimmed_before:
         raise Trimmed(asked.from_glsn, trimmed_before)
@@ -143,7 +142,7 @@ def _span(driver: ReplicaDriver, asked: api.HeadsArguments) -> _Span:
 
 
 def _entries(driver: ReplicaDriver, span: _Span, asked: api.HeadsArguments) -> Iterator[tuple[Entry, CommitContext]]:
-    """At most so many as are asked for, without their bodies, each with its commit."""
+    """Yield at most ``heads_max`` entries without their bodies, each with its commit."""
     commits = _commits(span.contexts, span.places.start, span.places.stop)
     commit = next(commits, None)
     found = driver.storage.heads(span.start, span.stop) if span.start <= span.stop else iter(())
@@ -202,7 +201,7 @@ Answer = Reply[api.ScanAnswer]
 def _scan(
     driver: ReplicaDriver, asked: api.ScanArguments, is_near: bool, form_of: FormOf | None
 ) -> Answer | Needs[Answer]:
-    """``is_near``: the reader is on this machine. ``form_of``: the reader wants unchecked batches checked."""
+    """Scan. ``is_near``: the reader is on this machine. ``form_of``: the reader wants unchecked batches checked."""
     found = find(driver, asked.from_glsn, asked.to_glsn)
     if found.first is None:
         return Reply(api.ScanAnswer(0, found.complete_through, crc32c(b"")))
@@ -210,7 +209,7 @@ def _scan(
     if asked.opens_files and is_near:
         bytes_told = max(bytes_max, min(asked.file_bytes_max, api.FILE_BYTES_MAX))
         located = driver.storage.locate(found.first, found.end, bytes_told, api.RUNS_MAX)
-        # Batches that have to be checked go the slow way.
+        # Batches that must be checked take the slower path below.
         if located is not None and (form_of is None or all_checked(located.outlines)):
             outlines = located.outlines
             verdicts = repeat(0 if form_of is None else api.CHECKED)
@@ -242,7 +241,7 @@ def _scan(
 def _looked_into(
     frames: Sequence[Frame], places: Iterable[tuple[int, int, int]], form_of: FormOf
 ) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """Where the bodies are of those that are sound, as far as is known, and what was found of each."""
+    """Check the frames. Returns the places of bodies that are not known to be malformed, and the verdict on each."""
     found: list[tuple[int, int, int]] = []
     verdicts: list[int] = []
     room = Room()
@@ -262,9 +261,9 @@ def _packed(
     places: Iterable[tuple[int, int, int]],
     verdicts: Iterable[int],
 ) -> tuple[int, bytes]:
-    """The number of entries that have places, and their encoded description. ``verdicts`` are added to schemas."""
+    """Return the number of entries with places, and their encoded description. ``verdicts`` are added to schemas."""
     left = iter(commits)
-    # Of the commit that an entry belongs to: its last LLSN, what makes a GLSN of an LLSN, and its time.
+    # Of the current commit: its last LLSN, the difference between GLSN and LLSN, and its time.
     end, ahead, time = 0, 0, CutTime(0)
     runs = []
     for header, place, verdict in zip(headers, places, verdicts, strict=False):
@@ -281,7 +280,7 @@ def _packed(
 
 
 def _as_stored(headers: Iterable[FrameHeader | Outline]) -> Iterator[tuple[int, int, int]]:
-    """Where the body of each frame lies in all of them, and its checksum."""
+    """Yield the offset and size of the body of each frame in the joined frames, and its checksum."""
     start = 0
     for header in headers:
         has_rows = header.kind == BatchKind.DATA
@@ -290,19 +289,19 @@ def _as_stored(headers: Iterable[FrameHeader | Outline]) -> Iterator[tuple[int, 
 
 
 def _commits(contexts: Sequence[CommitContext], start: int, stop: int) -> Iterator[CommitContext]:
-    """Some at a time, because a range may have many and a reader asks for part of them."""
+    """Yield commits, loading a few at a time: a range may have many, and a reader asks for part of them."""
     for at in range(start, stop, COMMITS_AT_ONCE):
         yield from contexts[at : min(at + COMMITS_AT_ONCE, stop)]
 
 
 def _commit_of(contexts: Sequence[CommitContext], llsn: LLSN) -> int:
-    """The place of the commit that covers this LLSN, or would."""
+    """Return the index of the commit that covers this LLSN, or would cover it."""
     return max(0, bisect_right(contexts, llsn, key=attrgetter("first_llsn")) - 1)
 
 
 def _before(driver: ReplicaDriver, contexts: Sequence[CommitContext], llsn: LLSN) -> api.EventTimeBefore:
-    """Of all that came before, also of what is trimmed: what a reader is told must not depend on how much of a trim
-    this replica has heard of. The commit of the last record that is gone is kept."""
+    """Return the event time of all earlier records, including trimmed ones: the answer must not depend on how much of a
+    trim this replica has heard of. The commit of the last trimmed record is kept."""
     i = bisect_right(contexts, LLSN(llsn - 1), key=attrgetter("first_llsn")) - 1
     running = driver.storage.running_before(llsn)
     committed = contexts[i].time if i >= 0 else None

@@ -1,9 +1,8 @@
-"""Looks into batches before they get a place in the log, once: by the head for appends, by every holder for staged
-parts. From there on nobody refuses bytes for what is in them.
+"""Checks the content of batches once, before they get a place in the log: the head checks appends, and every holder
+checks staged parts. After that, no server refuses bytes because of their content.
 
-Small bodies are checked where they come in, on the event loop; large ones, and those that have to be decompressed, in a
-thread. What is appended to one log stream is taken in the order in which it came, so whatever comes while another one
-is being checked waits behind it.
+Small bodies are checked on the event loop, where they arrive. Large ones, and those that must be decompressed, are
+checked in a thread. Appends to one log stream keep their order, so later ones wait while an earlier one is checked.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from cutwater.types import MILLISECOND, Batch, BatchKind, EventTime, LogStreamId
 _log = logging.getLogger(__name__)
 
 LOOP_BYTES_MAX: Final = 1_280 * 1024
-"""Larger bodies that are not compressed are checked in a thread. A checksum of this many bytes takes as long."""
+"""Larger uncompressed bodies are checked in a thread. A checksum over this many bytes takes equally long."""
 LOOP_INFLATED_BYTES_MAX: Final = 128 * 1024
-"""The same of columns that have to be decompressed."""
+"""The same limit for columns that must be decompressed."""
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 WAITING_MAX: Final = 8_192
 RETRY_MS: Final = 20
@@ -82,9 +81,9 @@ class ContentChecks:
     # Appends.
 
     def append(self, stream: LogStreamId, batch: Batch, asker: Asker, take: Taken) -> None:
-        """Hand a batch to ``take`` if it is sound, at once or after those before it. Raises, or tells the asker, if it
-        is not. ``check_batch`` has looked at its numbers. A batch that a producer repeats is in the log already, and
-        is not refused for its content."""
+        """Pass a valid batch to ``take``, at once or after earlier ones. If the batch is invalid, raises an error or
+        tells the asker. ``check_batch`` has already checked its numbers. A batch that a producer repeats is already in
+        the log, and is not refused for its content."""
         is_sound = False
         if stream not in self._queues:
             try:
@@ -104,7 +103,7 @@ class ContentChecks:
         return driver is not None and driver.replica.dedup.has(batch)
 
     def _is_sound(self, stream: LogStreamId, batch: Batch) -> bool:
-        """Whether it is, as far as that is known at once; raises if it is not."""
+        """Whether the batch is known to be valid without waiting; raises if it is invalid."""
         if batch.kind is not BatchKind.DATA and batch.declared is None:
             return True
         topic = self._topics.known(stream)
@@ -114,7 +113,7 @@ class ContentChecks:
             form = topic.form(batch.schema)
             if form is None:
                 return False
-            # Nearly all batches are plain, and that costs nearly nothing to see.
+            # Nearly all batches are plain, and checking that is very cheap.
             is_plain_body = form.is_key_value and is_plain(batch.body, batch.count, batch.time_min, batch.time_max)
             if not is_plain_body:
                 if not _is_quick(batch):
@@ -125,7 +124,7 @@ class ContentChecks:
         return True
 
     def _check(self, stream: LogStreamId, batch: Batch, topic: TopicForms, form: BodyForm) -> None:
-        """Raises if it is not sound. In any thread."""
+        """Raise if the batch is invalid. Runs in any thread."""
         self._check_body(batch, topic, form)
         self._check_times(stream, batch, topic)
 
@@ -147,7 +146,7 @@ class ContentChecks:
             check_ahead(topic, "the declared watermark", batch.declared, now)
 
     async def check_of(self, stream: LogStreamId) -> FrameCheck | None:
-        """The check for stored frames of a log stream; None if the topic was deleted."""
+        """Return the check for stored frames of a log stream; None if the topic was deleted."""
         try:
             topic = await self._topics.of_stream(stream)
         except NotFound:
@@ -184,10 +183,10 @@ class ContentChecks:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.error("checking what is appended failed, which is a bug", exc_info=task.exception())
+            _log.error("the check of an append failed, which is a bug", exc_info=task.exception())
 
     async def _work_off(self, stream: LogStreamId) -> None:
-        """One after the other, until none is left: only then may another one go past."""
+        """Check waiting batches in order until none is left: only then may a new batch skip the queue."""
         queue = self._queues[stream]
         try:
             while queue:
@@ -207,7 +206,7 @@ class ContentChecks:
         finally:
             del self._queues[stream]
             for waiting in queue:
-                # Only when the node stops, or there is a bug: nobody waits for ever.
+                # Only when the node stops, or after a bug: no caller may wait forever.
                 waiting.asker.fail(Unavailable("this could not be checked, and nothing was appended: try again"))
                 self._waiting -= 1
                 self._waiting_bytes -= len(waiting.batch.body)
@@ -228,8 +227,8 @@ class ContentChecks:
 
 
 def needed(body: Buffer, topic: TopicForms) -> int:
-    """How much memory it takes to look into a body; nothing if its columns are as they are. Raises if that cannot be
-    known, or is too much: nothing was decompressed then."""
+    """Return the memory needed to check a body; 0 if its columns are not compressed. Raises if the size is unknown or
+    too large; nothing is decompressed then."""
     try:
         return inflated_bytes(body)
     except BadBody as error:
@@ -237,9 +236,9 @@ def needed(body: Buffer, topic: TopicForms) -> int:
 
 
 def _is_quick(batch: Batch) -> bool:
-    """Whether the event loop can check it by itself without keeping others waiting."""
+    """Whether the event loop can check the batch itself without delaying other work."""
     if len(batch.body) > LOOP_BYTES_MAX or "pyarrow" not in sys.modules:
-        # Arrow takes long to import, too.
+        # Arrow is slow to import, too.
         return False
     if not may_be_compressed(batch.body):
         return True

@@ -1,5 +1,5 @@
-"""What may be stored at all. It is looked at where entries come in: what the disk's thread cannot write fails the whole
-replica, and everyone who waits for it, while a refusal here concerns only who sent it. Pure.
+"""Checks whether entries can be stored at all, where they arrive. An entry that the writer thread cannot write would
+fail the whole replica and all its callers; a refusal here concerns only the sender. Pure.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def check_entry(entry: Entry) -> None:
 
 
 def check_batch(batch: Batch) -> None:
-    """The same, of a batch that has no place yet and belongs to no group."""
+    """Raise if this batch, which has no place yet, cannot be stored as it is, or claims to belong to a group."""
     if batch.more or batch.group is not None:
         raise InvalidArgument("an append is no part of a group: groups are published, see PublishRequest")
     _check(batch)
 
 
 def _check(batch: Batch) -> None:
-    """Numbers are compared in place, one by one: this is done for every batch, and nearly all of them are right."""
+    """Check the batch. Numbers are compared inline, one by one: this runs for every batch, and nearly all are right."""
     if not 1 <= batch.count <= UINT32_MAX:
         raise _outside("count of records", batch.count, 1, UINT32_MAX)
     if not 0 <= batch.schema <= UINT32_MAX:
@@ -55,7 +55,7 @@ def _check(batch: Batch) -> None:
 
 
 def _check_bodiless(batch: Batch) -> None:
-    """Fences and declarations take one position and hold no record."""
+    """Check a fence or declaration. These take one position and hold no record."""
     what = "fence" if batch.kind is BatchKind.FENCE else "declaration"
     if batch.count != 1 or batch.body or batch.schema:
         raise InvalidArgument(

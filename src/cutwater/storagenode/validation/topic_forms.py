@@ -1,5 +1,5 @@
-"""What the bodies of each log stream look like, as the catalog says: asked of the metadata repository when needed,
-and kept. A schema never changes once it has its number, so what is known stays true.
+"""Forms of the bodies of each log stream, as the catalog defines them: fetched from the metadata repository when
+needed, and cached. A schema never changes once it has its number, so cached forms stay valid.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _log = logging.getLogger(__name__)
 FETCH_SECONDS: Final = 2.0
 """How long an append waits for the catalog."""
 AGAIN_SECONDS: Final = 0.1
-"""How far apart questions to the metadata repository are: not every append that names nonsense asks one."""
+"""Minimum interval between catalog requests, so that not every append with an unknown schema sends one."""
 
 Ask = Callable[[CatalogRequest], Awaitable[Catalog]]
 
 
 class Moment(NamedTuple):
-    """When a caller came: a question to the catalog that was asked later answers it."""
+    """When a caller arrived: any later catalog request answers it."""
 
     questions: int
     until: float
-    """How long it is waited for."""
+    """When the caller stops waiting."""
 
 
 class TopicForms:
-    """The schemas of one topic. ``ahead_us``: how far event times may be ahead of cut time; 0 is without bound."""
+    """The schemas of one topic. ``ahead_us``: how far event times may be ahead of cut time; 0 means no limit."""
 
     def __init__(self, info: TopicInfo) -> None:
         self.topic, self.name, self.ahead_us = info.topic, info.name, info.event_time_ahead_us
@@ -42,7 +42,7 @@ class TopicForms:
         self._forms = [BodyForm(schema, info.event_time) for schema in info.schemas]
 
     def form(self, number: int) -> BodyForm | None:
-        """The form of a batch of this schema; None if the topic has no such schema, as far as is known."""
+        """Return the form of a batch of this schema; None if the topic is not known to have such a schema."""
         if not self._forms:
             return KEY_VALUE_FORM if number == 0 else None
         return self._forms[number - 1] if 0 < number <= len(self._forms) else None
@@ -53,31 +53,31 @@ class TopicForms:
 
 
 class Topics:
-    """Belongs to the event loop of the node."""
+    """The known topics. Belongs to the event loop of the node."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._loop = asyncio.get_running_loop()
         self.revision = self._heard = Revision(0)
-        """Of what is known, and of the newest catalog that was heard of."""
+        """The revision of the cached catalog, and the newest revision that was heard of."""
         self._of_stream: dict[LogStreamId, TopicForms] = {}
         self._of_topic: dict[TopicId, TopicForms] = {}
         self._fetching: asyncio.Task[None] | None = None
         self._fetched_at = -1.0
         self._asked = self._settled = 0
-        """How many questions were asked, and up to which of them all have an answer, or have failed."""
+        """Number of requests sent, and number of the last one up to which all were answered or failed."""
         self._trouble = ""
 
     def now(self) -> Moment:
         return Moment(self._asked, self._loop.time() + FETCH_SECONDS)
 
     def known(self, stream: LogStreamId) -> TopicForms | None:
-        """The topic of the log stream, if it is known now; nothing is asked."""
+        """Return the topic of the log stream if it is cached; sends no request."""
         return self._of_stream.get(stream)
 
     async def of_stream(self, stream: LogStreamId, since: Moment | None = None) -> TopicForms:
-        """The topic of a log stream. Raises ``Unavailable`` if the metadata repository does not answer now, and
-        ``NotFound`` if it does not know the log stream. ``since``: when the caller came, if that was before."""
+        """Return the topic of a log stream. Raises ``Unavailable`` if the metadata repository does not answer now, and
+        ``NotFound`` if it does not know the log stream. ``since``: when the caller arrived, if earlier than now."""
         found = self._of_stream.get(stream)
         if found is None:
             await self._fresh(f"log stream {stream}", since)
@@ -87,7 +87,7 @@ class Topics:
     async def form_of_stream(
         self, stream: LogStreamId, number: int, since: Moment | None = None
     ) -> tuple[TopicForms, BodyForm]:
-        """The same, and what a batch of this schema looks like; ``InvalidArgument`` if the topic has no such schema."""
+        """Return the topic and the form of a batch of this schema; ``InvalidArgument`` if it has no such schema."""
         return await self._form(lambda: self._of_stream.get(stream), number, f"log stream {stream}", since)
 
     async def form_of_topic(self, topic: TopicId, number: int) -> tuple[TopicForms, BodyForm]:
@@ -107,21 +107,21 @@ class Topics:
         return found, form
 
     def refresh(self, revision: Revision | None = None) -> None:
-        """The catalog has this revision now, or may have changed: it is asked for again, at once or as soon as it may
-        be. Nobody waits for it."""
+        """Note that the catalog has this revision now, or may have changed. It is fetched again as soon as allowed; the
+        caller does not wait."""
         if revision is not None:
             self._heard = max(self._heard, revision)
         if (revision is None or revision > self.revision) and self._fetching is None:
             self._begin()
 
     def expect(self, stream: LogStreamId) -> None:
-        """Ask for the topic of this log stream before its first append comes, so that the append need not wait."""
+        """Fetch the topic of this log stream before its first append arrives, so that the append need not wait."""
         if stream not in self._of_stream and self._fetching is None:
             self._begin()
 
     async def _fresh(self, what: str, since: Moment | None) -> None:
-        """Have a catalog that was asked for after this call began, or ``since``. One question answers all
-        callers that came before it; later ones wait for the next."""
+        """Wait for a catalog that was requested after this call began, or after ``since``. One request answers all
+        callers that arrived before it; later ones wait for the next."""
         questions, until = since or self.now()
         while self._settled <= questions and self._loop.time() < until:
             task = self._fetching or self._begin()
@@ -150,11 +150,11 @@ class Topics:
             trouble = ""
         except CutwaterError as error:
             trouble = error.message
-            _log.info("the schemas of the catalog cannot be had now: %s", error.message)
+            _log.info("the catalog cannot be fetched now: %s", error.message)
         finally:
             self._settled, self._trouble, self._fetching = self._asked, trouble, None
         if not trouble and self.revision < self._heard:
-            # It changed once more while the answer was on its way.
+            # It changed again while the answer was on its way.
             self._begin()
 
     def take(self, catalog: Catalog) -> None:
@@ -165,7 +165,7 @@ class Topics:
         for info in catalog.topics:
             old = known.get(info.topic)
             is_same = old is not None and (old.schemas, old.ahead_us) == (info.schemas, info.event_time_ahead_us)
-            # What was made of a schema is kept as long as nothing changes.
+            # Forms that were built from a schema are kept while nothing changes.
             self._of_topic[info.topic] = old if is_same and old is not None else TopicForms(info)
         self._of_stream = {
             info.stream: self._of_topic[info.topic] for info in catalog.streams if info.topic in self._of_topic

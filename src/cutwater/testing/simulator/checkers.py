@@ -1,8 +1,8 @@
-"""The guarantees, each as a named check over the history of one simulated (or real) cluster.
+"""The guarantees, each as a named check over the history of one simulated or real cluster.
 
 A check raises ``Violation`` with the guarantee's name. Each takes time linear in the history, up to a sort. None of
-them uses the code it checks, with two exceptions: the sequence of decisions is replayed through ``OrderState``, which
-refuses contradictions, and the watermark clock is compared with a dumb oracle.
+them uses the code that it checks, with two exceptions: the sequence of decisions is replayed through ``OrderState``,
+which refuses contradictions, and the watermark clock is compared with a simple oracle.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ReplicaDump(Struct, frozen=True):
 
 
 class Evidence(Struct):
-    """Everything the checks look at. ``written`` has every entry that any replica ever wrote, by place and epoch."""
+    """Everything that the checks use. ``written`` has every entry that any replica ever wrote, by place and epoch."""
 
     decisions: list[d.Decision]
     record: Record
@@ -73,7 +73,7 @@ class Log:
         self.seals: list[d.Seal] = []
         self.contexts: dict[LogStreamId, list[CommitContext]] = {}
         self.topics: dict[str, TopicId] = {}
-        """By name; no name is used twice."""
+        """Topics by name; no name is used twice."""
         self.topic_of: dict[LogStreamId, TopicId] = {}
         self.trims: dict[TopicId, list[GLSN]] = {}
         try:
@@ -158,7 +158,7 @@ def check_dense(log: Log, evidence: Evidence) -> None:
 
 
 def check_durable(log: Log, evidence: Evidence) -> None:
-    """3: after an ack, a read of that GLSN gives that record, a retriable error, or *trimmed* if trim was asked."""
+    """3: after an ack, a read of that GLSN gives that record, a retriable error, or *trimmed* after a trim request."""
     at = {glsn: (stream, llsn, batch) for glsn, stream, llsn, _, batch in log.batches}
     for op in evidence.record.appends:
         if op.ack is None:
@@ -173,11 +173,11 @@ def check_durable(log: Log, evidence: Evidence) -> None:
         if run is not None and (run.first_glsn != op.ack.glsn or evidence.record.op_of(run.batch) is not op):
             raise Violation("3 durable", f"a read of GLSN {op.ack.glsn} gave {run}")
         if read.error == "trimmed" and not op.ack.glsn < read.first_left <= log.trimmed_before(read.stream):
-            raise Violation("3 durable", f"a read of {op.ack.glsn} said trimmed before {read.first_left}, nobody asked")
+            raise Violation("3 durable", f"a read of {op.ack.glsn} said trimmed before {read.first_left}, without trim")
 
 
 def _check_held(log: Log, evidence: Evidence) -> None:
-    """Every committed record that was not trimmed is on every replica that counts."""
+    """Check that every committed record that was not trimmed is on every current replica."""
     for stream, dumps in evidence.dumps.items():
         info, before = log.state.streams[stream], log.trimmed_before(stream)
         keep = [llsn for glsn, s, llsn, _, b in log.batches if s == stream and glsn + b.count - 1 >= before]
@@ -193,14 +193,14 @@ def _check_held(log: Log, evidence: Evidence) -> None:
 
 
 def check_no_phantom(log: Log, evidence: Evidence) -> None:
-    """4: a definite failure never appears; an unknown at most once."""
+    """4: an append that failed definitely never appears; one with an unknown outcome appears at most once."""
     times: dict[int, int] = {}
     for glsn, _, _, _, batch in log.batches:
         if batch.kind is BatchKind.FENCE:
             continue
         op = evidence.record.op_of(batch)
         if op is None:
-            raise Violation("13 damage", f"GLSN {glsn} holds bytes that nobody sent: {batch}")
+            raise Violation("13 damage", f"GLSN {glsn} holds bytes that no client sent: {batch}")
         times[op.payload] = times.get(op.payload, 0) + 1
     for op in evidence.record.appends:
         limit = 0 if op.outcome is Outcome.FAIL else 1
@@ -211,8 +211,8 @@ def check_no_phantom(log: Log, evidence: Evidence) -> None:
 
 
 def check_real_time(log: Log, evidence: Evidence) -> None:
-    """5: an append that ended before another began has the smaller GLSN. The second one need not have been
-    acknowledged: it is enough that it is in the log."""
+    """5: an append that ended before another began has the smaller GLSN. The second one need not be acknowledged: it
+    only has to be in the log."""
     ends = sorted((op for op in evidence.record.appends if op.ack is not None), key=lambda op: op.completed)
     places = [(evidence.record.op_of(batch), glsn) for glsn, _, _, _, batch in log.batches]
     highest, i = 0, 0
@@ -226,12 +226,12 @@ def check_real_time(log: Log, evidence: Evidence) -> None:
 
 
 def check_tail(log: Log, evidence: Evidence) -> None:
-    """6: the tail never goes back, and is never behind what was acknowledged or seen before it was asked for."""
+    """6: the tail never goes back, and is never behind what was acknowledged or seen before the request for it."""
     check_answers(evidence.record)
 
 
 def check_answers(record: Record) -> None:
-    """6, of all that the metadata repository answers: tail, catalog and cursors are never older than seen before."""
+    """6, for all answers of the metadata repository: tail, catalog and cursors are never older than seen before."""
     seen = [(tail.completed, tail.high_watermark, tail.revision) for tail in record.tails]
     seen += [(op.completed, GLSN(op.ack.glsn + op.ack.count - 1), Revision(0)) for op in record.appends if op.ack]
     seen.sort()
@@ -250,8 +250,8 @@ def check_answers(record: Record) -> None:
 
 
 def check_subscribe(log: Log, evidence: Evidence) -> None:
-    """7: subscribe is exactly the log of its topics from its start, over any failover, but for what it was told to be
-    trimmed, and what was left of a topic when it was deleted."""
+    """7: a subscription gets exactly the log of its topics from its start, over any failover, except records that it
+    was told were trimmed, and records that were left in a topic when it was deleted."""
     data = [item for item in log.batches if item[4].kind is BatchKind.DATA]
     at = {glsn: (stream, llsn, batch) for glsn, stream, llsn, _, batch in data}
     for number, seen in evidence.record.subscribers.items():
@@ -282,7 +282,7 @@ def _may_be_missed(log: Log, seen: Subscribed, stream: LogStreamId, last: GLSN) 
 
 
 def check_producer_order(log: Log, evidence: Evidence) -> None:
-    """8: producer order per stream; batches all or nothing (the log is made of whole batches, see ``Log``)."""
+    """8: producer order per stream; batches are all or nothing (the log consists of whole batches, see ``Log``)."""
     last: dict[tuple[str, LogStreamId], int] = {}
     for glsn, stream, _, _, batch in log.batches:
         tag = batch.producer
@@ -332,7 +332,7 @@ def check_trim(log: Log, evidence: Evidence) -> None:
 
 
 def check_sealed(log: Log, evidence: Evidence) -> None:
-    """11: sealed never grows: nothing of an epoch is committed, or held as committed, beyond its sealed position."""
+    """11: a sealed epoch never grows: nothing of it is committed, or held as committed, beyond its sealed position."""
     ends: dict[tuple[LogStreamId, Epoch], LLSN] = {}
     for seal in log.seals:
         if ends.setdefault((seal.stream, seal.epoch), seal.sealed_at) != seal.sealed_at:
@@ -346,8 +346,8 @@ def check_sealed(log: Log, evidence: Evidence) -> None:
 
 
 def check_watermark(log: Log, evidence: Evidence) -> None:
-    """Event time: the watermark of each topic at every record, and of all topics after every batch, equals what the
-    rule says. Each topic is a source; they feed one operator."""
+    """Event time: the watermark of each topic at every record, and of all topics after every batch, follows the rule.
+    Each topic is a source; together they feed one operator."""
     walk = _WatermarkWalk()
     batches, marks = iter(log.batches), Clock()
     for decision in evidence.decisions:
@@ -370,7 +370,7 @@ def check_watermark(log: Log, evidence: Evidence) -> None:
 
 
 class _WatermarkWalk:
-    """Leads the clocks of all topics and the oracle along the log, side by side."""
+    """Moves the clocks of all topics and the oracle along the log, side by side."""
 
     def __init__(self) -> None:
         self._strategy = BoundedOutOfOrderness(50 * MILLISECOND, idle_after_us=300 * MILLISECOND)
@@ -430,9 +430,10 @@ class _WatermarkWalk:
 
 
 class _SourceOracle:
-    """The minimum over the streams that are not idle of maximum − bound − 1 ms, or the maximum over all if all are,
-    recomputed at every entry and mark. Streams: newest event time, last entry, whether that declares idleness. A stream
-    that was created since the last one keeps the source from being idle, unless it was sealed for good meanwhile."""
+    """Computes the watermark of one source anew at every entry and mark: the minimum of maximum − bound − 1 ms over the
+    streams that are not idle, or the maximum over all if all are idle. Streams: newest event time, last entry, whether
+    that entry declares idleness. A stream that was created since the last evaluation keeps the source from being idle,
+    unless it was sealed permanently meanwhile."""
 
     def __init__(self, bound_us: int, idle_after_us: int) -> None:
         self.lag_us, self.idle_after_us = bound_us + MILLISECOND, idle_after_us
@@ -466,7 +467,7 @@ class _SourceOracle:
 
 def check_groups(log: Log, evidence: Evidence) -> None:
     """Each decided batch is in its topics exactly once, whole, by one cut, contiguous, from the parts of its first
-    decision, in the order of its run; rows that were staged and not decided on are nowhere."""
+    decision, in the order of its run; rows that were staged and not decided on are not in the log."""
     record = evidence.record
     found: dict[str, list[tuple[GLSN, LogStreamId, int, int]]] = {}
     for glsn, stream, _, _, batch in log.batches:
@@ -507,7 +508,7 @@ def check_groups(log: Log, evidence: Evidence) -> None:
 
 
 def check_names(log: Log, evidence: Evidence) -> None:
-    """A new run begins under a name that has published only if it asks for that: its output would be there twice."""
+    """A new run begins under a name that has published only if it requests that: its output would be there twice."""
     names: dict[RunId, str] = {}
     published: set[str] = set()
     for decision in evidence.decisions:
@@ -547,7 +548,7 @@ CHECKS: dict[str, Callable[[Log, Evidence], None]] = {
     "names": check_names,
     "watermark": check_watermark,
 }
-"""12 is checked by replaying the decisions (``Log``); 13 to 16 need the running cluster, see ``cluster.py``."""
+"""Replaying the decisions checks 12 (``Log``); 13 to 16 need the running cluster, see ``cluster.py``."""
 
 
 def check_all(evidence: Evidence) -> None:

@@ -66,7 +66,7 @@ Callback = Callable[[Any], None]
 
 
 class Client(Process):
-    """Calls with a deadline, a cached catalog, and a way to find the leader of the metadata repository."""
+    """A client with deadlines for its calls, a cached catalog, and a way to find the metadata leader."""
 
     def __init__(self, world: World, number: int, record: Record, metadata_nodes: int) -> None:
         super().__init__(world, ("client", number))
@@ -85,7 +85,7 @@ class Client(Process):
                 callback(message.outcome)
 
     def call(self, target: Address, body: object, timeout_us: int, callback: Callback) -> int:
-        """The number of the call, for ``is_pending`` and ``cancel``."""
+        """Send a call; return its number, for ``is_pending`` and ``cancel``."""
         self._next_call += 1
         call_id = self._next_call
         self._calls[call_id] = callback
@@ -105,7 +105,7 @@ class Client(Process):
             callback(None)
 
     def ask(self, request: Request, callback: Callback, timeout_us: int = 150 * MILLISECOND) -> None:
-        """Ask the metadata repository; with no answer, or from one that does not lead, the next try goes elsewhere."""
+        """Ask the metadata repository. Without an answer, or if the node does not lead, ask another node next time."""
 
         def answered(outcome: Any) -> None:
             if outcome is None or isinstance(outcome, NotLeader):
@@ -127,16 +127,16 @@ class Client(Process):
         return next((info for info in self.catalog.streams if info.stream == stream), None)
 
     def event_time(self) -> EventTime:
-        """Somewhere around now, in some disorder."""
+        """Return an event time around now, somewhat out of order."""
         return EventTime(self.world.now + self.rng.randint(-200, 50) * MILLISECOND)
 
 
 class Appender(Client):
-    """Appends to any open stream, one batch at a time. It sends one again only if it certainly was not taken: because
-    its epoch has ended, before any answer came, at a position that was committed before it was sent."""
+    """Appends to any open stream, one batch at a time. It sends a batch again only if the batch certainly was not
+    taken: because its epoch has ended, before any answer came, at a position that was committed before it was sent."""
 
     SLOW_US = 40 * MILLISECOND
-    """Without an answer for this long it looks at the catalog, again and again."""
+    """Without an answer for this long it refreshes the catalog, and repeats that."""
     MOVES_MAX = 3
 
     def __init__(self, world: World, number: int, record: Record, metadata_nodes: int) -> None:
@@ -218,7 +218,7 @@ class Producer(Client):
         self._ops: dict[Sequence, AppendOp] = {}
         self._seen_closed = 0
         self._topic: TopicId | None = None
-        """Known once the catalog has had a stream of ours."""
+        """Known once the catalog has had the producer's log stream."""
 
     def on_start(self) -> None:
         self.refresh(lambda: self._do(self.session.start()))
@@ -240,7 +240,7 @@ class Producer(Client):
         self._do(effects)
 
     def _tick(self) -> None:
-        """Now and then look whether things move on, and repeat the present step if they do not."""
+        """Check for progress from time to time, and repeat the current step if there is none."""
         self.after(self.RETRY_US, self._tick)
         waits = bool(self.session.unsettled) or self.session.phase is not Phase.READY
         if waits and not self.session.is_over:
@@ -338,11 +338,11 @@ class Producer(Client):
 
 
 class Subscriber(Client):
-    """Follows its topics, or whatever topics there are, from the first record on."""
+    """Follows its topics, or all topics, from the first record on."""
 
     POLL_US = 25 * MILLISECOND
     BYTES_MAX = 16 * RUN_OVERHEAD_BYTES
-    """So little that streams wait for each other."""
+    """Small, so that streams wait for each other."""
 
     def __init__(
         self, world: World, number: int, record: Record, metadata_nodes: int, topics: frozenset[TopicId] | None
@@ -396,7 +396,7 @@ class Subscriber(Client):
         self.seen.through = GLSN(self.subscription.next_glsn - 1)
 
     def _hand_on(self) -> bool:
-        """Whether there may be more."""
+        """Take ready records; return whether there may be more."""
         try:
             runs = self.subscription.take_ready()
         except Trimmed as error:
@@ -457,7 +457,7 @@ class Reader(Client):
 
 
 class CursorKeeper(Client):
-    """Commits a cursor at the tail and asks where it is, in turn."""
+    """Commits a cursor at the tail and reads its position, at random."""
 
     def on_start(self) -> None:
         self._next()
@@ -515,7 +515,7 @@ class Operator(Client):
         self.ask(request, answered)
 
     def insist(self, request: Request, then: Callback) -> None:
-        """Ask again until it is done."""
+        """Repeat the request until it is done."""
 
         def answered(outcome: Any) -> None:
             if outcome is None or (isinstance(outcome, CutwaterError) and outcome.retriable):

@@ -1,4 +1,4 @@
-"""A whole simulated cluster, from set-up through misfortune to the final inspection."""
+"""A whole simulated cluster, from set-up through faults to the final inspection."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ SETUP_US = 3 * SECOND
 RECOVERY_US = 6 * SECOND
 """After the faults end, appends succeed and replicas converge within this time."""
 CALLS_END_US = 700 * MILLISECOND
-"""Longer than any call of a client, so that nothing is on its way any more."""
+"""Longer than any call of a client, so that nothing is in flight any more."""
 HISTORY_RANGES_MAX = 150
 
 
 class Result(Struct, frozen=True):
-    """One simulation: what happened, or what must not have."""
+    """The outcome of one simulation: statistics, and the violation if there was one."""
 
     seed: int
     options: Options
@@ -65,7 +65,7 @@ class Result(Struct, frozen=True):
 class Cluster:
     topic = "t"
     second_topic = "u"
-    """There from the beginning too, if there are sinks: they publish to both."""
+    """Created at the beginning too, if there are sinks: they publish to both topics."""
 
     def __init__(self, seed: int, options: Options) -> None:
         self.options = options
@@ -113,7 +113,7 @@ class Cluster:
         sink.start()
 
     def leader(self) -> OrderLayer | None:
-        """The order layer that leads by the store's word."""
+        """Return the order layer that leads according to the store."""
         for node in self.metadata_nodes:
             if node.alive and node.order is not None and node.order.leader_epoch == self.store.leader_epoch:
                 return node.order
@@ -181,7 +181,7 @@ class Cluster:
             self.add_sink(f"s{i + 1}" if i else "")
 
     def _recover(self) -> None:
-        """15: after the fault heals, appends succeed within seconds; 14: replicas converge."""
+        """15: after the faults end, appends succeed within seconds; 14: replicas converge."""
         healed = self.world.now
         appends = self.record.appends
 
@@ -204,7 +204,7 @@ class Cluster:
         return not self.world.events % 20 and not self._unused()
 
     def _unused(self) -> list[tuple[int, LogStreamId]]:
-        """Which appenders do not know that a log stream is open in its present epoch."""
+        """Return the appenders that do not know that a log stream is open in its current epoch."""
         leader = self.leader()
         if leader is None:
             return [(0, LogStreamId(0))]
@@ -217,7 +217,7 @@ class Cluster:
         return unused
 
     def _release_streams(self) -> None:
-        """Operators unseal what they sealed."""
+        """Unseal what operators sealed."""
         leader = self.leader()
         for stream in leader.state.streams.values() if leader else ():
             if stream.held and not stream.final:
@@ -231,7 +231,7 @@ class Cluster:
         return leader is not None and self._unrest(leader) is None
 
     def _unrest(self, leader: OrderLayer) -> str | None:
-        """What is not yet as it should be at the end, or None."""
+        """Return the first condition of the final state that does not hold yet, or None."""
         state = leader.state
         nodes = {node.node: node for node in self.storage_nodes}
         for stream in state.streams.values():
@@ -273,7 +273,7 @@ class Cluster:
     def _explain(self) -> str:
         leader = self.leader()
         if leader is None:
-            return "nobody leads"
+            return "no metadata node leads"
         if leader.halted is not None:
             return str(leader.halted)
         return self._unrest(leader) or f"{leader.explanations}"
@@ -335,7 +335,7 @@ class Cluster:
             node.node,
             disk.first_llsn,
             committed,
-            # All that is not trimmed was found intact.
+            # All entries that are not trimmed were found intact.
             tuple(entry for entry in disk.entries if entry.last_llsn <= committed and is_intact(entry)),
             tuple(disk.contexts),
         )
@@ -347,7 +347,7 @@ def _where(error: BaseException) -> str:
 
 
 def simulate(seed: int, options: Options, log: list[str] | None = None) -> Result:
-    """Run one cluster to its end. Any exception that is not a ``Violation`` counts as one: the core must not crash."""
+    """Run one cluster to its end. Any exception other than a ``Violation`` counts as one: the core must not crash."""
     cluster = Cluster(seed, options)
     cluster.world.log = log
     violation = guarantee = None
@@ -360,7 +360,7 @@ def simulate(seed: int, options: Options, log: list[str] | None = None) -> Resul
         if log is not None:
             raise
     except Damaged as error:
-        # Whoever expects damage deals with it. Anywhere else there must not be any.
+        # Code that expects damage handles it. Anywhere else there must not be any.
         violation, guarantee = f"damage: {error}", "13 damage"
         if log is not None:
             raise

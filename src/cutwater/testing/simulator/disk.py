@@ -1,7 +1,7 @@
 """A simulated disk under one replica: it keeps what was synced, and as little else as a real one might.
 
-Writes go to a volatile buffer first. A sync moves the buffer to the platter and leaves a durable mark. When the power
-goes, a random prefix of what was not synced survives, and the last of it may be torn.
+Writes go to a volatile buffer first. A sync moves the buffer to the platter and leaves a durable mark. On a power
+failure a random prefix of the unsynced data survives, and the last of it may be torn.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ReplicaDisk:
         self.contexts.append(context)
 
     def written(self) -> Written:
-        """What a sync that begins now will cover."""
+        """Return what a sync that begins now will cover."""
         return self.end, self.contexts[-1] if self.contexts else None
 
     @property
@@ -78,8 +78,8 @@ class ReplicaDisk:
         return len(self.entries) > self.entries_synced or len(self.contexts) > self.contexts_synced
 
     def sync(self, written: Written, *, fails: bool) -> Written:
-        """What was there when the sync began is durable; trim may have removed some of it meanwhile. What there is to
-        tell of it: where the entries end, and the last commit if it was not durable before."""
+        """Make durable what was there when the sync began; a trim may have removed some of it meanwhile. Returns the
+        end of the entries, and the last commit if it was not durable before."""
         if fails:
             raise StorageBroken("input/output error on fsync")
         end, context = written
@@ -104,7 +104,7 @@ class ReplicaDisk:
         self.marked_end = self.end
 
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
-        """Remove whole entries below a GLSN, none above ``upto``; where the entries begin now."""
+        """Remove whole entries below a GLSN, none above ``upto``; return the first LLSN that is left."""
         llsn = first_llsn_at_or_after(self.contexts, before)
         if llsn is None:
             llsn = LLSN(self.contexts[-1].last_llsn + 1) if self.contexts else self.first_llsn
@@ -119,7 +119,7 @@ class ReplicaDisk:
             self.entries_synced -= keep
         return self.first_llsn
 
-    # Misfortune.
+    # Faults.
 
     def lose_power(self, rng: Random, *, torn: bool) -> None:
         survivors = rng.randint(self.entries_synced, len(self.entries))
@@ -132,10 +132,10 @@ class ReplicaDisk:
         del self.contexts[survivors:]
 
     def lose_process(self) -> None:
-        """What was written, the system still has."""
+        """Kill the process. The system still has everything that was written."""
 
     def cut_back(self, end: LLSN, committed_end: LLSN) -> None:
-        """After a failed sync: what was not known to be durable counts as lost."""
+        """Drop everything that is not known to be durable, after a failed sync."""
         while self.entries and self.entries[-1].last_llsn > end:
             self.entries.pop()
         while self.contexts and self.contexts[-1].last_llsn > committed_end:
@@ -144,18 +144,18 @@ class ReplicaDisk:
         self.marked_end = self.end
 
     def damage(self, llsn: LLSN) -> None:
-        """A bit flips in the entry that holds this LLSN."""
+        """Flip a bit in the entry that holds this LLSN."""
         i = self.index_of(llsn)
         self.entries[i] = _damaged(self.entries[i])
 
     def lose_hard_state(self) -> None:
-        """The small file can no longer be read."""
+        """Make the small file unreadable."""
         self.hard_state = None
 
     # Reading.
 
     def find(self) -> Found:
-        """What opening the files gives: recovery points and the tail, not the whole log."""
+        """Open the files: return recovery points and the tail, not the whole log."""
         last = self.contexts[-1] if self.contexts else None
         base = self.hard_state.base_llsn if self.hard_state else LLSN(0)
         committed_end = last.last_llsn if last else base
@@ -176,31 +176,31 @@ class ReplicaDisk:
         return Found(*found, lacks_dedup=self.dedup is None and self.first_llsn > 1)
 
     def entries_from(self, llsn: LLSN) -> Iterator[Entry]:
-        """Entries from the one that holds this LLSN on; those that are damaged come as they are."""
+        """Yield entries from the one that holds this LLSN on, including damaged ones."""
         for i in range(self.index_of(llsn), len(self.entries)):
             yield self.entries[i]
 
     def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
-        """The entries between two positions, for what their headers say."""
+        """Yield the entries between two positions, for the content of their headers."""
         for entry in self.entries:
             if from_llsn <= entry.last_llsn and entry.first_llsn <= to_llsn:
                 yield entry
 
     def damaged(self) -> list[LLSN]:
-        """Where entries fail their checksum."""
+        """Return the first LLSN of each entry that fails its checksum."""
         return [entry.first_llsn for entry in self.entries if not is_intact(entry)]
 
     def index_of(self, llsn: LLSN) -> int:
-        """Where the entry that holds this LLSN is, or would be."""
+        """Return the index of the entry that holds this LLSN, or would hold it."""
         i = bisect_right(self.entries, llsn, key=lambda entry: entry.first_llsn) - 1
         return i if i >= 0 and llsn <= self.entries[i].last_llsn else i + 1
 
     def running_before(self, llsn: LLSN) -> Running | None:
-        """This disk knows nothing of event time."""
+        """Return None: this disk does not know event time."""
         return None
 
     def repair(self, entry: Entry, running: Running | None) -> bool:
-        """Put an intact copy in the place of a damaged entry."""
+        """Replace a damaged entry by an intact copy."""
         i = self.index_of(entry.first_llsn)
         if i < len(self.entries) and self.entries[i].first_llsn == entry.first_llsn and is_intact(entry):
             self.entries[i] = entry

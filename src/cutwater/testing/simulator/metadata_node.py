@@ -1,4 +1,4 @@
-"""A simulated metadata repository node: follower or leader, driving the order layer of the core."""
+"""A simulated metadata node: follower or leader, driving the order layer of the core."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ ELECTION_AFTER_US = 120 * MILLISECOND
 STORE_RETRY_US = 60 * MILLISECOND
 RELAY_FRESH_US = 300 * MILLISECOND
 SHARED_TURN_US = MILLISECOND // 2
-"""How long the leader may go on hearing before it has its turn."""
+"""How long the leader may collect events before its turn."""
 
 WAIT_US_MAX = 5 * MILLISECOND
-"""How long messages wait that may."""
+"""Maximum delay of messages that may wait."""
 
 R = TypeVar("R")
 
@@ -72,7 +72,7 @@ ORDER_OPTIONS = OrderOptions(
 
 
 class MetadataNode(Process):
-    """Everything here is volatile: what must last is in the store."""
+    """A metadata node. Everything here is volatile: durable data is in the store."""
 
     def __init__(self, world: World, node: MetadataNodeId, nodes: int, store: SimulatedStore) -> None:
         super().__init__(world, ("mr", node))
@@ -80,7 +80,7 @@ class MetadataNode(Process):
         self.clock_offset = 0
         self.history_max = 0
         self.races_lost = 0
-        """How often somebody else took over first."""
+        """How often another node took over first."""
         self._reset()
 
     def _reset(self) -> None:
@@ -112,8 +112,8 @@ class MetadataNode(Process):
         self._feed(Wake())
 
     def _elect(self) -> None:
-        """Take over when the leader has not been heard of for a while. Between looking who leads and taking over,
-        others may do the same."""
+        """Take over when the leader has been silent for a while. Other nodes may do the same between reading the leader
+        and taking over."""
         is_silent = self.world.now - self._leader_heard >= ELECTION_AFTER_US or self.store.leader_epoch == 0
         if self.order is None and is_silent:
             delay = int(self.world.rng.random() * self.world.options.store_us_max)
@@ -162,7 +162,7 @@ class MetadataNode(Process):
     def _from_storage(
         self, source: Address, via: MetadataNodeId, message: ReportMessage | ComplaintMessage | GroupOutcome
     ) -> None:
-        """A follower passes on what storage nodes say; the leader takes it in and remembers the way back."""
+        """Handle a message of a storage node. A follower relays it; the leader takes it and remembers the way back."""
         if self.order is None:
             leader = self._leader[1]
             if via == self.node and leader != self.node:
@@ -187,7 +187,7 @@ class MetadataNode(Process):
     # The order layer.
 
     def _hear(self, event: OrderEvent) -> None:
-        """What arrives within a moment shares a turn, as it does in a real leader."""
+        """Take an event. Events that arrive close together share a turn, as in a real leader."""
         self._take(event)
         if not self._is_turn_due:
             self._is_turn_due = True
@@ -201,7 +201,7 @@ class MetadataNode(Process):
         self._carry_out_all(self._of_order(lambda order: order.take(event, self.instant())))
 
     def _feed(self, event: OrderEvent) -> None:
-        """As a real leader, which first does what is to be done at once."""
+        """Take an event and have a turn, as a real leader does."""
         self._take(event)
         self._carry_out_all(self._of_order(lambda order: order.turn(self.instant())))
         if self.order is not None and isinstance(event, Wake):
@@ -226,7 +226,7 @@ class MetadataNode(Process):
             self.history_max = max(self.history_max, kept)
 
     def _check_history(self, state: OrderState) -> None:
-        """A range of an open stream is kept until every member has it on disk."""
+        """Check that a range of an open stream is kept until every member has it on disk."""
         for lsid, stream in state.streams.items():
             contexts = state.histories[lsid].contexts()
             forgotten_end = contexts[0].first_llsn - 1 if contexts else stream.committed_end
@@ -266,7 +266,7 @@ class MetadataNode(Process):
                 self.world.trace("alarm", self.address, effect.error.code)
                 if self.store.is_rolled_back and isinstance(effect.error, OrderLayerLostMemory):
                     return
-                # A healthy cluster never gets here, whatever fails around it.
+                # A healthy cluster never gets here, regardless of faults.
                 raise Violation("13 damage", f"alarm: {effect.error}")
             case StepDown():
                 self.world.trace("step down", self.address)
@@ -274,7 +274,7 @@ class MetadataNode(Process):
                 self._leader_heard = self.world.now
 
     def _submit(self, write: Store) -> None:
-        """Write, and write the same again if no answer comes: the store tells whether it has it already."""
+        """Write, and repeat the write if no answer comes: the store recognizes a repeated one."""
         if self._write is not write or self.order is None or self.order.leader_epoch != write.leader_epoch:
             return
         life = self.lives
@@ -288,12 +288,12 @@ class MetadataNode(Process):
         self._feed(StoreRefused("another leader writes") if index is None else Stored(index))
 
     def _send_waiting(self, node: StorageNodeId) -> None:
-        """In their order, whoever may wait and whoever may not."""
+        """Send all waiting messages in order, including one that may not wait."""
         for effect in self._waiting.pop(node, []):
             self._send_to_storage(effect)
 
     def _send_to_storage(self, effect: Send) -> None:
-        """Back along the ways on which the node's last reports came: directly, or through followers."""
+        """Send along the ways on which the node's last reports came: directly, or through followers."""
         ways = self._via.get(effect.node, {})
         fresh = [via for via, at in ways.items() if self.world.now - at < RELAY_FRESH_US]
         target: Address = ("sn", effect.node)

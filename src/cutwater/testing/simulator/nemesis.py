@@ -1,4 +1,4 @@
-"""The nemesis: lets things go wrong, as the options say, until it is told to stop; then makes everything well again."""
+"""The nemesis: injects faults as the options say until it is told to stop; then it ends all faults."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Nemesis:
         self._topics = 0
         self.bad_disk = StorageNodeId(self.rng.randint(1, cluster.options.storage_nodes))
         self.forgetful = StorageNodeId(self.bad_disk % cluster.options.storage_nodes + 1)
-        """Another one than the one with the bad disk."""
+        """A different node than the one with the bad disk."""
 
     def start(self) -> None:
         options = self.cluster.options
@@ -88,7 +88,7 @@ class Nemesis:
                 self._again(every_us, strike)
 
     def stop(self) -> None:
-        """All faults end: the network heals, disks have room, processes run again, clocks go on from where they are."""
+        """End all faults: the network heals, disks have space, processes run again, clocks continue from there."""
         self.stopped = True
         self.world.healing = True
         self.world.heal_network()
@@ -163,7 +163,7 @@ class Nemesis:
         self._later(20, 500, lambda: None if process.alive else process.start())
 
     def revive(self, process: Process) -> None:
-        """A process that died by itself comes back as well, also when nothing goes wrong any more."""
+        """Restart a process that died by itself, also after all faults have ended."""
         delay = self.rng.randint(20, 300) * MILLISECOND
         self.world.after(delay, lambda: None if process.alive else process.start())
 
@@ -176,7 +176,7 @@ class Nemesis:
     # Disks and clocks.
 
     def _flip_bit(self) -> None:
-        """One disk of the cluster goes bad; a bit is flipped only where another disk has the entry too, committed."""
+        """Flip a bit on the one bad disk of the cluster, and only where another disk has the entry too, committed."""
         node = self.cluster.storage_nodes[self.bad_disk - 1]
         candidates = [stream for stream, disk in node.disks.items() if node.alive and disk.entries_synced]
         if not candidates:
@@ -196,8 +196,8 @@ class Nemesis:
                 return
 
     def _lose_state(self) -> None:
-        """A node dies, and what comes back is without a hard state. Only where another member has all that is
-        committed, and is not the one that may need what is here: otherwise that would be lost by definition."""
+        """Kill a node and lose one of its hard states. This happens only where another member has everything that is
+        committed and does not need the data here: otherwise data would be lost by definition."""
         node, leader = self.cluster.storage_nodes[self.forgetful - 1], self.cluster.leader()
         if not node.alive or leader is None:
             return
@@ -246,7 +246,7 @@ class Nemesis:
             self._later(30, 300, lambda: self.cluster.operator.insist(UnsealRequest(stream), lambda outcome: None))
 
     def _finalize(self) -> None:
-        """For good; another stream takes its place."""
+        """Seal a stream permanently; another stream takes its place."""
         stream = self._some_stream()
         if stream is not None:
             operator = self.cluster.operator
@@ -285,14 +285,14 @@ class Nemesis:
         operator.request(TrimRequest(topic, before), trimmed)
 
     def _add_stream(self) -> None:
-        """Or have fewer, or more of them: those that are too many are sealed for good."""
+        """Add a stream, or change the number of streams; surplus ones are sealed permanently."""
         if self.rng.random() < 0.3:
             self.cluster.operator.request(ChangeTopicRequest(self.cluster.topic, streams=self.rng.randint(1, 4)))
         elif len(self.cluster.operator.catalog.streams) < 8:
             self.cluster.operator.request(AddStreamRequest(self.cluster.topic))
 
     def _nodes_come_and_go(self) -> None:
-        """Add a new node, or try to remove one; the order layer refuses what would lose data."""
+        """Add a new node, or try to remove one; the order layer refuses removals that would lose data."""
         operator = self.cluster.operator
         if len(self.cluster.storage_nodes) < 6 and self.rng.random() < 0.5:
             node = self.cluster.add_storage_node()
@@ -301,14 +301,14 @@ class Nemesis:
             operator.request(RemoveNodeRequest(self.rng.choice(self.cluster.storage_nodes).node))
 
     def _reopen_producer(self) -> None:
-        """Someone else opens a producer's name while the old holder goes on as if nothing had happened."""
+        """Open a producer's name a second time while the old holder continues unaware."""
         if self.cluster.producers and len(self.cluster.producers) < 6:
             old = self.rng.choice(self.cluster.producers).session
             self.cluster.add_producer(old.producer, old.topic)
 
     def _crash_sink(self) -> None:
-        """A driver dies; it comes back with its checkpoint, or not. Or somebody starts its query anew, with a new
-        checkpoint, while the old one goes on as if nothing had happened."""
+        """Kill a driver; it comes back with its checkpoint, or not at all. Or start its query again with a new
+        checkpoint while the old one continues unaware."""
         if not self.cluster.sinks:
             return
         sink = self.rng.choice(self.cluster.sinks)
@@ -320,7 +320,7 @@ class Nemesis:
             self._later(10, 200, lambda: None if sink.alive else sink.start())
 
     def _topics_come_and_go(self) -> None:
-        """Besides the one that is always there."""
+        """Create and delete topics besides those that always exist."""
         operator, options = self.cluster.operator, self.cluster.options
         others = [topic.name for topic in operator.catalog.topics if topic.name not in self.cluster.topics]
         operator.refresh()
@@ -345,7 +345,7 @@ class Nemesis:
         self.rng.choice((self._forge_reports, self._forge_leader_epoch, self._forge_entry, self._forge_order))(leader)
 
     def _forger(self, number: int) -> Address:
-        """In the name of a storage node: with a key of its own, or without any."""
+        """Return the address of a forger in the name of a storage node: with a key of its own, or without any."""
         return FORGER, number if self.rng.random() < 0.5 else 0
 
     def _say_to_metadata(self, node: StorageNodeId, report: Report) -> None:
@@ -360,7 +360,7 @@ class Nemesis:
         self._say_to_metadata(node, Report(node, Incarnation(1_000_000), 1, epoch, NodeState.READY, ()))
 
     def _forge_reports(self, leader: OrderLayer) -> None:
-        """All members of a stream seem to have records that never existed."""
+        """Let all members of a stream seem to have records that never existed."""
         for stream in [stream for stream in leader.state.streams.values() if stream.is_open][:1]:
             for node in stream.members:
                 ur = UncommitReport(
@@ -384,7 +384,7 @@ class Nemesis:
             self.world.send(self._forger(self.rng.choice(others)), node.address, Replicate(lsid, entry))
 
     def _forge_order(self, leader: OrderLayer) -> None:
-        """A seal that nobody decided, of a leader that does not exist."""
+        """Send a seal that was never decided, from a leader that does not exist."""
         for stream in [stream for stream in leader.state.streams.values() if stream.is_open][:1]:
             epoch = LeaderEpoch(leader.leader_epoch + 5)
             for node in stream.members:

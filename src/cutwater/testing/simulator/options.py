@@ -1,4 +1,4 @@
-"""Everything that a simulation can do wrong, as one description. A seed turns on a random subset."""
+"""All faults that a simulation can inject, as one description. A seed turns on a random subset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cutwater.types import MILLISECOND, SECOND
 
 
 class Options(Struct, frozen=True):
-    """One simulated cluster and its misfortunes. Probabilities are per occasion, times are microseconds."""
+    """One simulated cluster and its faults. Probabilities are per occasion; times are in microseconds."""
 
     storage_nodes: int = 3
     metadata_nodes: int = 1
@@ -38,17 +38,17 @@ class Options(Struct, frozen=True):
     crash_all_storage_every_us: int = 0
     crash_between_effects: float = 0.0
     process_deaths: float = 0.0
-    """How many of the storage nodes that are killed die as processes only: what they wrote, the system still has."""
+    """Share of killed storage nodes that die as processes only, so that the system keeps what they wrote."""
     pause_every_us: int = 0
 
     # Disks.
     segment_files: bool = False
-    """Whether storage nodes keep their replicas in real segment files, on a file layer that lets all this happen."""
+    """Whether storage nodes keep their replicas in real segment files, on a file layer with these faults."""
     torn_writes: bool = False
     fsync_us_max: int = 800
     fsync_failure: float = 0.0
     deadly_disk_errors: float = 0.0
-    """How many failures of a disk are the end of the process that meets them."""
+    """Share of disk failures that end the process that encounters them."""
     bit_flip_every_us: int = 0
     disk_full_every_us: int = 0
     lost_state_every_us: int = 0
@@ -63,7 +63,7 @@ class Options(Struct, frozen=True):
 
     # The content of batches.
     event_time_ahead_us: int = 0
-    """How far ahead of a storage node's clock event times may be, 0 without bound. Clients are up to 50 ms ahead."""
+    """How far event times may be ahead of a storage node's clock; 0 means no limit. Clients are up to 50 ms ahead."""
 
     # Operations under load.
     seal_every_us: int = 0
@@ -80,7 +80,7 @@ class Options(Struct, frozen=True):
     forge_every_us: int = 0
 
     def faults(self) -> dict[str, object]:
-        """The switches that differ from a quiet world, for people."""
+        """Return the options that differ from a cluster without faults, for display."""
         quiet = Options()
         return {
             name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) != getattr(quiet, name)
@@ -88,7 +88,7 @@ class Options(Struct, frozen=True):
 
 
 def random_options(seed: int) -> Options:
-    """A cluster and a subset of the faults, both chosen by the seed."""
+    """Return a cluster and a subset of the faults, both chosen by the seed."""
     rng = Random(f"options/{seed}")
     replication = rng.choice((1, 2, 3, 3, 3))
     options = Options(
@@ -174,12 +174,12 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 
 
 def quiet_options(seed: int) -> Options:
-    """Nothing goes wrong: what a healthy cluster does."""
+    """Return a cluster without faults."""
     return Options()
 
 
 def storm_options(seed: int) -> Options:
-    """Everything at once, and often."""
+    """Return a cluster with all faults at once, and often."""
     rng = Random(f"storm/{seed}")
     changes = {name: rng.choice(values) for name, values in _CHOICES.items()}
     options = Options(storage_nodes=5, metadata_nodes=3, streams=3, producers=2, sinks=2)
@@ -193,7 +193,8 @@ def storm_options(seed: int) -> Options:
 
 
 def rollback_options(seed: int) -> Options:
-    """The store is put back to an older state. Until then little goes wrong, so that every replica has its commits."""
+    """Return a cluster whose store is put back to an older state. There are few faults before that, so that every
+    replica has its commits."""
     rng = Random(f"rollback/{seed}")
     return Options(
         metadata_nodes=rng.choice((1, 3)),

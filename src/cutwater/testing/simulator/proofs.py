@@ -1,6 +1,6 @@
-"""Proofs among simulated processes. The guards of the real servers judge which messages a sender may send.
+"""Proofs of identity among simulated processes. The guards of the real servers decide which messages a sender may send.
 
-How keys get around is not simulated: every server knows those of all others. A forger has none of them.
+The distribution of keys is not simulated: every server knows the keys of all others. A forger has none of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from cutwater.wire.messages import PeerLimits
 Address = tuple[str, int]
 
 FORGER = "forger"
-"""Says that it is the storage node of its number, and proves a key of its own; with number 0, it proves nothing."""
+"""Claims to be the storage node of its number, and proves a key of its own; with number 0, it proves nothing."""
 
 _KINDS = {"sn": STORAGE_NODE, "mr": METADATA_NODE}
 _TABLES = {"sn": STORAGE_NODE_ACCESS, "mr": METADATA_ACCESS}
@@ -88,7 +88,7 @@ class Proofs:
         self.refused = 0
 
     def enrol(self, address: Address) -> None:
-        """A process begins to exist. If it is a server, all know its key."""
+        """Register a new process. If it is a server, all others know its key."""
         kind = _KINDS.get(address[0])
         if kind is not None:
             self._book.note(kind, {address[1]: f"key of {address}"})

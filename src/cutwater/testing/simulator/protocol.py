@@ -1,4 +1,4 @@
-"""What simulated processes say to each other besides the messages of the core: calls, answers and heartbeats."""
+"""Messages between simulated processes besides those of the core: calls, answers and heartbeats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cutwater.types import (
 
 
 class Call(Struct, frozen=True):
-    """A question that wants an answer."""
+    """A request that expects an answer."""
 
     call_id: int
     body: Any
@@ -49,7 +49,7 @@ class AppendCall(Struct, frozen=True):
 
 
 class ReadCall(Struct, frozen=True):
-    """Committed runs of a stream from a GLSN on."""
+    """A request for committed runs of a stream from a GLSN on."""
 
     stream: LogStreamId
     from_glsn: GLSN
@@ -63,7 +63,7 @@ class FateCall(Struct, frozen=True):
 
 
 class StageCall(Struct, frozen=True):
-    """Keep these rows, invisibly, until it is decided what becomes of them."""
+    """A request to keep these rows, invisibly, until it is decided whether they are published."""
 
     part: str
     run: RunId
@@ -73,7 +73,7 @@ class StageCall(Struct, frozen=True):
 
 
 class FetchCall(Struct, frozen=True):
-    """A staged part, for another storage node that has to publish it."""
+    """A request for a staged part, from another storage node that must publish it."""
 
     part: str
 
@@ -84,14 +84,14 @@ class FetchReturn(Struct, frozen=True):
 
 
 class CopyCall(Struct, frozen=True):
-    """An intact copy of the committed entry that holds this LLSN."""
+    """A request for an intact copy of the committed entry that holds this LLSN."""
 
     stream: LogStreamId
     llsn: LLSN
 
 
 class CopyReturn(Struct, frozen=True):
-    """The entry, and how far event time had come before it, if the disk it comes from knows."""
+    """The entry, and the event time reached before it, if the source disk knows it."""
 
     stream: LogStreamId
     entry: Entry
@@ -99,7 +99,7 @@ class CopyReturn(Struct, frozen=True):
 
 
 class SyncStart(Struct, frozen=True):
-    """The beginning of a sync, and how far event time had come before the first entry that will be sent."""
+    """The beginning of a sync, and the event time reached before the first entry that will be sent."""
 
     begin: SyncBegin
     running: Running | None
@@ -124,7 +124,7 @@ class Heartbeat(Struct, frozen=True):
 
 
 class Relay(Struct, frozen=True):
-    """The leader asks a follower to pass a message on to a storage node, or a follower passes one to the leader."""
+    """Relays a message: from the leader through a follower to a storage node, or from a follower to the leader."""
 
     target: tuple[str, int]
     message: Any

@@ -1,4 +1,4 @@
-"""What clients of a simulated cluster did and saw, for the checkers."""
+"""Records what clients of a simulated cluster did and saw, for the checkers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Outcome(enum.Enum):
 
 
 class AppendOp(Struct):
-    """One batch that a client wanted in the log. ``payload`` is unique, so a batch in the log tells whose it is."""
+    """One batch that a client wanted in the log. ``payload`` is unique, so a batch in the log identifies its append."""
 
     payload: int
     client: int
@@ -46,14 +46,14 @@ class AppendOp(Struct):
     producer: ProducerId | None = None
     sequence: Sequence = Sequence(0)
     part: str = ""
-    """The staged part that it belongs to, if it is not appended but published."""
+    """The staged part that it belongs to, if it is published and not appended."""
     outcome: Outcome = Outcome.PENDING
     completed: int = 0
     ack: Ack | None = None
 
 
 class StagedRows(Struct):
-    """What one attempt of a task staged: the payloads, in order."""
+    """The rows that one attempt of a task staged: their payloads, in order."""
 
     part: str
     run: RunId
@@ -63,7 +63,7 @@ class StagedRows(Struct):
 
 
 class PublishOp(Struct):
-    """A batch of which a client was told that it is published."""
+    """A batch that a client was told is published."""
 
     run: RunId
     batch: BatchNumber
@@ -71,7 +71,7 @@ class PublishOp(Struct):
 
 
 class TailOp(Struct):
-    """A catalog that a client was given, and the tail in it."""
+    """A catalog that a client received, and the tail in it."""
 
     client: int
     invoked: int
@@ -81,7 +81,7 @@ class TailOp(Struct):
 
 
 class CursorOp(Struct):
-    """Where a client put its cursor, or was told that it is."""
+    """The position where a client put its cursor, or was told that it is."""
 
     cursor: str
     invoked: int
@@ -91,7 +91,7 @@ class CursorOp(Struct):
 
 
 class ReadOp(Struct):
-    """A read of an acknowledged GLSN: the run that came back, or the code of the error."""
+    """A read of an acknowledged GLSN: the run that was returned, or the code of the error."""
 
     op: AppendOp
     node: StorageNodeId
@@ -110,8 +110,8 @@ class TrimOp(Struct):
 
 
 class Subscribed(Struct):
-    """What a subscriber handed on. ``topics`` None: all there are. ``gaps`` are from where to where it was told that
-    records are trimmed, ``ended`` where it was when it was told that a topic is deleted."""
+    """What a subscriber handed on. ``topics`` is None for all topics. ``gaps`` are the ranges that it was told are
+    trimmed. ``ended`` has its position when it was told that a topic is deleted."""
 
     topics: frozenset[TopicId] | None
     runs: list[Run]
@@ -132,7 +132,7 @@ class Record:
         self.staged: dict[str, StagedRows] = {}
         self.published: list[PublishOp] = []
         self.replays: set[str] = set()
-        """Keys of runs that asked to publish once more what their name has published."""
+        """Keys of runs that asked to publish again what their name has published."""
         self.subscribers: dict[int, Subscribed] = {}
 
     def new_append(self, client: int, now: int, count: int, event_time: EventTime) -> AppendOp:
@@ -144,8 +144,9 @@ class Record:
         return op
 
     def new_entry(self, client: int, now: int, count: int, event_time: EventTime) -> AppendOp:
-        """As ``new_append``, but one in ``DECLARATION_EVERY`` is a declaration without a record, and as many declare
-        idleness with their records. Which ones is no choice of chance: other choices stay as they were."""
+        """Create an append as ``new_append`` does, but make one in ``DECLARATION_EVERY`` a declaration without a
+        record, and let as many declare idleness with their records. This uses no random choice, so other random choices
+        stay the same."""
         op = self.new_append(client, now, count, event_time)
         kind = op.payload % DECLARATION_EVERY
         if kind == 0:
@@ -156,7 +157,7 @@ class Record:
         return op
 
     def op_of(self, batch: Batch) -> AppendOp | None:
-        """The append that sent this batch, found by its body or its declaration; None if none did."""
+        """Return the append that sent this batch, found by its body or its declaration; None if none did."""
         if batch.kind is BatchKind.DECLARATION:
             payload = batch.declared or 0
         else:
@@ -172,5 +173,5 @@ class Record:
 
 
 def event_times(batch: Batch) -> list[EventTime]:
-    """The event times of a simulated batch's records: a millisecond apart, from its header."""
+    """Return the event times of a simulated batch's records: a millisecond apart, from its header."""
     return [EventTime(batch.time_min + i * 1_000) for i in range(batch.count)]

@@ -1,4 +1,4 @@
-"""Whether a report of a simulated storage node keeps to what is on its disks."""
+"""Checks that a report of a simulated storage node agrees with its disks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Disk = ReplicaDisk | SegmentDisk
 
 
 def check_report(report: Report, disks: Mapping[LogStreamId, Disk]) -> None:
-    """The base of every other promise: a report never includes what a power cut could take back."""
+    """Check the base of every other guarantee: a report never includes what a power failure could take back."""
     for ur in report.uncommit_reports:
         if ur.state is ReplicaState.LEARNING:
             continue
@@ -34,7 +34,7 @@ def check_report(report: Report, disks: Mapping[LogStreamId, Disk]) -> None:
 
 
 def _check_group(report: Report, ur: UncommitReport, disk: Disk) -> None:
-    """Nor does it end inside a group: a cut could end there too."""
+    """Check that the report does not end inside a group: a cut could end there too."""
     try:
         last = list(disk.heads(ur.durable_end, ur.durable_end)) if ur.uncommitted_llsn_length else []
     except DamagedEntries:

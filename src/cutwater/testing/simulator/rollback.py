@@ -1,6 +1,6 @@
-"""The store of the metadata repository loses its last decisions, as when an old backup is put back: nobody may be told
-of the past as if it were the present, nothing may be decided on, and the leader has to halt. Then the newest store is
-put back, as the halt advises, and everything goes on."""
+"""Rolls the store of the metadata repository back, as when an old backup is restored. Then no client may get an answer
+that is older than an earlier one, nothing may be decided, and the leader must halt. Finally the newest store is
+restored, as the halt advises, and the cluster continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AFTER_US = 500 * MILLISECOND
 
 
 def run(cluster: Cluster) -> bool:
-    """Whether the cluster can go on afterwards: there is no recovery, except by a store that remembers."""
+    """Roll the store back. Returns whether the cluster can continue: only a store that remembers allows recovery."""
     world, rng = cluster.world, cluster.nemesis.rng
     world.run_until(world.now + SETTLE_US)
     for node in cluster.metadata_nodes:
@@ -51,21 +51,21 @@ def run(cluster: Cluster) -> bool:
     if not all(isinstance(decision, Seal) for decision in decided):
         raise Violation("12 one cut sequence", f"a store that was rolled back to decision {index} went on: {decided}")
     if decided:
-        # Storage nodes that were silent for long were sealed off, and may have heard of it.
+        # Storage nodes that were silent for long were excluded by seals, and may know that.
         return False
     for node in cluster.metadata_nodes:
         node.kill()
     cluster.store.put_back(newest)
     for node in cluster.metadata_nodes:
-        # The store that was rolled back had no snapshot, so all commits of the past came with it.
+        # The rolled-back store had no snapshot, so the history held all commits of the past.
         node.history_max = 0
         node.start()
     return True
 
 
 def _older(cluster: Cluster) -> DecisionIndex | None:
-    """A decision after which every member of some open stream has committed more, so that the first one to
-    report knows it."""
+    """Return a decision after which every member of some open stream has committed more, so that the first member to
+    report reveals the rollback."""
     index = int(len(cluster.store.decisions) * (0.3 + 0.6 * cluster.nemesis.rng.random()))
     nodes = {node.node: node for node in cluster.storage_nodes}
     while index > 0:

@@ -1,7 +1,7 @@
-"""The shipped storage code under a simulated replica: the same face as ``ReplicaDisk``, over files that fail.
+"""The shipped storage code under a simulated replica: the same interface as ``ReplicaDisk``, over files that fail.
 
-Torn and lost writes, syncs that fail, a full disk and flipped bits happen in the file layer, so what deals with them
-here is what deals with them in production.
+Torn and lost writes, failing syncs, a full disk and flipped bits happen in the file layer, so the code that handles
+them here is the code that handles them in production.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 DIRECTORY = Path("/replica")
 OPTIONS = SegmentOptions(segment_bytes=4_000, index_interval_bytes=700, commits_per_file=16)
-"""So small that a simulation begins and drops many files."""
+"""Small sizes, so that a simulation begins and drops many files."""
 READ_BYTES = 2_000
 
 
@@ -56,7 +56,7 @@ class SegmentDisk:
     @property
     def storage(self) -> SegmentStorage:
         if self._storage is None:
-            # Checkers look at the disk of a dead process too: at a copy, so that looking changes nothing.
+            # Checkers read the disk of a dead process too. They read a copy, so that reading changes nothing.
             files = self._files.copy()
             files.fail_sync = lambda path: False
             self._storage = self._open(files)
@@ -68,20 +68,20 @@ class SegmentDisk:
 
     @contextmanager
     def _only_entries_damaged(self) -> Iterator[None]:
-        """Bits flip in entries only, so no other file may be found damaged."""
+        """Raise a violation if a file is damaged: bits flip in entries only."""
         try:
             yield
         except DamagedFile as error:
             raise Violation("13 damage", f"storage node {self._node.node}: {error.message}") from error
 
     def _fails_sync(self, path: Path) -> bool:
-        """Any sync may fail, also one that a full segment, a saved hard state or the opening of the files needs."""
+        """Whether a sync fails. Any sync may, including those of a full segment, a hard state or at opening."""
         chance = self._world.options.fsync_failure
         return chance > 0 and not self._world.healing and self._rng.random() < chance
 
     @contextmanager
     def _little_room(self) -> Iterator[None]:
-        """Where the disk is full, some small writes still fit."""
+        """Limit the free space if the disk is full; some small writes still fit."""
         if self._node.disk_full:
             self._files.room_bytes = self._rng.randrange(200)
         try:
@@ -90,11 +90,11 @@ class SegmentDisk:
             self._files.room_bytes = None
 
     def _evict_perhaps(self) -> None:
-        """After a failed sync the system may go on to show what it did not write, or not."""
+        """Decide whether the system still shows data that a failed sync did not write."""
         if self._rng.random() < 0.5:
             self._files.evict()
 
-    # What is there.
+    # Content.
 
     @property
     def hard_state(self) -> HardState | None:
@@ -140,7 +140,7 @@ class SegmentDisk:
         return last.last_llsn if last else LLSN(0)
 
     def find(self) -> Found:
-        """Open the files anew, as a process that starts."""
+        """Reopen the files, as a process that starts does."""
         self._evict_perhaps()
         with self._little_room():
             self._storage = self._open(self._files)
@@ -191,7 +191,7 @@ class SegmentDisk:
         with self._little_room():
             return self.storage.drop_before(before, upto)
 
-    # Misfortune.
+    # Faults.
 
     def lose_power(self, rng: Random, *, torn: bool) -> None:
         self._files.crash(self._rng, keep=self._rng.choice((0.0, 0.5, 0.9, 1.0)), torn=torn)
@@ -207,13 +207,13 @@ class SegmentDisk:
             self.storage.cut_back(end, committed_end)
 
     def damage(self, llsn: LLSN) -> None:
-        """A bit flips somewhere in the entry that holds this LLSN."""
+        """Flip a bit somewhere in the entry that holds this LLSN."""
         segment = self.storage._log.segment_of(llsn)
         place = segment.place_of(llsn)
         self._files.flip(segment.path, self._rng.randrange(place.offset, place.end), self._rng.randrange(8))
 
     def lose_hard_state(self) -> None:
-        """A bit flips somewhere in the small file."""
+        """Flip a bit somewhere in the small file."""
         path = DIRECTORY / "state"
         self._files.flip(path, self._rng.randrange(len(self._files.content(path))), self._rng.randrange(8))
         self._storage = None
@@ -221,7 +221,7 @@ class SegmentDisk:
     # Reading.
 
     def entries_from(self, llsn: LLSN) -> Iterator[Entry]:
-        """Entries from the one that holds this LLSN on; in the place of damaged ones, one that is not intact."""
+        """Yield entries from the one with this LLSN on; a placeholder that is not intact replaces damaged ones."""
         storage = self.storage
         while llsn <= storage.end:
             try:
@@ -243,7 +243,7 @@ class SegmentDisk:
         yield from self.storage.heads(from_llsn, to_llsn)
 
     def damaged(self) -> list[LLSN]:
-        """Where ``verify`` finds entries damaged, from the first to the last; there must be nothing else."""
+        """Return the first and last LLSN of each damaged range that ``verify`` finds. Other findings raise."""
         found: list[LLSN] = []
         for finding in self.storage.verify():
             if finding.first_llsn is None or finding.last_llsn is None:
@@ -252,7 +252,7 @@ class SegmentDisk:
         return found
 
     def index_of(self, llsn: LLSN) -> int:
-        """Where the entry that holds this LLSN is among all entries, or would be."""
+        """Return the index of the entry that holds this LLSN, or would hold it."""
         return sum(1 for entry in self.entries if entry.last_llsn < llsn)
 
     def running_before(self, llsn: LLSN) -> Running | None:

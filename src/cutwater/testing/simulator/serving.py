@@ -1,4 +1,4 @@
-"""What a simulated storage node serves from its disks: records to readers, and to peers what they lack."""
+"""Serves from the disks of a simulated storage node: records to readers, and missing data to peers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SYNC_ENTRIES_MAX = 16
 
 
 class Serving:
-    """It keeps nothing itself."""
+    """Serves one node. Holds no state itself."""
 
     def __init__(self, node: StorageNode) -> None:
         self._node = node
@@ -59,7 +59,7 @@ class Serving:
         return Run(stream, entry.first_llsn, context.glsn_of(entry.first_llsn), context.time, entry.batch)
 
     def _readable_end(self, replica: Replica) -> LLSN:
-        """Nothing is served that is not committed."""
+        """Return the last LLSN that may be served: only committed records are."""
         return replica.committed_end
 
     def sync(self, target: Address, request: SyncRequest) -> None:
@@ -72,7 +72,7 @@ class Serving:
             parts = self._parts_to_copy(stream, attempt, disk, plan.copy) if not plan.copy.empty else []
             running = disk.running_before(plan.copy.first)
         except DamagedEntries as error:
-            # The entry before those to copy says how far event time had come.
+            # The entry before those to copy is needed for the event time reached there.
             self._node.fetch_copies(stream, error.first_llsn, error.last_llsn)
             self._node.send(target, SyncFailed(stream, attempt, error.message))
             return
@@ -92,7 +92,7 @@ class Serving:
     def _parts_to_copy(
         self, stream: LogStreamId, attempt: int, disk: ReplicaDisk | SegmentDisk, copy: Extent
     ) -> list[SyncEntries]:
-        """Entries that cannot be read here are named: the learner may have kept them."""
+        """Return the entries to copy. Unreadable ones are named instead: the learner may have kept them."""
         parts: list[SyncEntries] = []
         entries: list[Entry] = []
         for entry in disk.entries_from(copy.first):

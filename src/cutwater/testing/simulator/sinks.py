@@ -1,8 +1,9 @@
 """Simulated sinks: a driver and its tasks that stage rows and publish them, batch by batch.
 
-A sink dies at any time and comes back with its key, or another takes over its name while it goes on. That one has lost
-the checkpoint: where its name has published, it is refused until it asks for the output once more. Like Spark, a sink
-repeats a batch that it does not know to be published, with other rows than before: what was decided first must stand.
+A sink may die at any time and come back with its key, or another sink takes over its name while the old one continues.
+The new one has lost the checkpoint: if its name has published, it is refused until it asks to publish the output again.
+Like Spark, a sink repeats a batch that it does not know to be published, with other rows than before: the first
+decision must stand.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cutwater.types import MILLISECOND, Batch, BatchNumber, Part, TopicId
 
 
 class Sink(Client):
-    """``key`` and ``committed`` are in the checkpoint and outlive the driver."""
+    """A sink. ``key`` and ``committed`` are in the checkpoint and outlive the driver."""
 
     def __init__(
         self, world: World, number: int, record: Record, metadata_nodes: int, name: str, topics: tuple[str, ...]
@@ -63,8 +64,8 @@ class Sink(Client):
     # Tasks.
 
     def _stage(self) -> None:
-        """One attempt at the batch after the last that is known to be published. Some tasks are tried again, and what
-        their first attempts staged is left behind."""
+        """Stage one attempt at the batch after the last one known to be published. Some tasks are repeated, and the
+        rows of their first attempts are left behind."""
         parts: list[Part] = []
         self._staging += 1
         attempt = self._staging
@@ -79,7 +80,7 @@ class Sink(Client):
                 self._staging += 1
                 self._later(self._open, 60)
             elif waiting == 0 and self.rng.random() < 0.04:
-                # The driver hangs, perhaps until what was staged has expired.
+                # The driver hangs, perhaps until the staged rows have expired.
                 self.after(int(self.rng.random() * 1_200 * MILLISECOND), self._publish, tuple(parts))
             elif waiting == 0:
                 self._publish(tuple(parts))
@@ -105,7 +106,7 @@ class Sink(Client):
         return chosen + [topic for topic in others if self.rng.random() < 0.1]
 
     def _stage_part(self, topic: TopicId, done: Callable[[bool], None]) -> Part | None:
-        """Rows of one task for one topic, on all members of an open stream."""
+        """Stage rows of one task for one topic, on all members of an open stream."""
         streams = [info for info in self.catalog.streams if info.topic == topic and info.is_open and info.chain]
         if not streams or self._run is None:
             return None
@@ -151,7 +152,7 @@ class Sink(Client):
                 self.world.trace("published", self.number, request.run, request.batch, len(outcome.topics))
                 if self.rng.random() < 0.9:
                     self.committed = request.batch
-                # Otherwise the driver dies before its checkpoint says so, and repeats the batch.
+                # Otherwise the driver dies before its checkpoint records the batch, and repeats it.
                 self._later(self._next)
             elif isinstance(outcome, RunFenced):
                 self.fenced = True

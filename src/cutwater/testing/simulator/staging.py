@@ -1,4 +1,4 @@
-"""Staged parts on a simulated storage node: kept on its disk, published and dropped when the leader says so."""
+"""Staged parts of a simulated storage node: kept on its disk, published and dropped when the leader says so."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Feed(Struct):
 
 
 class Staging:
-    """``parts`` is on disk and outlives the process."""
+    """The staged parts of one node. ``parts`` is on disk and outlives the process."""
 
     def __init__(self, node: StorageNode) -> None:
         self._node, self._world = node, node.world
@@ -59,7 +59,7 @@ class Staging:
     # Staging.
 
     def stage(self, source: Address, call_id: int, call: StageCall) -> None:
-        """Answered when it is on disk, and only then there."""
+        """Stage a part. The answer is sent once the part is on disk; before that, the part does not exist."""
         if self._node.disk_full:
             raise ReadOnly(f"storage node {self._node.node} has no room left")
         delay = 50 + int(self._world.rng.random() * self._world.options.fsync_us_max)
@@ -84,7 +84,7 @@ class Staging:
         self._step(_Feed(group, replica, self._world.now + FETCH_PATIENCE_US))
 
     def _step(self, feed: _Feed) -> None:
-        """One entry, or one more attempt to get the parts that are not here."""
+        """Hand over one entry, or try again to get missing parts."""
         if feed.batches is None and not self._collect(feed):
             if self._world.now < feed.give_up_at:
                 self._node.after(FETCH_AGAIN_US, self._step, feed)
@@ -102,7 +102,7 @@ class Staging:
             self._node.after(int(self._world.rng.random() * FEED_PAUSE_US_MAX), self._step, feed)
 
     def _hand_over(self, feed: _Feed, event: GroupEntry | GroupFailed) -> bool:
-        """Whether the replica took it; otherwise the group is no longer wanted."""
+        """Hand an event to the replica; return whether it was accepted. If not, the group is no longer wanted."""
         stream = feed.group.stream
         if self._node.replicas.get(stream) is not feed.replica:
             return False
@@ -115,7 +115,7 @@ class Staging:
         return True
 
     def _collect(self, feed: _Feed) -> bool:
-        """Whether all parts are here, from the own disk or from whoever else holds them."""
+        """Collect all parts from this node's disk or from other holders; return whether all are here."""
         batches: deque[Batch] = deque()
         missing = False
         for part in feed.group.parts:
@@ -143,7 +143,7 @@ class Staging:
     # Expiry.
 
     def _ask(self) -> None:
-        """Which parts may go? Any metadata node may be asked; one that does not lead says so."""
+        """Ask which parts may be dropped. Any metadata node may be asked; one that does not lead says so."""
         self._node.after(ASK_EVERY_US, self._ask)
         ages: dict[StagedBatch, int] = {}
         for part in self.parts.values():

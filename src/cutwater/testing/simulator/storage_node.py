@@ -124,7 +124,7 @@ class _Crash(Exception):
 
 
 class StorageNode(Process):
-    """The volatile part dies with the process; ``disks`` and ``incarnation`` do not."""
+    """A storage node. ``disks`` and ``incarnation`` survive the process; everything else is volatile."""
 
     def __init__(self, world: World, node: StorageNodeId, metadata_nodes: int) -> None:
         super().__init__(world, ("sn", node))
@@ -138,7 +138,7 @@ class StorageNode(Process):
         self.staging = Staging(self)
         self._serving = Serving(self)
         self._deadly: dict[LogStreamId, DamagedEntries] = {}
-        """Damage that the process died of, as its log file tells the next one."""
+        """Damage that ended the process; its log file tells the next process."""
         self._reset()
 
     def _reset(self) -> None:
@@ -151,7 +151,7 @@ class StorageNode(Process):
         self._report_due = False
         self._syncing: set[LogStreamId] = set()
         self._unreadable: dict[LogStreamId, DamagedEntries] = {}
-        """Replicas that could not be opened because of damaged entries, and which those are."""
+        """Replicas that could not be opened because of damaged entries, and these entries."""
         self._sync_running: dict[LogStreamId, Running | None] = {}
         self._turn = 0
         self._leader_heard = self.world.now
@@ -182,7 +182,7 @@ class StorageNode(Process):
         return probability > 0 and not self.world.healing and self.world.rng.random() < probability
 
     def _create(self, message: CreateReplica) -> None:
-        """Nothing is there before the first hard state is; if that cannot be saved, the leader will ask again."""
+        """Create a replica. It exists once its first hard state is saved; if that fails, the leader asks again."""
         disk = self._new_disk(message.stream)
         try:
             disk.find()
@@ -198,7 +198,7 @@ class StorageNode(Process):
         return SegmentDisk(self.world, self, stream) if self.world.options.segment_files else ReplicaDisk()
 
     def _open(self, stream: LogStreamId) -> None:
-        """Recover a replica from its disk; again, if the disk fails meanwhile."""
+        """Recover a replica from its disk; repeat this if the disk fails meanwhile."""
         while True:
             try:
                 opening = open_replica(self.node, stream, self.disks[stream])
@@ -288,7 +288,7 @@ class StorageNode(Process):
             self.carry_out(stream, replica, effects)
 
     def _alarm(self, stream: LogStreamId, error: ProtocolViolation) -> None:
-        """A healthy cluster never gets here: the simulation counts it as a violation."""
+        """Raise a violation: a healthy cluster never gets here."""
         raise Violation("12 one cut sequence", f"storage node {self.node} was told what cannot be: {error}") from error
 
     # Effects.
@@ -303,7 +303,7 @@ class StorageNode(Process):
                 self._fail_storage(stream, error.message)
                 return
             except DamagedEntries as error:
-                # What has to be cut off cannot be found. The next start will ask for a copy.
+                # The entries to cut off cannot be found. The next start asks for a copy.
                 self._deadly[stream] = error
                 raise _Crash from error
             if not goes_on:
@@ -363,7 +363,7 @@ class StorageNode(Process):
                     try:
                         disk.cut_back(effect.durable_end, effect.durable_committed_end)
                     except StorageBroken as error:
-                        # The disk does not let itself be opened, until someone restarts the node.
+                        # The disk cannot be opened until the node is restarted.
                         raise _Crash from error
                 self._open(stream)
                 self._report_now()
@@ -379,7 +379,7 @@ class StorageNode(Process):
         return True
 
     def _note_written(self, stream: LogStreamId, entry: Entry) -> None:
-        """At one place of one epoch there is only one content, whoever writes it."""
+        """Check that one place in one epoch has only one content, regardless of the writer."""
         batch = self.world.written.setdefault((stream, entry.epoch, entry.first_llsn), entry.batch)
         if batch != entry.batch:
             raise Violation("1 unique", f"log stream {stream} has two contents at LLSN {entry.first_llsn}")
@@ -389,7 +389,7 @@ class StorageNode(Process):
         self.send(("sn", effect.peer), effect.message, lambda: self.on_message(self.address, (stream, failed)))
 
     def _replicate(self, source: Address, message: Replicate) -> None:
-        """Take an entry from the replica before this one; tell it if that was not possible."""
+        """Take an entry from the previous replica of the chain; tell it if that was not possible."""
         replica = self.replicas.get(message.stream)
         refused = ReplicateFailed(self.node, message.entry.epoch, "refused")
         if replica is None:
@@ -408,7 +408,7 @@ class StorageNode(Process):
     # The disk.
 
     def _strike(self, effect: ReplicaEffect) -> None:
-        """A simple disk fails here; segment files fail by themselves."""
+        """Fail a write to a simple disk; segment files fail by themselves."""
         if self.disk_full and (isinstance(effect, WriteEntry) or self.world.rng.random() < 0.5):
             raise DiskFull("no space left on device")
         if not isinstance(effect, WriteEntry) and self._chance(self.world.options.fsync_failure):
@@ -418,12 +418,12 @@ class StorageNode(Process):
         try:
             first = self.disks[stream].drop_before(effect.before, effect.upto)
         except DiskFull:
-            # Nothing is lost; the next trim, or the next start, drops it all.
+            # Nothing is lost; the next trim, or the next start, drops everything.
             return
         self._handle(stream, Dropped(first))
 
     def _sync_soon(self, stream: LogStreamId) -> None:
-        """Group commit: one sync at a time, and what is written meanwhile goes into the next."""
+        """Schedule a group commit: one sync at a time; later writes go into the next one."""
         if stream in self._syncing:
             return
         self._syncing.add(stream)
@@ -470,7 +470,7 @@ class StorageNode(Process):
 
     def _report_timer(self) -> None:
         if self.world.now - self._leader_heard > LEADER_SILENCE_US:
-            # Nobody answers: perhaps both metadata nodes that cover this one are gone.
+            # No answer: perhaps both metadata nodes that cover this one are gone.
             self._turn += 1
             self._leader_heard = self.world.now
         for stream, error in self._unreadable.items():
@@ -502,7 +502,7 @@ class StorageNode(Process):
         self._to_metadata(ReportMessage(report))
 
     def _to_metadata(self, message: object) -> None:
-        """To the two metadata nodes that cover this one."""
+        """Send a message to the two metadata nodes that cover this one."""
         n = self.metadata_nodes
         for i in range(min(2, n)):
             self.send(("mr", (self.node + self._turn + i) % n + 1), message)
@@ -543,7 +543,8 @@ class StorageNode(Process):
         self.carry_out(call.stream, replica, effects)
 
     def _check_content(self, replica: Replica, batch: Batch) -> None:
-        """Each node has a clock of its own, so that one refuses what the other takes, and time makes a difference."""
+        """Refuse event times too far ahead. Each node has its own clock, so one node may refuse what another accepts,
+        and the outcome changes with time."""
         ahead = self.world.options.event_time_ahead_us
         is_ahead = batch.time_max > self.world.now + ahead + self.node * 5 * MILLISECOND
         if ahead and is_ahead and not self.world.healing and not replica.dedup.has(batch):
@@ -557,14 +558,14 @@ class StorageNode(Process):
     def replica_of(self, stream: LogStreamId) -> Replica:
         replica = self.replicas.get(stream)
         if replica is None:
-            # Not yet, although the catalog says so already, or not any more.
+            # The replica is not there yet although the catalog lists it, or not there any more.
             raise Unavailable(f"storage node {self.node} has no replica of log stream {stream}: ask another")
         return replica
 
     # Sync and repair between peers.
 
     def _watch_sync(self, stream: LogStreamId, attempt: int) -> None:
-        """No end of the sync in good time: the source is gone, or a part was lost."""
+        """Fail a sync that did not end in time: the source is gone, or a part was lost."""
         self.on_message(self.address, SyncFailed(stream, attempt, "timed out"))
 
     def _repair(self, copy: CopyReturn) -> None:
@@ -583,12 +584,12 @@ class StorageNode(Process):
             self._report_now()
 
     def fetch_copies(self, stream: LogStreamId, first: LLSN, last: LLSN) -> None:
-        """Of the first and the last of the damaged entries; the others are next."""
+        """Fetch copies of the first and the last of the damaged entries; the others follow."""
         for llsn in sorted({first, last}):
             self.fetch_copy(stream, llsn)
 
     def fetch_copy(self, stream: LogStreamId, llsn: LLSN) -> None:
-        """Damage is repaired from whoever has an intact copy."""
+        """Ask all other storage nodes for an intact copy of a damaged entry."""
         for kind, peer in self.world.processes:
             if kind == "sn" and peer != self.node:
                 self.send(("sn", peer), Call(0, CopyCall(stream, llsn)))

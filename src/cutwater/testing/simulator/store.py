@@ -1,4 +1,4 @@
-"""The simulated store of the metadata repository: linearizable, fenced, and as slow and lossy as asked for."""
+"""The simulated store of the metadata repository: linearizable, fenced, and as slow and lossy as the options say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Loaded(Struct, frozen=True):
 
 
 class SimulatedStore:
-    """``decisions`` is what was ever stored and is for the checkers; clients get the snapshot and what follows it."""
+    """``decisions`` holds everything ever stored, for the checkers; clients get the snapshot and what follows it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -35,7 +35,7 @@ class SimulatedStore:
         return DecisionIndex(len(self.decisions))
 
     def acquire(self, node: MetadataNodeId, seen: LeaderEpoch) -> Loaded | None:
-        """Become leader if nobody else has meanwhile; what is stored."""
+        """Become leader unless another node has meanwhile; return what is stored."""
         if self.leader_epoch != seen:
             return None
         self.leader_epoch = LeaderEpoch(self.leader_epoch + 1)
@@ -46,7 +46,7 @@ class SimulatedStore:
         return Loaded(self.leader_epoch, self._snapshot, tuple(self.decisions[self._snapshot.index :]))
 
     def append(self, write: Store, done: Callable[[DecisionIndex | None], None]) -> None:
-        """``done`` gets the index of the last decision, or None if the write was refused; it may never be called."""
+        """Append. ``done`` gets the index of the last decision, or None after a refusal; it may never be called."""
         delay = 100 + int(self.world.rng.random() * self.world.options.store_us_max)
         self.world.after(delay // 2, self._append, write, done, delay - delay // 2)
 
@@ -73,12 +73,12 @@ class SimulatedStore:
             self.world.trace("stored", write.leader_epoch, self.last_index, self.high_watermark)
             return self.last_index
         if self.last_index == end and tuple(self.decisions[write.after :]) == write.decisions:
-            # The same bytes again: the first answer was lost.
+            # The same decisions again: the first answer was lost.
             return self.last_index
         return None
 
     def roll_back(self, index: DecisionIndex) -> Loaded:
-        """The store is as it was after this decision, but for the leader's epoch. What it was before."""
+        """Restore the store to its state after this decision, except the leader's epoch. Returns the state before."""
         newest = Loaded(self.leader_epoch, self._snapshot, tuple(self.decisions))
         del self.decisions[index:]
         self._snapshot = Snapshot() if self._snapshot.index > index else self._snapshot
@@ -89,7 +89,7 @@ class SimulatedStore:
         return newest
 
     def put_back(self, newest: Loaded) -> None:
-        """The store is again as it was before ``roll_back``, but for the leader's epoch."""
+        """Restore the store to its state before ``roll_back``, except the leader's epoch."""
         self.decisions, self._snapshot = list(newest.decisions), newest.snapshot
         cuts = (decision.high_watermark for decision in self.decisions if isinstance(decision, Cut))
         self.high_watermark = max(cuts, default=GLSN(0))

@@ -1,4 +1,4 @@
-"""The simulated world: one thread, one heap of things to come, one source of randomness, no clock but its own."""
+"""The simulated world: one thread, one heap of future events, one source of randomness, and only a virtual clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cutwater.testing.simulator.protocol import Call, Return
 from cutwater.types import GLSN, LLSN, MILLISECOND, Batch, Epoch, Instant, LogStreamId
 
 Address = tuple[str, int]
-"""What a process is and its number: ``("sn", 1)``, ``("mr", 2)``, ``("client", 3)``."""
+"""The kind of a process and its number: ``("sn", 1)``, ``("mr", 2)``, ``("client", 3)``."""
 
 BROKEN_LINK_NOTICED_US = 30 * MILLISECOND
 
@@ -40,12 +40,12 @@ class World:
         self.healing = False
         self.events = 0
         self.log: list[str] | None = None
-        """Set to a list to keep the trace as text, for people."""
+        """Set to a list to keep the trace as readable text."""
         self.written: dict[tuple[LogStreamId, Epoch, LLSN], Batch] = {}
         """Every entry that any replica ever wrote, for the checkers."""
         self.stored_high_watermark: Callable[[], GLSN] = lambda: GLSN(0)
         self.on_death: Callable[[Process], None] = lambda process: None
-        """Told of processes that die by themselves."""
+        """Called with each process that dies by itself."""
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         self._hash = blake2b(digest_size=16)
@@ -59,7 +59,7 @@ class World:
         heapq.heappush(self._heap, (self.now + delay_us, self._order, what, args))
 
     def run_until(self, time: int, stop: Callable[[], bool] | None = None) -> bool:
-        """Let things happen until the given time, or until ``stop`` says so; whether it did."""
+        """Run events until the given time, or until ``stop`` returns True. Returns whether ``stop`` did."""
         while self._heap and self._heap[0][0] <= time:
             self.now, _, what, args = heapq.heappop(self._heap)
             self.events += 1
@@ -94,8 +94,8 @@ class World:
     def send(
         self, source: Address, target: Address, message: object, on_broken: Callable[[], None] | None = None
     ) -> None:
-        """A message on its way. ``on_broken`` is told to the sender, after a while, if it did not arrive: the
-        connection broke. Whoever does not ask for it never learns of a loss."""
+        """Send a message. If it does not arrive, ``on_broken`` is called at the sender after a while, as when a
+        connection breaks. A sender that gives no ``on_broken`` never learns of a loss."""
         options, rng = self.options, self.rng
         lost = (source, target) in self._blocked
         if not self.healing:
@@ -137,7 +137,7 @@ class World:
 
 
 class Process(ABC):
-    """Something that receives messages, can be killed, and can be stopped and resumed like a real process."""
+    """A process that receives messages, and can be killed, paused and resumed like a real one."""
 
     def __init__(self, world: World, address: Address) -> None:
         self.world, self.address = world, address
@@ -152,17 +152,17 @@ class Process(ABC):
 
     @abstractmethod
     def on_start(self) -> None:
-        """The process begins a life."""
+        """Begin a life of the process."""
 
     @abstractmethod
     def on_message(self, source: Address, message: Any) -> None:
-        """A message has come."""
+        """Handle a message."""
 
     def on_kill(self) -> None:
-        """The process is gone; what its disks keep of unsynced writes is decided now."""
+        """Handle the end of the process; now it is decided which unsynced writes its disks keep."""
         return
 
-    # For everyone.
+    # Public operations.
 
     def start(self) -> None:
         assert not self.alive
@@ -193,7 +193,7 @@ class Process(ABC):
                 self.run(life, what, args)
 
     def after(self, delay_us: int, what: Callable[..., None], *args: Any) -> None:
-        """Do it later, if this life of the process lasts so long."""
+        """Run a function later, if this life of the process lasts that long."""
         self.world.after(delay_us, self.run, self.lives, what, args)
 
     def arrive(self, source: Address, message: Any) -> None:
