@@ -32,7 +32,8 @@ def gone(before: Any, now: Any, where: str) -> Iterator[str]:
             else:
                 yield f"{where} › {name}"
     elif isinstance(before, list) and isinstance(now, list):
-        yield from (f"{where}: {item}" for item in before if item not in now)
+        # What had to be said before may be left out now.
+        yield from (f"{where}: {i}" for i in before if i not in now and f"{i}=" not in now and i != "required")
     elif before != now:
         yield f"{where}: {before} became {now}"
 
