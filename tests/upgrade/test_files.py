@@ -28,15 +28,17 @@ from cutwater.cli.framework.exit_codes import Settings
 from cutwater.cli.main import app
 from cutwater.client.cluster.credentials import ANYONE
 from cutwater.client.cluster.holder_file import with_secret
+from cutwater.core.order.decisions import AddNode
 from cutwater.core.order.state import OrderState
 from cutwater.format import entry_codec
 from cutwater.format.entry_codec import Frame
 from cutwater.metadata.stores import encoding
+from cutwater.metadata.stores.open_store import open_store
 from cutwater.runtime import processes
 from cutwater.storage import format as layout
 from cutwater.storage import part_files
 from cutwater.storage.volume import NodeIdentity
-from cutwater.types import BatchKind, Part
+from cutwater.types import BatchKind, ClusterId, DecisionIndex, MetadataNodeId, Part, StorageNodeId
 from tests.upgrade import make
 
 pytestmark = pytest.mark.timeout(180)
@@ -155,17 +157,31 @@ def publishes_what_was_staged(log: cutwater.Client, expected: dict[str, Any]) ->
 # The cluster.
 
 
-@pytest.fixture
-def cluster_made_before(made_before: tuple[Path, dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    place, told = made_before
-    directory = place / make.CLUSTER
+async def move(directory: Path) -> None:
+    """The addresses of that time may be in use. Let the servers have listened elsewhere, as they note it."""
     cluster = local_cluster.load(directory)
-    # The addresses of that time may be in use.
     members = [*cluster.metadata, *cluster.storage_nodes]
     for member, address in zip(members, free_addresses(len(members)), strict=True):
         member.address = address
     cluster.servers = f"cutwater://{cluster.metadata[0].address}"
+    store = await open_store(f"sqlite:{directory / 'metadata.sqlite'}", cluster=ClusterId(local_cluster.CLUSTER_ID))
+    try:
+        loaded = await store.load()
+        state = OrderState(loaded.snapshot, loaded.decisions)
+        known = [(state.nodes[StorageNodeId(member.id)], member.address) for member in cluster.storage_nodes]
+        moves = [AddNode(node.node, address, node.key, node.volumes, node.server_key) for node, address in known]
+        epoch = await store.acquire(MetadataNodeId(1), "", loaded.leader.epoch)
+        await store.append(epoch, DecisionIndex(state.index), tuple(moves))
+    finally:
+        await store.close()
     cluster.save(directory)
+
+
+@pytest.fixture
+def cluster_made_before(made_before: tuple[Path, dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    place, told = made_before
+    directory = place / make.CLUSTER
+    asyncio.run(move(directory))
     try:
         yield directory, told[make.CLUSTER]
     finally:
