@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from msgspec import Struct
 
 from cutwater import embedded
-from cutwater.admin.load_test import Figures, Load, append_for, read_for
+from cutwater.admin.load_test import AppendLoad, Figures, append_for, read_for
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.runtime.event_loop import new_event_loop, run
@@ -42,11 +42,11 @@ def together(parts: Sequence[Figures]) -> Figures:
 # Through asyncio, against a cluster.
 
 
-def append(servers: str, load: Load, start_at: float, seconds: float) -> Figures:
+def append(servers: str, load: AppendLoad, start_at: float, seconds: float) -> Figures:
     return run(_append(servers, load, start_at, seconds))
 
 
-async def _append(servers: str, load: Load, start_at: float, seconds: float) -> Figures:
+async def _append(servers: str, load: AppendLoad, start_at: float, seconds: float) -> Figures:
     async with await AsyncClient.connect(servers) as log:
         await log.append(load.topic, load.made())
         await asyncio.sleep(start_at - time.monotonic())
@@ -86,7 +86,7 @@ def close_on_loop(path: str) -> None:
         runner.run(log.close())
 
 
-def append_on_loop(path: str, load: Load, seconds: float) -> Figures:
+def append_on_loop(path: str, load: AppendLoad, seconds: float) -> Figures:
     runner, log = _on_loops[path]
     return runner.run(append_for(log, load, seconds))
 
@@ -108,7 +108,7 @@ def close_embedded(path: str) -> None:
     _embedded.pop(path).close()
 
 
-def append_embedded(path: str, load: Load, seconds: float) -> Figures:
+def append_embedded(path: str, load: AppendLoad, seconds: float) -> Figures:
     """Append from as many threads as there are appends in flight."""
     log = _embedded[path]
     records = load.made()
@@ -128,7 +128,7 @@ def append_embedded(path: str, load: Load, seconds: float) -> Figures:
     return Figures(sum(count for count, _ in found), begun, time.monotonic(), latencies)
 
 
-def send_embedded(path: str, load: Load, seconds: float) -> Figures:
+def send_embedded(path: str, load: AppendLoad, seconds: float) -> Figures:
     """Append through a producer, from one thread."""
     records = load.made()
     waiting: deque[Future[Ack]] = deque()
@@ -142,7 +142,7 @@ def send_embedded(path: str, load: Load, seconds: float) -> Figures:
         return Figures(count, begun, time.monotonic(), [])
 
 
-def fill_embedded(path: str, load: Load, records: int) -> Figures:
+def fill_embedded(path: str, load: AppendLoad, records: int) -> Figures:
     """Append ``records`` records, in appends of the same size."""
     log, made, each = _embedded[path], load.made(), max(load.rows, 1)
     with ThreadPoolExecutor(load.in_flight) as threads:

@@ -20,11 +20,11 @@ from statistics import median
 from typing import NamedTuple
 
 from cutwater.admin import local_cluster
-from cutwater.admin.local_cluster import LocalCluster, Member
+from cutwater.admin.local_cluster import ClusterMember, LocalCluster
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.admin.operations import Admin
 from cutwater.runtime import processes
-from cutwater.testing.real_run import Load, leader_of, now_us
+from cutwater.testing.real_run import ClusterLoad, leader_of, now_us
 from cutwater.types import StorageNodeId
 
 LEADER_KILLS = 10
@@ -35,8 +35,8 @@ LAST = 200
 """Number of appends that are read from every replica."""
 TOPIC = "failover"
 
-Choose = Callable[[LocalCluster], Awaitable[Member]]
-StartAgain = Callable[[Path, LocalCluster, Member], None]
+Choose = Callable[[LocalCluster], Awaitable[ClusterMember]]
+StartAgain = Callable[[Path, LocalCluster, ClusterMember], None]
 
 
 class Found(NamedTuple):
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 async def kill_and_watch(folder: Path, cluster: LocalCluster, kills: int, choose: Choose, again: StartAgain) -> Found:
     """Kill a process, watch the cluster, and start the process again, ``kills`` times."""
-    load = Load(cluster, TOPIC, 1)
+    load = ClusterLoad(cluster, TOPIC, 1)
     load.start(APPENDERS)
     found = Found([], [])
     try:
@@ -70,7 +70,7 @@ async def kill_and_watch(folder: Path, cluster: LocalCluster, kills: int, choose
     return found
 
 
-async def _everywhere(load: Load, cluster: LocalCluster, dead: Member | None) -> float:
+async def _everywhere(load: ClusterLoad, cluster: LocalCluster, dead: ClusterMember | None) -> float:
     """Return the seconds until all replicas but those of the dead node have the last appends."""
     started = time.monotonic()
     await load.until_readable([StorageNodeId(m.id) for m in cluster.storage_nodes if m is not dead], 30.0, LAST)
@@ -96,7 +96,7 @@ async def _measure(folder: Path, cluster: LocalCluster, kills: int, choose: Choo
 def lines() -> list[str]:
     """Return a section of the benchmark report, in Markdown."""
 
-    async def first_node(cluster: LocalCluster) -> Member:
+    async def first_node(cluster: LocalCluster) -> ClusterMember:
         return cluster.storage_nodes[0]
 
     rows = []

@@ -27,7 +27,7 @@ from benchmarks.chain import Chain, chain
 from benchmarks.clients import Worker
 from benchmarks.usage import Busy, Watch
 from cutwater.admin import local_cluster
-from cutwater.admin.load_test import Figures, Load
+from cutwater.admin.load_test import AppendLoad, Figures
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.runtime import processes
@@ -287,7 +287,7 @@ class Cluster:
         watched["metadata"] = [node.pid for node in self._cluster.metadata]
         return Watch(watched, self._folder)
 
-    def appending(self, load: Load, count: int) -> Measure:
+    def appending(self, load: AppendLoad, count: int) -> Measure:
         def measure(seconds: float) -> Round:
             start_at = time.monotonic() + START_SECONDS
             workers = self._workers[:count]
@@ -355,14 +355,14 @@ def cluster_rows(folder: Path, size: Size) -> list[str]:
         for case in CLUSTER:
             with chains(folder, NODES) as bare, topic_for(case, local) as (topic, head):
                 cluster.heads[topic] = head
-                ours = cluster.appending(Load(topic, case.rows, case.in_flight), case.clients)
+                ours = cluster.appending(AppendLoad(topic, case.rows, case.in_flight), case.clients)
                 found = in_turn([ours, *(of_chain(one, case, folder) for one in bare)], size, folder)
             by = f", {case.clients} client processes" if case.clients > 1 else ""
             rows.append(compared(_named(case, case.name + by), *found))
         # Created only now, so that these streams do not burden the cases before.
         run(make_many(local))
-        one = Load(LARGE, 10_000, 32)
-        many = Load(MANY, 10_000, 32)
+        one = AppendLoad(LARGE, 10_000, 32)
+        many = AppendLoad(MANY, 10_000, 32)
         on_one, on_many = in_turn([cluster.appending(load, CLIENTS_MAX) for load in (one, many)], size, folder)
         rows.append(
             compared(
@@ -391,7 +391,7 @@ def _named(case: Case, name: str, target: float | None = None) -> Case:
 # Embedded.
 
 
-Job = Callable[[str, Load, float], Figures]
+Job = Callable[[str, AppendLoad, float], Figures]
 IN_THREADS = clients.open_embedded, clients.close_embedded
 ON_A_LOOP = clients.open_on_loop, clients.close_on_loop
 WAYS = (
@@ -418,7 +418,7 @@ def embedded_rows(folder: Path, size: Size) -> list[str]:
 def _embedded(worker: Worker, job: Job, path: str, case: Case, folder: Path) -> Measure:
     def measure(seconds: float) -> Round:
         watch = Watch({"process": [worker.pid]}, folder)
-        return of_figures(worker.call(job, path, Load(SMALL, case.rows, case.in_flight), seconds), watch)
+        return of_figures(worker.call(job, path, AppendLoad(SMALL, case.rows, case.in_flight), seconds), watch)
 
     return measure
 
@@ -432,10 +432,10 @@ def small_records(folder: Path, size: Size) -> list[str]:
         worker.call(clients.open_embedded, path, dict.fromkeys([*topics, "many"], 1))
         few = []
         for topic in topics:
-            found = worker.call(clients.fill_embedded, path, Load(topic, 10_000, 4, value_bytes=8), FEW_RECORDS)
+            found = worker.call(clients.fill_embedded, path, AppendLoad(topic, 10_000, 4, value_bytes=8), FEW_RECORDS)
             few.append((found.ended - found.begun) / found.records * 1e9)
         watch = Watch({"process": [worker.pid]}, folder)
-        found = worker.call(clients.fill_embedded, path, Load("many", 10_000, 4, value_bytes=8), count)
+        found = worker.call(clients.fill_embedded, path, AppendLoad("many", 10_000, 4, value_bytes=8), count)
         busy = watch.stop()
         many = (found.ended - found.begun) / found.records * 1e9
         worker.call(clients.close_embedded, path)

@@ -23,7 +23,7 @@ import cutwater
 import cutwater.spark
 from cutwater.client.publish.runs import Run
 from cutwater.spark.sink.sink import BatchWriter, Staged
-from cutwater.spark.source.read_task import Part, read_part
+from cutwater.spark.source.read_task import ReadPartition, read_part
 from cutwater.spark.source.source import BatchReader, CutwaterSource, StreamReader
 from cutwater.types import RunId
 
@@ -43,7 +43,7 @@ def _batches(path: str) -> list[pa.RecordBatch]:
         return list(reader)
 
 
-class MemoryPart(Part):
+class MemoryPart(ReadPartition):
     def __init__(self, path: str) -> None:
         self.path = path
 
@@ -128,7 +128,7 @@ def _keep(options: dict[str, str], spark: Any) -> list[Path]:
     columns = options.get("columns")
     name = _name(options["subscribe"], columns.split(",") if columns else None)
     for number, part in enumerate(reader.partitions()):
-        assert isinstance(part, Part)
+        assert isinstance(part, ReadPartition)
         path = Path(tempfile.gettempdir()) / f"{name}-{number}"
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, part.scan.columns) as writer:
             for batch in read_part(part):

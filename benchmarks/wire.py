@@ -22,7 +22,7 @@ from msgspec import Struct
 from cutwater.protocol.methods import Method, StreamMethod
 from cutwater.runtime.event_loop import run
 from cutwater.types import ClusterId
-from cutwater.wire.calls.handlers import Methods, Reply
+from cutwater.wire.calls.handlers import Methods, ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.calls.streams import SharedCredit, StreamSender
 from cutwater.wire.client import connect
@@ -51,13 +51,13 @@ methods = Methods()
 
 
 @methods.answers(ECHO)
-def echo(call: Call[None]) -> Reply[None]:
-    return Reply(None, call.body)
+def echo(call: Call[None]) -> ReplyWithBody[None]:
+    return ReplyWithBody(None, call.body)
 
 
 @methods.answers(ECHO_LATER)
-async def echo_in_a_task(call: Call[None]) -> Reply[None]:
-    return Reply(None, call.body)
+async def echo_in_a_task(call: Call[None]) -> ReplyWithBody[None]:
+    return ReplyWithBody(None, call.body)
 
 
 @methods.answers(TAKE)

@@ -71,7 +71,7 @@ from cutwater.storage.files import Lock, OsFiles
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import SECOND, ClusterId, Incarnation, LogStreamId, MetadataNodeId, StorageNodeId
-from cutwater.wire.identity.auth import ANONYMOUS, Credentials, Identity
+from cutwater.wire.identity.auth import ANONYMOUS, Credentials, PeerIdentity
 from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.identity.server_keys import ServerKey, load_or_make
 
@@ -104,7 +104,7 @@ class ByToken:
     def __init__(self, token: str) -> None:
         self._token = token.encode()
 
-    def __call__(self, credentials: Credentials) -> Identity:
+    def __call__(self, credentials: Credentials) -> PeerIdentity:
         if not hmac.compare_digest(self._token, credentials.token.encode()):
             raise Unauthenticated(
                 "an embedded log lets in only processes that can read its directory, where the secret is: open it by "

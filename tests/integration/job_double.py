@@ -28,9 +28,9 @@ from cutwater.jobs.messages import (
     Moved,
     Progress,
     Running,
-    Savepoint,
     Stop,
     Taken,
+    TakeSavepoint,
     Told,
     line,
     read_to_program,
@@ -81,7 +81,7 @@ def main(events: str, file: str, variable: str, log: str) -> None:
         match read_to_program(one):
             case _ if life in ("deaf", "linger"):
                 Path(file).with_suffix(".heard").touch()
-            case Savepoint(target):
+            case TakeSavepoint(target):
                 tell(Taken(target))
             case Stop(savepoint) if savepoint is not None and life == "unstoppable":
                 tell(Failed(Told.of(InvalidArgument(f"{savepoint} cannot be written"), is_hopeless=True)))

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from cutwater.admin import local_cluster
-from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
+from cutwater.admin.local_cluster import CLUSTER_ID, ClusterMember, LocalCluster
 from cutwater.admin.local_etcd import EtcdMember
 from cutwater.admin.operations import Admin
 from cutwater.core.order.decisions import Decision
 from cutwater.metadata.stores.open_store import open_store
 from cutwater.runtime import processes
-from cutwater.testing.real_run import Load, evidence_of, members_of
+from cutwater.testing.real_run import ClusterLoad, evidence_of, members_of
 from cutwater.testing.simulator.checkers import check_all
 from cutwater.types import ClusterId, StorageNodeId
 
@@ -45,11 +45,11 @@ async def running_cluster(
 @asynccontextmanager
 async def loaded(
     cluster: LocalCluster, seed: int, *, streams: int = 2, appenders: int = 6, replication: int | None = None
-) -> AsyncIterator[Load]:
+) -> AsyncIterator[ClusterLoad]:
     """A topic under load. Whatever happens inside, the load ends."""
     async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
         await admin.create_topic(TOPIC, streams=streams, replication=replication)
-    load = Load(cluster, TOPIC, seed)
+    load = ClusterLoad(cluster, TOPIC, seed)
     load.start(appenders)
     try:
         await load.until_acknowledged(20, RECOVERY_SECONDS)
@@ -58,21 +58,21 @@ async def loaded(
         await load.stop()
 
 
-def kill(member: Member | EtcdMember) -> None:
+def kill(member: ClusterMember | EtcdMember) -> None:
     os.kill(member.pid, signal.SIGKILL)
     while processes.is_running(member.pid):
         pass
 
 
-def stop(member: Member) -> None:
+def stop(member: ClusterMember) -> None:
     os.kill(member.pid, signal.SIGSTOP)
 
 
-def resume(member: Member) -> None:
+def resume(member: ClusterMember) -> None:
     os.kill(member.pid, signal.SIGCONT)
 
 
-async def restart(directory: Path, cluster: LocalCluster, *members: Member) -> None:
+async def restart(directory: Path, cluster: LocalCluster, *members: ClusterMember) -> None:
     """Start processes again, in a thread: the load goes on meanwhile."""
 
     def start_all() -> None:
@@ -119,7 +119,7 @@ async def decisions_of(directory: Path, cluster: LocalCluster) -> tuple[Decision
     return loaded.decisions
 
 
-async def judge(directory: Path, cluster: LocalCluster, load: Load) -> None:
+async def judge(directory: Path, cluster: LocalCluster, load: ClusterLoad) -> None:
     """The load is over: read everything back, stop all processes, let the simulator's checkers look at the disks."""
     await until_whole(cluster)
     nodes = [StorageNodeId(member.id) for member in cluster.storage_nodes]

@@ -35,7 +35,7 @@ from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.identity.server_keys import ServerKey
 from cutwater.wire.identity.tls import read_tokens
 from cutwater.wire.listen.server import listen
-from cutwater.wire.messages import Kind
+from cutwater.wire.messages import FrameKind
 from tests.integration.sn_process import run
 from tests.integration.test_tls import signed
 
@@ -79,7 +79,7 @@ def walk(directory: Path) -> list[Path]:
 def hello(token: str, role: str = "client") -> bytes:
     """A greeting as a client makes it, as bytes."""
     header = msgpack.encode(("cutwater", 1, 1, 0, role, "", token, (1 << 24, 1 << 20, 1_000, 1 << 26)))
-    return encode_frame(Kind.HELLO, 0, header)
+    return encode_frame(FrameKind.HELLO, 0, header)
 
 
 def port_of(directory: Path) -> int:

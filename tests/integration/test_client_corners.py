@@ -25,7 +25,7 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, SequenceE
 from cutwater.protocol.methods import Received
 from cutwater.protocol.storage_api import AppendAnswer
 from cutwater.types import Ack, BatchKind, LogStreamId, ProducerEpoch, ProducerId, ProducerTag, Sequence
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 from tests.integration.log_cluster import LogCluster, with_log
 
 
@@ -95,7 +95,7 @@ def test_a_connection_that_was_lost_does_not_take_its_successor_along(tmp_path: 
         old = log._nodes.ready(address)
         assert old is not None
         old.abort()
-        await cluster.until(lambda: old.state is State.CLOSED, "it is closed")
+        await cluster.until(lambda: old.state is ConnectionState.CLOSED, "it is closed")
         await log.append("t", b"y")
         new = log._nodes.ready(address)
         assert new is not None

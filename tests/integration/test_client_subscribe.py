@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.errors import ClientClosed
 from cutwater.client.read.records import Record
 from cutwater.client.subscribe import stream_readers
 from cutwater.client.subscribe.subscriptions import AsyncSubscription
-from cutwater.core.read.merge_reader import Run
+from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.core.requests import AddStreamRequest, SealRequest
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Trimmed
 from cutwater.runtime.deadlines import Deadline
@@ -146,7 +146,7 @@ def test_what_is_closed_is_not_at_its_end_and_who_does_not_wait_gets_what_is_the
         assert feed is not None
         take = feed.take
 
-        async def taken() -> list[Run]:
+        async def taken() -> list[CommittedBatch]:
             runs = await take()
             await last.close()
             return runs
@@ -168,7 +168,7 @@ def test_who_has_everything_and_does_not_take_it_does_not_ask_for_more(
         await asyncio.sleep(0.1)
         asked, fresh = 0, Catalogs.fresh
 
-        async def counted(catalogs: Catalogs, deadline: Deadline) -> View:
+        async def counted(catalogs: Catalogs, deadline: Deadline) -> CatalogView:
             nonlocal asked
             asked += 1
             return await fresh(catalogs, deadline)

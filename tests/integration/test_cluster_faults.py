@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.admin.local_cluster import LocalCluster, Member
+from cutwater.admin.local_cluster import ClusterMember, LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.core import requests as r
 from cutwater.protocol import storage_api
 from cutwater.testing.fault_proxy import FaultProxy, opened_by
-from cutwater.testing.real_run import Load, leader_of, who_leads
+from cutwater.testing.real_run import ClusterLoad, leader_of, who_leads
 from cutwater.types import LogStreamId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
@@ -241,7 +241,7 @@ async def test_leaders_and_etcd_members_are_killed_and_stopped(tmp_path: Path, s
         await judge(tmp_path, cluster, load)
 
 
-async def _stop_and_resume_a_leader(cluster: LocalCluster, load: Load) -> None:
+async def _stop_and_resume_a_leader(cluster: LocalCluster, load: ClusterLoad) -> None:
     paused = await leader_of(cluster)
     stop(paused)
 
@@ -278,7 +278,9 @@ async def test_what_a_paused_leader_writes_when_it_goes_on_is_refused(tmp_path: 
         await judge(tmp_path, cluster, load)
 
 
-async def _is_refused(directory: Path, cluster: LocalCluster, paused: Member, proxy: FaultProxy, load: Load) -> bool:
+async def _is_refused(
+    directory: Path, cluster: LocalCluster, paused: ClusterMember, proxy: FaultProxy, load: ClusterLoad
+) -> bool:
     """Whether the leader, when it goes on, comes to a write; it may hear of its successor before. It leads no more in
     both cases."""
     log = directory / f"mr{paused.id}.log"
@@ -295,12 +297,12 @@ async def _is_refused(directory: Path, cluster: LocalCluster, paused: Member, pr
     return "the store refuses decision" in log.read_bytes()[begun:].decode()
 
 
-async def _follows(member: Member) -> bool:
+async def _follows(member: ClusterMember) -> bool:
     told = await who_leads(member)
     return told is not None and told.leader not in (0, member.id)
 
 
-async def _leads_without(cluster: LocalCluster, paused: Member) -> bool:
+async def _leads_without(cluster: LocalCluster, paused: ClusterMember) -> bool:
     return (await leader_of(cluster)).id != paused.id
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.read.records import runs_of
-from cutwater.core.read.merge_reader import Run
+from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.errors import Trimmed, Unavailable
 from cutwater.protocol.storage_api import FIND, FOLLOW, FindArguments, FollowArguments, ReadAnswerHeader
 from cutwater.types import GLSN, CutTime, LogStreamId
@@ -27,7 +27,7 @@ async def connected(cluster: LogCluster) -> Connection:
     return await connect(Endpoint(CLUSTER, "test"), "127.0.0.1", cluster.ports[1], timeout_ms=5_000)
 
 
-async def next_runs(stream: StreamReceiver[ReadAnswerHeader]) -> list[Run]:
+async def next_runs(stream: StreamReceiver[ReadAnswerHeader]) -> list[CommittedBatch]:
     """Those of the next message that has any."""
     while True:
         message = await stream.receive(timeout_ms=WITHIN_MS)
@@ -78,7 +78,7 @@ def test_who_is_behind_gets_much_at_a_time_and_only_what_there_is_room_for(tmp_p
         assert 0 < items <= 4
         assert size <= 300_000
         messages = 0
-        found: list[Run] = []
+        found: list[CommittedBatch] = []
         while len(found) < 90:
             found += await next_runs(stream)
             messages += 1

@@ -248,12 +248,12 @@ def test_readers_of_old_data_get_an_error_or_skip(tmp_path: Path) -> None:
 
 async def check_scan(cluster: LogCluster, places: list[int], good: int, *, projection: bool) -> None:
     from cutwater.client.read.range_reader import Ranges
-    from cutwater.client.read.records import Layout
+    from cutwater.client.read.records import ColumnLayout
 
     ranges = await Ranges.connect(cluster.servers, timeout=10.0)
     try:
         view = await ranges.view(10.0)
-        layout = Layout(view.schema(view.topics["t"]), ["value"] if projection else None)
+        layout = ColumnLayout(view.schema(view.topics["t"]), ["value"] if projection else None)
         (info,) = view.catalog.streams
         last = view.catalog.high_watermark
         with pytest.raises(Malformed) as error:

@@ -29,11 +29,11 @@ from cutwater.jobs import detached
 from cutwater.jobs.checkpoint_hold import Hold
 from cutwater.jobs.child import session_members
 from cutwater.jobs.control import ask
-from cutwater.jobs.job_file import Job, JobDirectory, State
+from cutwater.jobs.job_file import Job, JobDirectory, JobState
 from cutwater.jobs.locks import FileLock
-from cutwater.jobs.messages import Cancel, Describe, Rescale, Savepoint, Start, Stop
+from cutwater.jobs.messages import Cancel, Describe, Rescale, Start, Stop, TakeSavepoint
 from cutwater.jobs.restarts import NoRestart
-from cutwater.jobs.supervisor import Asked
+from cutwater.jobs.supervisor import JobOptions
 from cutwater.runtime import processes
 from tests.integration.job_double import PROGRESS
 
@@ -104,7 +104,7 @@ class Kit:
     def until_running(self, lives: int = 1) -> Job:
         def is_running() -> bool:
             job = self.directory().load()
-            return job is not None and job.state is State.RUNNING and len(self.lives()) == lives
+            return job is not None and job.state is JobState.RUNNING and len(self.lives()) == lives
 
         until(is_running)
         return self.job()
@@ -134,7 +134,7 @@ def test_a_program_that_dies_is_started_again_as_often_as_the_strategy_says(kit:
     life = ["starting", "running", "waiting to restart"]
     assert states == [*life, "starting", "waiting to restart", "starting", "running", "failed"]
     job = kit.job()
-    assert (job.state_now, job.restarts, job.driver, job.jvm) == (State.FAILED, 2, 0, 0)
+    assert (job.state_now, job.restarts, job.driver, job.jvm) == (JobState.FAILED, 2, 0, 0)
     # All lives have the same checkpoint, and nothing of them is left.
     assert {life["checkpoint"] for life in kit.lives()} == {str(kit.path / "jobs" / "p" / "run-1")}
     assert not list(kit.scratch.glob("cutwater-job-*"))
@@ -143,13 +143,13 @@ def test_a_program_that_dies_is_started_again_as_often_as_the_strategy_says(kit:
 
 def test_a_job_that_waits_to_restart_says_how_to_end_it(kit: Kit) -> None:
     process = kit.run("fail", options=("--restart", "fixed:delay=1h"))
-    until(lambda: (job := kit.directory().load()) and job.state is State.WAITING)
+    until(lambda: (job := kit.directory().load()) and job.state is JobState.WAITING)
     with pytest.raises(
         Refused, match=r"no luck: try again .* `cutwater pipeline stop p --no-savepoint` or .* cancel p`"
     ):
         ask(kit.job(), Stop("/s", 5), 30)
     ask(kit.job(), Stop(None, 5), 30)
-    assert (ended(process)[0], kit.job().state) == (0, State.STOPPED)
+    assert (ended(process)[0], kit.job().state) == (0, JobState.STOPPED)
 
 
 def test_what_would_only_fail_again_is_not_started_again(kit: Kit) -> None:
@@ -166,7 +166,7 @@ def test_what_would_only_fail_again_is_not_started_again(kit: Kit) -> None:
 
 def test_a_pipeline_that_comes_to_its_end_is_finished_and_the_next_run_goes_on_with_its_checkpoint(kit: Kit) -> None:
     code, told, _ = ended(kit.run("finish", options=("--parallelism", "2")))
-    assert (code, kit.job().state_now) == (0, State.FINISHED)
+    assert (code, kit.job().state_now) == (0, JobState.FINISHED)
     assert [one["progress"]["glsn"] for one in told if "progress" in one] == [PROGRESS.glsn]
     assert ended(kit.run())[0] == 0
     assert {(life["checkpoint"], life["parallelism"]) for life in kit.lives()} == {
@@ -201,25 +201,25 @@ def test_what_can_be_known_to_be_wrong_leaves_a_job_as_it_was(kit: Kit) -> None:
 
 def test_a_program_that_does_not_go_after_its_last_word_is_ended(kit: Kit) -> None:
     code, _, _ = ended(kit.run("linger"))
-    assert (code, kit.job().state_now, len(kit.lives())) == (0, State.FINISHED, 1)
+    assert (code, kit.job().state_now, len(kit.lives())) == (0, JobState.FINISHED, 1)
 
 
 def test_stop_savepoint_and_rescale(kit: Kit) -> None:
     process = kit.run("run", options=("--from-savepoint", "hdfs://s/0", "--replay-output"))
     job = kit.until_running()
     until(lambda: ask(job, Describe(), 30).progress == PROGRESS)
-    assert ask(job, Savepoint("/s/1", 30), 30).savepoint == "/s/1"
+    assert ask(job, TakeSavepoint("/s/1", 30), 30).savepoint == "/s/1"
     assert kit.job().savepoint == "/s/1"
     assert ask(job, Rescale(5, "/s/2", 30), 30).savepoint == "/s/2"
     job = kit.job()
-    assert (job.parallelism, job.from_savepoint, job.state) == (5, "/s/2", State.RUNNING)
+    assert (job.parallelism, job.from_savepoint, job.state) == (5, "/s/2", JobState.RUNNING)
     assert [Path(life["checkpoint"]).name for life in kit.lives()] == ["run-1", "run-2"]
     assert kit.lives()[-1]["parallelism"] == 5
     # That was said of another savepoint.
     assert [life["replay_output"] for life in kit.lives()] == [True, False]
     assert ask(job, Stop("/s/3", 30), 30).savepoint == "/s/3"
     assert ended(process)[0] == 0
-    assert (kit.job().state_now, kit.job().savepoint) == (State.STOPPED, "/s/3")
+    assert (kit.job().state_now, kit.job().savepoint) == (JobState.STOPPED, "/s/3")
     with pytest.raises(Refused, match="does not run, it is stopped: `cutwater pipeline run"):
         ask(kit.job(), Cancel(), 30)
 
@@ -261,7 +261,7 @@ def test_a_stop_that_takes_too_long_lets_the_pipeline_run_on(kit: Kit) -> None:
     kit.run("deaf", "run")
     job = kit.until_running()
     with pytest.raises(DeadlineExceeded, match=r"not done within 0.1 s and is given up"):
-        ask(job, Savepoint("/s/0", 0.1), 30)
+        ask(job, TakeSavepoint("/s/0", 0.1), 30)
     with pytest.raises(DeadlineExceeded, match=r"not done within 0.2 s, and the pipeline runs on from its checkpoint"):
         ask(job, Stop("/s/1", 0.2), 30)
     ask(kit.until_running(lives=2), Cancel(), 30)
@@ -272,7 +272,7 @@ def test_cancel_ends_all_at_once(kit: Kit) -> None:
     job = kit.until_running()
     ask(job, Cancel(), 30)
     assert not processes.is_running(job.jvm)
-    assert (ended(process)[0], kit.job().state_now) == (0, State.CANCELLED)
+    assert (ended(process)[0], kit.job().state_now) == (0, JobState.CANCELLED)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -280,11 +280,11 @@ def test_a_signal_is_a_stop(kit: Kit, number: int, code: int) -> None:
     process = kit.run("run")
     kit.until_running()
     process.send_signal(number)
-    assert (ended(process)[0], kit.job().state_now) == (code, State.STOPPED)
+    assert (ended(process)[0], kit.job().state_now) == (code, JobState.STOPPED)
 
 
-@pytest.mark.parametrize("request_", [Stop("/s/1", 60), Savepoint("/s/1", 60)])
-def test_a_signal_is_no_savepoint(kit: Kit, request_: Stop | Savepoint) -> None:
+@pytest.mark.parametrize("request_", [Stop("/s/1", 60), TakeSavepoint("/s/1", 60)])
+def test_a_signal_is_no_savepoint(kit: Kit, request_: Stop | TakeSavepoint) -> None:
     """Whoever waits for one hears that there is none."""
     process = kit.run("deaf")
     job = kit.until_running()
@@ -297,7 +297,7 @@ def test_a_signal_is_no_savepoint(kit: Kit, request_: Stop | Savepoint) -> None:
         with pytest.raises(Refused, match="a signal stopped the job before that was done"):
             answer.result()
     ended(process)
-    assert (kit.job().state_now, kit.job().savepoint) == (State.STOPPED, None)
+    assert (kit.job().state_now, kit.job().savepoint) == (JobState.STOPPED, None)
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(kit: Kit) -> None:
@@ -306,7 +306,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(kit: Kit) -> None:
     process.kill()
     process.wait()
     until(lambda: not session_members(job.driver))
-    assert kit.job().state_now is State.LOST
+    assert kit.job().state_now is JobState.LOST
     # The next one goes on, and removes what the killed one could not.
     assert list(kit.scratch.glob("cutwater-job-*"))
     kit.run("run")
@@ -321,7 +321,7 @@ def test_a_job_lies_in_the_place_of_its_log_which_may_come_later(kit: Kit) -> No
     code, _, errors = ended(kit.run("no log", "no log", "finish", options=strategy, place=()))
     assert (code, errors) == (0, "")
     place = kit.path / "state" / "cutwater" / "jobs" / "key-of-the-log"
-    assert JobDirectory(place, "p").require().state is State.FINISHED
+    assert JobDirectory(place, "p").require().state is JobState.FINISHED
     assert kit.lives()[-1]["checkpoint"] == str(place / "p" / "run-1")
     code, _, errors = ended(kit.run("no log", name="q", options=strategy, place=()))
     assert (code, len(kit.lives("q"))) == (34, 3)
@@ -335,13 +335,13 @@ def test_a_job_has_one_supervisor(kit: Kit) -> None:
     assert code == 32
     assert f"is in use by process {first.pid}: `cutwater pipeline list` shows it" in errors
     assert "run this one with another --jobs-dir" in errors
-    assert kit.job().state is State.RUNNING
+    assert kit.job().state is JobState.RUNNING
     ask(kit.job(), Cancel(), 30)
 
 
-def asked(kit: Kit, *lives: str) -> Asked:
+def asked(kit: Kit, *lives: str) -> JobOptions:
     (kit.path / "p.json").write_text(json.dumps(lives))
-    return Asked(str(kit.path / "p.json"), "", "", str(kit.path / "jobs"), NoRestart(), Start(""))
+    return JobOptions(str(kit.path / "p.json"), "", "", str(kit.path / "jobs"), NoRestart(), Start(""))
 
 
 def test_a_detached_supervisor_says_when_the_pipeline_runs_or_why_not(
@@ -352,7 +352,7 @@ def test_a_detached_supervisor_says_when_the_pipeline_runs_or_why_not(
     monkeypatch.setenv("TMPDIR", str(kit.scratch))
     job = detached.start(asked(kit, "run"), 60)
     try:
-        assert (job.state, job.pipeline, os.getsid(job.pid)) == (State.RUNNING, "p", job.pid)
+        assert (job.state, job.pipeline, os.getsid(job.pid)) == (JobState.RUNNING, "p", job.pid)
         with pytest.raises(Refused, match=f"is in use by process {job.pid}"):
             detached.start(asked(kit, "run"), 60)
         ask(job, Cancel(), 30)
@@ -427,9 +427,11 @@ def test_metrics_of_a_detached_job(kit: Kit, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_where_metrics_of_a_job_are_not_served(address: str, expected: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(expected)):
-        pipeline.RunOptions(metrics=address).asked("p.py", None, "")
-    assert pipeline.RunOptions(metrics="0.0.0.0:0", insecure=True).asked("p.py", None, "").metrics == "0.0.0.0:0"
-    assert pipeline.RunOptions().asked("p.py", None, "").metrics == ""
+        pipeline.PipelineRunOptions(metrics=address).asked("p.py", None, "")
+    assert (
+        pipeline.PipelineRunOptions(metrics="0.0.0.0:0", insecure=True).asked("p.py", None, "").metrics == "0.0.0.0:0"
+    )
+    assert pipeline.PipelineRunOptions().asked("p.py", None, "").metrics == ""
 
 
 def cutwater(*arguments: str, code: int = 0) -> str:
@@ -492,7 +494,7 @@ def test_a_savepoint_of_a_job_that_does_not_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     directory = JobDirectory("checkpoints", "p")
     job = directory.of_program(None)
-    directory.change(job, State.STOPPED)
+    directory.change(job, JobState.STOPPED)
     places = ("--savepoint-dir", str(tmp_path / "s"), "--timeout", "9")
 
     def taken() -> Any:

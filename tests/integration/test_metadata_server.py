@@ -15,7 +15,7 @@ from cutwater.core.order import decisions as d
 from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Refused, Unavailable, WrongIdentity
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
-from cutwater.metadata.stores.store_interface import Loaded
+from cutwater.metadata.stores.store_interface import LoadedState
 from cutwater.protocol import metadata_api as api
 from cutwater.protocol import storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
@@ -350,7 +350,7 @@ async def test_nobody_is_told_that_a_node_belongs_to_the_cluster_before_that_is_
 class SlowToLoad(MemoryStore):
     """Takes longer to load than followers wait for heartbeats."""
 
-    async def load(self, *, timeout_ms: int = 5_000) -> Loaded:
+    async def load(self, *, timeout_ms: int = 5_000) -> LoadedState:
         await asyncio.sleep(0.7)
         return await super().load(timeout_ms=timeout_ms)
 

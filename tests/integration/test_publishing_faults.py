@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cutwater.admin.local_cluster import LocalCluster, Member
+from cutwater.admin.local_cluster import ClusterMember, LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.admin.publish_audit import verify_published
 from cutwater.admin.verification import verify
@@ -102,7 +102,7 @@ async def run_of(cluster: LocalCluster, run: Run) -> RunDescription:
         return next(found for found in (await admin.describe()).runs if found.run == run.run)
 
 
-async def chain_of(cluster: LocalCluster, topic: str) -> tuple[StreamInfo, list[Member]]:
+async def chain_of(cluster: LocalCluster, topic: str) -> tuple[StreamInfo, list[ClusterMember]]:
     async with Admin(cluster.addresses) as admin:
         catalog = await admin.catalog()
     number = next(found.topic for found in catalog.topics if found.name == topic)
@@ -111,12 +111,14 @@ async def chain_of(cluster: LocalCluster, topic: str) -> tuple[StreamInfo, list[
     return info, [members[node] for node in info.chain]
 
 
-def stored_bytes(directory: Path, node: Member, info: StreamInfo) -> int:
+def stored_bytes(directory: Path, node: ClusterMember, info: StreamInfo) -> int:
     files = directory.glob(f"sn{node.id}/*/*/lsid={info.stream}/*.entries")
     return sum(path.stat().st_blocks * 512 for path in files)
 
 
-async def reach(moment: str, directory: Path, cluster: LocalCluster, log: AsyncClient, run: Run, batch: int) -> Member:
+async def reach(
+    moment: str, directory: Path, cluster: LocalCluster, log: AsyncClient, run: Run, batch: int
+) -> ClusterMember:
     """Publish a batch up to the given moment and leave it there: one process is stopped, which is returned."""
 
     async def is_decided() -> bool:
@@ -219,7 +221,7 @@ async def test_the_leader_of_three_is_killed_and_the_others_go_on(tmp_path: Path
         assert await check(log, "large", LARGE) == await check(log, "small", SMALL) == 4
 
 
-def memory_of(member: Member) -> int:
+def memory_of(member: ClusterMember) -> int:
     """The most that the process has ever had in memory, in bytes."""
     status = Path(f"/proc/{member.pid}/status").read_text()
     return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])

@@ -10,7 +10,7 @@ import pytest
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.read import range_reader as client_ranges
 from cutwater.client.read.range_reader import Ranges, Scanned
-from cutwater.client.read.records import Layout
+from cutwater.client.read.records import ColumnLayout
 from cutwater.types import GLSN
 from tests.integration.log_cluster import LogCluster, with_log
 
@@ -30,7 +30,7 @@ async def scan(cluster: LogCluster, columns: Sequence[str] | None = None) -> tup
     try:
         view = await ranges.view(10)
         (info,) = view.catalog.streams
-        layout = Layout(view.schema(view.topics["t"]), columns)
+        layout = ColumnLayout(view.schema(view.topics["t"]), columns)
         pieces = ranges.pieces(info.stream, GLSN(1), info.last_glsn, layout.projection, patience=10)
         found = [piece async for piece in pieces]
     finally:

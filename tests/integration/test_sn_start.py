@@ -261,7 +261,7 @@ def test_mutual_tls(volume: Path, tmp_path: Path) -> None:
         authority.configure_trust(context)
     authority.issue_cert("client.example").configure_cert(known)
 
-    async def describe(port: int, tls: ssl.SSLContext | None) -> api.NodeDescription:
+    async def describe(port: int, tls: ssl.SSLContext | None) -> api.NodeSelfDescription:
         endpoint = Endpoint(ClusterId(1), "client")
         connection = await connect(endpoint, "127.0.0.1", port, timeout_ms=5_000, tls=tls)
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.admin.local_cluster import LocalCluster, Member
+from cutwater.admin.local_cluster import ClusterMember, LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.errors import InvalidArgument, NotFound, Refused
 from cutwater.types import StorageNodeId
@@ -30,7 +30,7 @@ def replicas_on(volume: Path) -> list[int]:
     return sorted(int(name.removeprefix("lsid=")) for name in names if name.removeprefix("lsid=").isdecimal())
 
 
-async def restarted(directory: Path, cluster: LocalCluster, member: Member, admin: Admin) -> None:
+async def restarted(directory: Path, cluster: LocalCluster, member: ClusterMember, admin: Admin) -> None:
     kill(member)
     await restart(directory, cluster, member)
 

@@ -11,7 +11,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from cutwater.pipeline.graph import Node, OperatorNode, Port, RowNode, SinkNode, SourceNode, WindowNode
+from cutwater.pipeline.graph import GraphNode, OperatorNode, Port, RowNode, SinkNode, SourceNode, WindowNode
 from cutwater.pipeline.keyed_state.keys import key_bytes
 from cutwater.pipeline.keyed_state.state import BroadcastState, ListState, MapState, ValueState
 from cutwater.pipeline.rows import Row, row_class
@@ -301,7 +301,7 @@ class Oracle:
 
     def __init__(self, pipeline: Pipeline, streams: set[tuple[str, int]], firings: int = 10) -> None:
         self.firings = firings
-        self.nodes: list[Node] = pipeline.graph.nodes
+        self.nodes: list[GraphNode] = pipeline.graph.nodes
         self.operators = {node.order: DumbOperator(self, node) for node in self.nodes if isinstance(node, OperatorNode)}
         self.written: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
         self.glsn, self.now = 0, LOWEST
@@ -338,7 +338,7 @@ class Oracle:
                 if used == port:
                     self.hand_to(node, index, row, time)
 
-    def hand_to(self, node: Node, index: int, row: Any, time: int) -> None:
+    def hand_to(self, node: GraphNode, index: int, row: Any, time: int) -> None:
         if isinstance(row, dict):
             row = row_class(tuple(row))(row.values())
         if isinstance(node, SinkNode):

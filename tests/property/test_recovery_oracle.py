@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.core.replica.recovery import Found, HardState, Invalid, Valid, judge
+from cutwater.core.replica.recovery import FoundFiles, HardState, Invalid, Valid, judge
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch
 from tests.unit.replica_bench import context, entry
 
@@ -24,7 +24,7 @@ def batches(draw: st.DrawFn, first: int) -> tuple[Entry, ...]:
 
 
 @st.composite
-def files(draw: st.DrawFn) -> tuple[tuple[Entry, ...], Found]:
+def files(draw: st.DrawFn) -> tuple[tuple[Entry, ...], FoundFiles]:
     """All entries that are there, and what opening the files says of them."""
     base = draw(st.sampled_from([0, 0, 0, 2]))
     first = draw(st.integers(1, 6))
@@ -48,10 +48,10 @@ def files(draw: st.DrawFn) -> tuple[tuple[Entry, ...], Found]:
     tail = tuple(e for e in entries if e.last_llsn > committed_end)
     damaged = draw(st.sampled_from([None, None, None, *[LLSN(e.first_llsn) for e in entries]]))
     end = entries[-1].last_llsn if entries else LLSN(first - 1)
-    return entries, Found(hard, last, LLSN(first), LLSN(end), tail, damaged)
+    return entries, FoundFiles(hard, last, LLSN(first), LLSN(end), tail, damaged)
 
 
-def is_valid(entries: tuple[Entry, ...], found: Found) -> bool:
+def is_valid(entries: tuple[Entry, ...], found: FoundFiles) -> bool:
     """Every committed LLSN from the first one that is left is there, on batch boundaries, and none is bad."""
     hard = found.hard_state
     if hard is None or hard.learning or found.damaged is not None:
@@ -77,13 +77,13 @@ def kept_end(entries: tuple[Entry, ...], hard: HardState, committed_end: int) ->
     return end
 
 
-def looks_removed(found: Found) -> bool:
+def looks_removed(found: FoundFiles) -> bool:
     """Commits, but none of their entries: only the storage can tell whether all of them were trimmed."""
     return found.last_commit is not None and found.first_llsn > found.last_commit.last_llsn
 
 
 @given(files())
-def test_the_verdict_is_the_oracles(made: tuple[tuple[Entry, ...], Found]) -> None:
+def test_the_verdict_is_the_oracles(made: tuple[tuple[Entry, ...], FoundFiles]) -> None:
     entries, found = made
     verdict = judge(found)
     hard = found.hard_state
@@ -101,7 +101,7 @@ def test_the_verdict_is_the_oracles(made: tuple[tuple[Entry, ...], Found]) -> No
 
 
 @given(files())
-def test_what_an_invalid_replica_keeps_is_complete_and_good(made: tuple[tuple[Entry, ...], Found]) -> None:
+def test_what_an_invalid_replica_keeps_is_complete_and_good(made: tuple[tuple[Entry, ...], FoundFiles]) -> None:
     entries, found = made
     verdict = judge(found)
     if not isinstance(verdict, Invalid) or verdict.kept is None:

@@ -16,8 +16,8 @@ from cutwater.core.messages import CatchUp, Replicate
 from cutwater.core.replica.events import (
     Acked,
     Append,
+    AppendFailed,
     Commit,
-    Failed,
     Forward,
     RefuseEntry,
     ReplicaEffect,
@@ -65,7 +65,7 @@ class Cluster:
                     assert effect.waiter not in self.acked, "answered once"
                     assert effect.waiter not in self.failed
                     self.acked[effect.waiter] = effect.ack
-                case Failed():
+                case AppendFailed():
                     assert effect.waiter not in self.acked
                     self.failed.add(effect.waiter)
                 case RefuseEntry():

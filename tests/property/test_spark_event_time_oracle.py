@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from cutwater.client.read.range_reader import Heads
-from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.time_marks import TimeMark
 from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.core.requests import StreamInfo
 from cutwater.protocol.scan_api import COLUMNS, NOTHING, EventTimeBefore
@@ -55,7 +55,7 @@ def strategy_of(log: Log) -> Strategy:
     return Punctuated(idle_after) if bound is None else BoundedOutOfOrderness(bound, idle_after)
 
 
-def walk(log: Log, state: ClockState, end: int, begin: Mark | None = None) -> Walked:
+def walk(log: Log, state: ClockState, end: int, begin: TimeMark | None = None) -> Walked:
     """As the planner of a query does."""
     infos = [info_of(log, stream) for stream in log.streams if stream.created_at < end]
     heads = {
@@ -66,7 +66,7 @@ def walk(log: Log, state: ClockState, end: int, begin: Mark | None = None) -> Wa
         for info in infos
     }
     start = ClockState(state.glsn, state.watermark, known, state.sources)
-    marks = [Mark(GLSN(glsn), CutTime(time)) for glsn, time in log.marks if state.glsn < glsn <= end]
+    marks = [TimeMark(GLSN(glsn), CutTime(time)) for glsn, time in log.marks if state.glsn < glsn <= end]
     return advance(start, GLSN(end), infos, heads, [begin, *marks] if begin else marks, strategy_of(log))
 
 
@@ -81,7 +81,7 @@ def compare(log: Log, data: st.DataObject) -> None:
     state = walk(log, fresh, start).state if start else fresh
     # From the nearest mark at which the clock is settled, if there is one, instead of from the beginning.
     for glsn, time in reversed([mark for mark in log.marks if mark[0] <= start]):
-        mark = Mark(GLSN(glsn), CutTime(time))
+        mark = TimeMark(GLSN(glsn), CutTime(time))
         found = walk(log, ClockState(mark.glsn, NO_WATERMARK, {}), start, mark)
         if is_settled(found, infos):
             assert found.state == state

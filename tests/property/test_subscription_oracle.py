@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from cutwater.core.read.merge_reader import RUN_OVERHEAD_BYTES, ReadAnswer, Run, Subscription
+from cutwater.core.read.merge_reader import RUN_OVERHEAD_BYTES, CommittedBatch, MergeReader, ReadAnswer
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
 from cutwater.errors import NotFound, Trimmed
 from cutwater.types import GLSN, LLSN, BatchKind, CutTime, Epoch, LogStreamId, Revision, TopicId
@@ -24,7 +24,7 @@ class Stream(Struct):
     number: int
     topic: TopicId
     created_at: int
-    runs: list[Run]
+    runs: list[CommittedBatch]
     is_open: bool = True
     replicas: list[tuple[int, int]] = []
     """Of each replica: through which cut it is complete, and the revision of that cut; (0, 0) after a restart."""
@@ -77,7 +77,9 @@ class World:
                 of = fence() if count == 3 else batch(count)
                 last = stream.runs[-1].last_llsn if stream.runs else 0
                 first_glsn = GLSN(self.high_watermark + 1)
-                stream.runs.append(Run(LogStreamId(stream.number), LLSN(last + 1), first_glsn, CutTime(first_glsn), of))
+                stream.runs.append(
+                    CommittedBatch(LogStreamId(stream.number), LLSN(last + 1), first_glsn, CutTime(first_glsn), of)
+                )
                 self.high_watermark += of.count
         if self.high_watermark == before:
             self.high_watermark += 1
@@ -129,13 +131,13 @@ class World:
             through = runs[-1].last_glsn if runs else 0
         return ReadAnswer(LogStreamId(stream.number), tuple(runs), GLSN(through), Revision(revision))
 
-    def log(self, topics: set[TopicId], start: int, end: int) -> list[Run]:
+    def log(self, topics: set[TopicId], start: int, end: int) -> list[CommittedBatch]:
         """Every run that a subscriber gets, from the one that holds ``start`` to the one that holds ``end``."""
         runs = [r for s in self.streams if s.topic in topics for r in s.runs]
         wanted = [r for r in runs if r.batch.kind is BatchKind.DATA and r.last_glsn >= start and r.first_glsn <= end]
         return sorted(wanted, key=lambda r: r.first_glsn)
 
-    def topic_of(self, run: Run) -> TopicId:
+    def topic_of(self, run: CommittedBatch) -> TopicId:
         return self.streams[run.stream - 1].topic
 
 
@@ -143,9 +145,9 @@ class Reader:
     def __init__(self, world: World, topics: set[TopicId], start: int, stop: int | None) -> None:
         self.world, self.topics, self.start, self.stop = world, topics, start, stop
         end = None if stop is None else GLSN(stop)
-        self.subscription = Subscription(topics, GLSN(start), stop=end, bytes_max=3 * RUN_OVERHEAD_BYTES)
+        self.subscription = MergeReader(topics, GLSN(start), stop=end, bytes_max=3 * RUN_OVERHEAD_BYTES)
         self.under_way: list[ReadAnswer] = []
-        self.delivered: list[Run] = []
+        self.delivered: list[CommittedBatch] = []
         self.gaps: list[Trimmed] = []
         self.ended_at: int | None = None
         """Where the reader was when it heard that the other topic is deleted."""
@@ -180,7 +182,7 @@ class Reader:
         missing = [run for run in log if run not in self.delivered]
         assert all(self.may_be_missing(run) for run in missing), (missing, self.gaps)
 
-    def may_be_missing(self, run: Run) -> bool:
+    def may_be_missing(self, run: CommittedBatch) -> bool:
         if self.world.topic_of(run) == OTHER:
             return self.ended_at is not None and run.last_glsn >= self.ended_at
         return any(gap.asked <= run.last_glsn and run.first_glsn < gap.first_left for gap in self.gaps)

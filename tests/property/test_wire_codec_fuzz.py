@@ -22,17 +22,17 @@ from cutwater.wire.messages import (
     WITH_BODY,
     BlockedHeader,
     CreditHeader,
-    Frame,
+    FrameKind,
     GoAway,
     Hello,
     ItemHeader,
-    Kind,
     NotifyHeader,
     OpenHeader,
     PeerLimits,
     Proof,
     RequestHeader,
     Welcome,
+    WireFrame,
 )
 
 FRAME_BYTES_MAX = 200_000
@@ -57,25 +57,27 @@ wire_errors = st.builds(
 )
 limits = st.builds(PeerLimits, counts, counts, counts, counts)
 headers: dict[int, st.SearchStrategy[Any]] = {
-    Kind.HELLO: st.builds(Hello, texts, counts, counts, counts, texts, texts, texts, limits, secrets, secrets),
-    Kind.WELCOME: st.builds(Welcome, texts, counts, counts, counts, texts, texts, limits, secrets, secrets, secrets),
-    Kind.PROOF: st.builds(Proof, secrets),
-    Kind.REQUEST: st.builds(RequestHeader, texts, counts, raws),
-    Kind.RESPONSE: raws,
-    Kind.ERROR: wire_errors,
-    Kind.STREAM_OPEN: st.builds(OpenHeader, texts, counts, raws, counts, counts),
-    Kind.STREAM_ITEM: st.builds(ItemHeader, counts, counts, raws),
-    Kind.BLOCKED: st.builds(BlockedHeader, counts, counts, counts, counts, counts),
-    Kind.CREDIT: st.builds(CreditHeader, counts, counts),
-    Kind.NOTIFY: st.builds(NotifyHeader, texts, raws),
-    Kind.GOAWAY: st.builds(GoAway, st.none() | wire_errors),
+    FrameKind.HELLO: st.builds(Hello, texts, counts, counts, counts, texts, texts, texts, limits, secrets, secrets),
+    FrameKind.WELCOME: st.builds(
+        Welcome, texts, counts, counts, counts, texts, texts, limits, secrets, secrets, secrets
+    ),
+    FrameKind.PROOF: st.builds(Proof, secrets),
+    FrameKind.REQUEST: st.builds(RequestHeader, texts, counts, raws),
+    FrameKind.RESPONSE: raws,
+    FrameKind.ERROR: wire_errors,
+    FrameKind.STREAM_OPEN: st.builds(OpenHeader, texts, counts, raws, counts, counts),
+    FrameKind.STREAM_ITEM: st.builds(ItemHeader, counts, counts, raws),
+    FrameKind.BLOCKED: st.builds(BlockedHeader, counts, counts, counts, counts, counts),
+    FrameKind.CREDIT: st.builds(CreditHeader, counts, counts),
+    FrameKind.NOTIFY: st.builds(NotifyHeader, texts, raws),
+    FrameKind.GOAWAY: st.builds(GoAway, st.none() | wire_errors),
 }
 bodies = st.binary(max_size=200) | st.integers(0, 100_000).map(lambda size: bytes([size % 251]) * size)
 
 
 @st.composite
 def encoded_frames(draw: st.DrawFn) -> bytes:
-    kind = draw(st.sampled_from(Kind))
+    kind = draw(st.sampled_from(FrameKind))
     header = draw(headers[kind].map(msgpack.encode)) if kind in headers else b""
     return encode_frame(kind, draw(st.integers(0, 2**64 - 1)), header, draw(bodies) if kind in WITH_BODY else b"")
 
@@ -89,11 +91,11 @@ def bound(fed: int) -> int:
     return FRAME_BYTES_MAX + FIXED_BYTES + fed
 
 
-def drain(decoder: FrameDecoder) -> list[Frame]:
+def drain(decoder: FrameDecoder) -> list[WireFrame]:
     return list(iter(decoder.next_frame, None))
 
 
-def encoded_again(frame: Frame) -> bytes:
+def encoded_again(frame: WireFrame) -> bytes:
     """The header is encoded anew, so this is equal only if nothing was lost on the way."""
     header = b"" if HEADERS[frame.kind] is None else msgpack.encode(frame.header)
     return encode_frame(frame.kind, frame.call, header, frame.body)
@@ -193,7 +195,7 @@ def test_a_long_fuzz_of_headers(seed: int) -> None:
         header = b"".join(rng.choice(openers) for _ in range(rng.randrange(6)))
         if rng.random() < 0.5:
             header = bytes([0x90 + rng.randrange(8)]) + header
-        feed_all(encode_frame(rng.choice(list(Kind)), rng.randrange(2**64), header[:HEADER_BYTES_MAX]), rng)
+        feed_all(encode_frame(rng.choice(list(FrameKind)), rng.randrange(2**64), header[:HEADER_BYTES_MAX]), rng)
 
 
 def test_nothing_on_the_wire_is_ever_unpickled() -> None:
@@ -206,5 +208,5 @@ def test_nothing_on_the_wire_is_ever_unpickled() -> None:
 
     payload = pickle.dumps(Trap())
     for header in (payload, msgpack.encode(payload), msgpack.encode(msgspec.msgpack.Ext(1, payload))):
-        for kind in Kind:
+        for kind in FrameKind:
             feed_all(encode_frame(kind, 1, header), random.Random(0))

@@ -9,7 +9,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.wire.calls.credits import CreditPool, Member, SendWindow, divide
+from cutwater.wire.calls.credits import CreditPool, CreditSender, SendWindow, divide
 
 ITEM_BYTES_MAX = 3_000
 
@@ -56,17 +56,17 @@ class Sender:
 class Receiver:
     def __init__(self, pool: CreditPool) -> None:
         self.pool = pool
-        self.senders: dict[Member, Sender] = {}
-        self.unread: dict[Member, deque[int]] = {}
-        self.got: dict[Member, list[int]] = {}
+        self.senders: dict[CreditSender, Sender] = {}
+        self.unread: dict[CreditSender, deque[int]] = {}
+        self.got: dict[CreditSender, list[int]] = {}
 
-    def add(self, items: list[int]) -> Member:
+    def add(self, items: list[int]) -> CreditSender:
         member, count, size = self.pool.join()
         self.senders[member] = Sender(items, SendWindow(count, size))
         self.unread[member], self.got[member] = deque(), []
         return member
 
-    def hear(self, member: Member) -> bool:
+    def hear(self, member: CreditSender) -> bool:
         channel = self.senders[member].to_receiver
         if not channel:
             return False
@@ -81,7 +81,7 @@ class Receiver:
             self.settle()
         return True
 
-    def consume(self, member: Member) -> bool:
+    def consume(self, member: CreditSender) -> bool:
         if not self.unread[member]:
             return False
         size = self.unread[member].popleft()
@@ -127,7 +127,7 @@ def test_credit_is_never_exceeded_and_everything_arrives(
     receiver = Receiver(CreditPool(items_max, bytes_max, len(workload), ITEM_BYTES_MAX))
     members = [receiver.add(items) for items in workload]
 
-    def act(member: Member, what: int) -> bool:
+    def act(member: CreditSender, what: int) -> bool:
         sender = receiver.senders[member]
         steps = sender.step, sender.hear, lambda: receiver.hear(member), lambda: receiver.consume(member)
         moved = steps[what]()
@@ -154,7 +154,7 @@ def test_who_leaves_takes_nothing_along(
     receiver = Receiver(CreditPool(20, 1_000, len(workload), ITEM_BYTES_MAX))
     members = [receiver.add(items) for items in workload]
 
-    def act(member: Member, what: int) -> bool:
+    def act(member: CreditSender, what: int) -> bool:
         sender = receiver.senders[member]
         return (sender.step, sender.hear, lambda: receiver.hear(member), lambda: receiver.consume(member))[what]()
 

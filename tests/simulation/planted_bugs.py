@@ -28,9 +28,9 @@ from cutwater.core.publish import run_requests
 from cutwater.core.publish.groups import GroupBounds
 from cutwater.core.publish.publishing import Publisher
 from cutwater.core.publish.run_requests import open_streams
-from cutwater.core.publish.runs import Runs
+from cutwater.core.publish.runs import RunRegistry
 from cutwater.core.read import watermark
-from cutwater.core.read.merge_reader import Run, Subscription
+from cutwater.core.read.merge_reader import CommittedBatch, MergeReader
 from cutwater.core.replica import opening, recovery
 from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.replica import Replica
@@ -41,7 +41,7 @@ from cutwater.storage.format import SEGMENT
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.options import Options
-from cutwater.testing.simulator.serving import Serving
+from cutwater.testing.simulator.serving import SimServing
 from cutwater.types import GLSN, LLSN, BatchNumber
 from cutwater.wire.identity.access_guard import Guard
 from cutwater.wire.identity.server_book import ServerBook
@@ -191,18 +191,18 @@ def apply_a_commit_twice() -> list[Patch]:
 
 
 def serve_beyond_hwm() -> list[Patch]:
-    right = Serving._run_of
+    right = SimServing._run_of
 
     def run_of(self, stream, entry):
         contexts = self._node.disks[stream].contexts
         if contexts and entry.last_llsn <= contexts[-1].last_llsn:
             return right(self, stream, entry)
         last = contexts[-1].last_glsn + entry.first_llsn - contexts[-1].last_llsn if contexts else 1
-        return Run(stream, entry.first_llsn, GLSN(last), 0, entry.batch)
+        return CommittedBatch(stream, entry.first_llsn, GLSN(last), 0, entry.batch)
 
     return [
-        (Serving, "_readable_end", lambda self, replica: replica.written_end),
-        (Serving, "_run_of", run_of),
+        (SimServing, "_readable_end", lambda self, replica: replica.written_end),
+        (SimServing, "_run_of", run_of),
     ]
 
 
@@ -292,7 +292,7 @@ def refusal_believed_without_a_fence() -> list[Patch]:
 
 
 def subscriber_misses_new_stream() -> list[Patch]:
-    return [(Subscription, "_knows", lambda self, revision: revision > 0)]
+    return [(MergeReader, "_knows", lambda self, revision: revision > 0)]
 
 
 def deduplication_ignores_uncommitted() -> list[Patch]:
@@ -377,7 +377,7 @@ def trimmed_records_skipped_silently() -> list[Patch]:
         if source.arrived + 1 < first_left:
             source.arrived, source.last_llsn = GLSN(first_left - 1), None
 
-    return [(Subscription, "_skip", skip)]
+    return [(MergeReader, "_skip", skip)]
 
 
 # Publishing staged batches.
@@ -400,7 +400,7 @@ def group_half_kept_on_restart() -> list[Patch]:
 
 
 def later_decision_replaces_the_first() -> list[Patch]:
-    right, right_problem = request_handling.publish, Runs._problem_of_batch
+    right, right_problem = request_handling.publish, RunRegistry._problem_of_batch
 
     def publish(request, state):
         run = state.runs.get(request.run)
@@ -413,7 +413,7 @@ def later_decision_replaces_the_first() -> list[Patch]:
         what = right_problem(self, run, batch, open_streams)
         return "" if what in ("the batch was decided before", "the batch before it is not published yet") else what
 
-    return [(request_handling, "publish", publish), (Runs, "_problem_of_batch", problem)]
+    return [(request_handling, "publish", publish), (RunRegistry, "_problem_of_batch", problem)]
 
 
 def groups_forgotten_on_restart() -> list[Patch]:
@@ -442,20 +442,20 @@ def group_moved_before_its_fate_is_known() -> list[Patch]:
 
 
 def outputs_missing_in_snapshots() -> list[Patch]:
-    return [(Runs, "outputs_snapshot", lambda self: ())]
+    return [(RunRegistry, "outputs_snapshot", lambda self: ())]
 
 
 def expired_rows_are_decided_on() -> list[Patch]:
     def check_parts(request, run, state):
         return None
 
-    right = Runs._problem_of_batch
+    right = RunRegistry._problem_of_batch
 
     def problem(self, run, batch, open_streams):
         what = right(self, run, batch, open_streams)
         return "" if "generation" in what else what
 
-    return [(run_requests, "_check_parts", check_parts), (Runs, "_problem_of_batch", problem)]
+    return [(run_requests, "_check_parts", check_parts), (RunRegistry, "_problem_of_batch", problem)]
 
 
 def epoch_change_taken_for_a_failure() -> list[Patch]:

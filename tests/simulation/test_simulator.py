@@ -10,9 +10,9 @@ import pytest
 
 from cutwater.core.requests import Done, ReplaceRequest, SealRequest, UnsealRequest
 from cutwater.testing import simulate as command
-from cutwater.testing.simulator.cluster import Cluster, simulate
+from cutwater.testing.simulator.cluster import SimCluster, simulate
 from cutwater.testing.simulator.options import PROFILES, Options, random_options
-from cutwater.testing.simulator.record import Outcome
+from cutwater.testing.simulator.record import SimOutcome
 from cutwater.testing.simulator.world import Violation
 from cutwater.types import ReplicaState
 from tests.soak import rounds
@@ -74,10 +74,10 @@ def test_many_in_parallel_equal_many_in_sequence(capsys: pytest.CaptureFixture[s
 def test_a_violation_fails_and_prints_the_replay(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Cluster) -> None:
+    def broken(self: SimCluster) -> None:
         raise Violation("3 durable", "planted here")
 
-    monkeypatch.setattr(Cluster, "_inspect", broken)
+    monkeypatch.setattr(SimCluster, "_inspect", broken)
     assert command.main(["--seed", "1"]) == 1
     assert command.main(["--seeds", "1", "--jobs", "1", "--profile", "quiet", "--first", "9"]) == 1
     out = capsys.readouterr().out
@@ -87,10 +87,10 @@ def test_a_violation_fails_and_prints_the_replay(
 
 
 def test_a_crash_of_the_core_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(self: Cluster) -> None:
+    def crash(self: SimCluster) -> None:
         raise ZeroDivisionError("in the core")
 
-    monkeypatch.setattr(Cluster, "_recover", crash)
+    monkeypatch.setattr(SimCluster, "_recover", crash)
     assert simulate(1, Options()).guarantee == "crash"
 
 
@@ -105,8 +105,8 @@ def test_seeds_turn_on_every_fault() -> None:
 def test_faults_bite() -> None:
     """The world is rough enough: unknown outcomes, definite failures, seals and leader changes all happen."""
     results = [simulate(seed, random_options(seed)) for seed in range(30)]
-    assert sum(result.appends[Outcome.UNKNOWN.value] for result in results) > 30
-    assert sum(result.appends[Outcome.FAIL.value] for result in results) > 30
+    assert sum(result.appends[SimOutcome.UNKNOWN.value] for result in results) > 30
+    assert sum(result.appends[SimOutcome.FAIL.value] for result in results) > 30
     assert sum(result.seals for result in results) > 100
     assert sum(result.leaders - 1 for result in results) > 20
 
@@ -135,14 +135,14 @@ def test_rare_things_happen() -> None:
     for seed in range(60):
         if seed >= 6 and all(happened[name] for name in wanted):
             break
-        cluster = Cluster(seed, options)
+        cluster = SimCluster(seed, options)
         cluster.run()
         happened.update(type(decision).__name__ for decision in cluster.store.decisions)
         happened.update(producer.session.phase.name for producer in cluster.producers)
         happened["gaps"] += sum(len(seen.gaps) for seen in cluster.record.subscribers.values())
         happened["ended"] += sum(len(seen.ended) for seen in cluster.record.subscribers.values())
         happened["refused"] += sum(
-            op.producer is not None and op.outcome is Outcome.FAIL for op in cluster.record.appends
+            op.producer is not None and op.outcome is SimOutcome.FAIL for op in cluster.record.appends
         )
         happened["races"] += sum(node.races_lost for node in cluster.metadata_nodes)
     for name in wanted:
@@ -165,7 +165,7 @@ def test_what_is_rare_about_groups_happens() -> None:
     for seed in range(40):
         if seed >= 4 and all(happened[name] for name in wanted):
             break
-        cluster = Cluster(seed, options)
+        cluster = SimCluster(seed, options)
         cluster.run()
         happened.update(type(decision).__name__ for decision in cluster.store.decisions)
         happened["fenced"] += sum(sink.fenced for sink in cluster.sinks)
@@ -176,13 +176,13 @@ def test_what_is_rare_about_groups_happens() -> None:
         assert happened[name] > 0, (name, happened)
 
 
-def acknowledged_since(cluster: Cluster, since: int) -> int:
-    return sum(1 for op in cluster.record.appends if op.outcome is Outcome.OK and op.completed >= since)
+def acknowledged_since(cluster: SimCluster, since: int) -> int:
+    return sum(1 for op in cluster.record.appends if op.outcome is SimOutcome.OK and op.completed >= since)
 
 
 def test_a_disk_that_hangs_does_not_hold_up_the_log() -> None:
     """The node goes on reporting, only its syncs never end: its streams go on without it."""
-    cluster = Cluster(1, Options(storage_nodes=4, streams=3, appenders=3))
+    cluster = SimCluster(1, Options(storage_nodes=4, streams=3, appenders=3))
     cluster._set_up()
     cluster._start_clients()
     world = cluster.world
@@ -198,7 +198,7 @@ def test_a_disk_that_hangs_does_not_hold_up_the_log() -> None:
 
 def test_a_replica_that_was_replaced_while_cut_off_hears_of_it() -> None:
     """It must not stay RUNNING in an epoch that is over, with waiters that hear nothing."""
-    cluster = Cluster(2, Options(storage_nodes=4, streams=1, appenders=2))
+    cluster = SimCluster(2, Options(storage_nodes=4, streams=1, appenders=2))
     cluster._set_up()
     cluster._start_clients()
     world, leader = cluster.world, cluster.leader()

@@ -19,11 +19,11 @@ from cutwater.pipeline.graph import SourceNode
 from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline.envelope import LATE, LATE_SENT, LEFT
-from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.operator import LevelProcessor
 from cutwater.spark.pipeline.runner import connected, plain_topics, program_of
 from cutwater.spark.pipeline.sink import PipelineWriter
-from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineReader, RunOptions, envelope_batch
+from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineReader, SourceRunOptions, envelope_batch
 from cutwater.spark.pipeline.state import NO_QUERY, forget
 from cutwater.spark.pipeline.transform import after_break, rounds_of
 from cutwater.spark.session.worker_connections import link_to
@@ -80,8 +80,8 @@ class InOneProcess:
         client = self._client = connected(self._where)
         self._pipeline, self._program = pipeline, program_of(pipeline, client, parallelism, slices)
         end = None if follow else until or int(client.tail())
-        begin = None if after is None else Offset(after, slices)
-        self._options = RunOptions(start, rows_max or RECORDS_MAX, end, drain and not follow, begin)
+        begin = None if after is None else PipelineOffset(after, slices)
+        self._options = SourceRunOptions(start, rows_max or RECORDS_MAX, end, drain and not follow, begin)
         self._key = f"one process {random.random()}"
         self._offset: dict[str, Any] | None = None
         self.state: dict[tuple[int, int], dict[Any, Any]] = {}

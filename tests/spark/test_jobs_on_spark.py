@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import cutwater
-from cutwater.jobs.job_file import Job, JobDirectory, State
+from cutwater.jobs.job_file import Job, JobDirectory, JobState
 from cutwater.runtime import processes
 
 pytestmark = pytest.mark.timeout(1_500)
@@ -56,7 +56,7 @@ class Kit:
 
         def found() -> bool:
             job = self.job()
-            return job is not None and job.state is State.RUNNING and is_new(job)
+            return job is not None and job.state is JobState.RUNNING and is_new(job)
 
         until(found, self.process, "the job runs")
         job = self.job()

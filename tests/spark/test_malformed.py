@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import cutwater
 from cutwater.client.append.plain_arrow import Single, plain_body
-from cutwater.client.read.range_reader import Block, Scanned
+from cutwater.client.read.range_reader import RowBlock, Scanned
 from cutwater.core.read.watermark import NO_WATERMARK, ascending
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import Malformed
@@ -26,9 +26,9 @@ from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.options import Where, read_options
 from cutwater.spark.pipeline.envelope import merged_ticks, packed_ticks
 from cutwater.spark.pipeline.error_translation import WorkerFailed
-from cutwater.spark.pipeline.planning import Range
+from cutwater.spark.pipeline.planning import StreamRange
 from cutwater.spark.pipeline.source import _StepsInside
-from cutwater.spark.source.read_task import Batches, Part, Scan
+from cutwater.spark.source.read_task import Batches, ReadPartition, Scan
 from cutwater.types import GLSN, LogStreamId, TopicId
 from tests.integration.log_cluster import LogCluster, with_log
 from tests.integration.test_hostile_bodies import store_old
@@ -43,9 +43,9 @@ def body(value: bytes) -> memoryview:
     return memoryview(made.body)
 
 
-def part(*, skips: bool) -> Part:
+def part(*, skips: bool) -> ReadPartition:
     scan = Scan(Where(servers="cutwater://here:1"), COLUMNS, False, ascending(), True, skips)
-    return Part(scan, TopicInfo(TopicId(1), "t", GLSN(1)), LogStreamId(1), GLSN(1), GLSN(4), None)
+    return ReadPartition(scan, TopicInfo(TopicId(1), "t", GLSN(1)), LogStreamId(1), GLSN(1), GLSN(4), None)
 
 
 def scanned() -> Scanned:
@@ -57,9 +57,9 @@ def scanned() -> Scanned:
         array("q", column) for column in (numbers, numbers, [1] * 4, zeros, zeros, schemas, zeros, zeros, zeros)
     )
     blocks = (
-        Block(0, 0, body(b"first"), True),
-        Block(0, 2, memoryview(b"no Arrow"), False),
-        Block(0, 3, body(b"last"), False),
+        RowBlock(0, 0, body(b"first"), True),
+        RowBlock(0, 2, memoryview(b"no Arrow"), False),
+        RowBlock(0, 3, body(b"last"), False),
     )
     return Scanned(runs, blocks, malformed=((GLSN(2), GLSN(2)),))
 
@@ -161,7 +161,7 @@ def test_the_header_of_a_skipped_batch_counts_inside_the_batches_after_it() -> N
         (2, 39_000, 50_000, 39_000),
         (3, 50_000, 100_000, 80_000),
     ]
-    steps = _StepsInside(Range("t", 1, GLSN(1), GLSN(4), {("t",): rows}), node)
+    steps = _StepsInside(StreamRange("t", 1, GLSN(1), GLSN(4), {("t",): rows}), node)
     for glsns, times in (([1], [40]), ([3, 4], [60, 95])):
         steps.add(np.array(glsns), np.array(times))
     found = merged_ticks([packed_ticks(Ticks({frozenset({"t"}): Steps()}, Steps())), steps.packed()])

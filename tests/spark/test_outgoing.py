@@ -186,7 +186,7 @@ def test_runs_in_the_hands_of_others(fresh: cutwater.Client) -> None:
     fresh.create_topic("plain")
     link = link_to(write_options({"servers": fresh.servers}).where)
     run = publish_task.open_run(link, "name", "key")
-    with publish_task.Staging(link, run, 4) as task:
+    with publish_task.TaskStaging(link, run, 4) as task:
         task.add("plain", pa.record_batch({"value": [b"b"]}), pa.array([b"2"]))
         task.add("plain", pa.record_batch({"value": [b"a"]}), pa.array([b"1"]))
         parts = task.finish()

@@ -30,7 +30,7 @@ from cutwater.spark.pipeline.envelope import in_pieces, merged_ticks, unpacked
 from cutwater.spark.pipeline.error_translation import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline.program import balanced_keys, spark_hash
 from cutwater.spark.pipeline.runner import connected, program_of, run_pipeline
-from cutwater.spark.pipeline.source import PipelineReader, RangePart, RunOptions, TickPart
+from cutwater.spark.pipeline.source import PipelineReader, RangePart, SourceRunOptions, TickPart
 from cutwater.spark.pipeline.transform import rounds_of
 from tests.spark.pipeline_kit import InOneProcess, placed, written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
@@ -266,7 +266,7 @@ def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
     )
     with connected(Where(servers=log.servers)) as client:
         program = program_of(p, client, 1, 4)
-    where, options = Where(servers=log.servers), RunOptions(start="latest")
+    where, options = Where(servers=log.servers), SourceRunOptions(start="latest")
 
     def reader() -> PipelineReader:
         return PipelineReader(program, where, options)
@@ -297,7 +297,7 @@ def test_a_repeated_end_fires_as_many_timers_as_the_first_time(log: cutwater.Cli
         program = program_of(p, client, 1, 4)
 
     def reader(firings: int) -> PipelineReader:
-        return PipelineReader(program, where, RunOptions(drain=True, drain_firings=firings))
+        return PipelineReader(program, where, SourceRunOptions(drain=True, drain_firings=firings))
 
     first, again = reader(3), reader(7)
     start = first.initialOffset()

@@ -19,7 +19,7 @@ from cutwater.client.cluster.credentials import ANYONE
 from cutwater.client.cluster.holder_file import with_secret
 from cutwater.client.cluster.metadata_client import parse_servers
 from cutwater.client.read import range_reader as ranges
-from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.time_marks import TimeMark
 from cutwater.core.read.watermark import BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, NotFound, Refused, Trimmed
 from cutwater.spark.options import read_options
@@ -252,7 +252,7 @@ def test_a_long_silence_is_walked_through_once(fresh: cutwater.Client, monkeypat
     ranges = link_to(read_options(options, streaming=True).where).ranges
     marks, asked = ranges.marks, []
 
-    async def noting(after: GLSN, through: GLSN, timeout: float) -> list[Mark]:
+    async def noting(after: GLSN, through: GLSN, timeout: float) -> list[TimeMark]:
         asked.append((after, found := await marks(after, through, timeout)))
         return found
 

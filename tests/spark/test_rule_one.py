@@ -22,7 +22,7 @@ from cutwater.pipeline import Pipeline
 from cutwater.pipeline.clocks.clock import ClockSnapshot
 from cutwater.pipeline.clocks.rule_one import RuleOneSnapshot
 from cutwater.spark.options import where_of
-from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.planning import PipelinePlanner, Walk
 from cutwater.spark.pipeline.runner import program_of
 from cutwater.spark.savepoint.checkpoints import Origin
@@ -80,7 +80,7 @@ def steps_of(walk: Walk) -> dict[str, Any]:
 
 def test_a_planned_micro_batch_is_replayed_under_its_rule_and_the_next_one_is_not(place: Path) -> None:
     assert not (place / "checkpoint" / "commits" / "1").exists()
-    start, end = Offset.of(offset(place, 0)), Offset.of(offset(place, 1))
+    start, end = PipelineOffset.of(offset(place, 0)), PipelineOffset.of(offset(place, 1))
     assert (start.rule, end.rule) == (1, 1)
     assert isinstance(end.clock, RuleOneSnapshot)
     with planner_of(place) as (log, planner):
@@ -106,12 +106,14 @@ def test_the_clocks_of_an_old_savepoint_go_on_under_the_present_rule(place: Path
     """A note of an older version has the clocks of a savepoint as they were, and an offset that is made of it the
     present rule.
     """
-    end = Offset.of(offset(place, 1))
-    clock = Offset.of(offset(place, 0)).clock
-    origin = _offset(Origin("savepoint", "id", Offset.of(offset(place, 0)).glsn, clock, may_replay=False), end.slices)
+    end = PipelineOffset.of(offset(place, 1))
+    clock = PipelineOffset.of(offset(place, 0)).clock
+    origin = _offset(
+        Origin("savepoint", "id", PipelineOffset.of(offset(place, 0)).glsn, clock, may_replay=False), end.slices
+    )
     assert isinstance(origin.clock, RuleOneSnapshot)
     with planner_of(place) as (_, planner):
-        following = planner.next(Offset.of(origin.plain()), GLSN(end.glsn), drain=False, limited=False)
+        following = planner.next(PipelineOffset.of(origin.plain()), GLSN(end.glsn), drain=False, limited=False)
         assert following.rule == RULE
         assert isinstance(following.clock, ClockSnapshot)
         # A first micro-batch that was planned under rule 1 is replayed with the clocks as they were.
@@ -120,7 +122,7 @@ def test_the_clocks_of_an_old_savepoint_go_on_under_the_present_rule(place: Path
 
 def test_the_same_offset_is_given_back_as_it_was_written(place: Path) -> None:
     """Spark compares texts: another one would be a micro-batch with nothing in it."""
-    end = Offset.of(offset(place, 1))
+    end = PipelineOffset.of(offset(place, 1))
     with planner_of(place) as (_, planner):
         assert planner.next(end, GLSN(end.glsn), drain=False, limited=False) is end
 
@@ -128,11 +130,11 @@ def test_the_same_offset_is_given_back_as_it_was_written(place: Path) -> None:
 def test_a_source_without_its_watermark_is_refused_with_the_one_of_before(place: Path) -> None:
     p = Pipeline("rule-one", log=str(place / "log"))
     p.source("readings").sink("out2", uid="out")
-    end = Offset.of(offset(place, 1))
+    end = PipelineOffset.of(offset(place, 1))
     with planner_of(place, p) as (_, planner), pytest.raises(Refused, match=r"bounded 0ms, idle after 1s .* without a"):
         planner.next(end, None, drain=False, limited=False)
     text = json.dumps(offset(place, 1)).replace('"idle_after_us": 1000000', '"idle_after_us": 30000000')
-    old = Offset.of(json.loads(text))
+    old = PipelineOffset.of(json.loads(text))
     with (
         planner_of(place, p) as (_, planner),
         pytest.raises(Refused, match=r"give that source .*Watermark.ascending\(\)"),
@@ -143,22 +145,22 @@ def test_a_source_without_its_watermark_is_refused_with_the_one_of_before(place:
 def test_unknown_rules_and_fields_are_refused(place: Path) -> None:
     known = offset(place, 1)
     with pytest.raises(Refused, match="under rule 3 of the watermark, and this version of Cutwater knows 1 and 2"):
-        Offset.of(known | {"rule": 3})
+        PipelineOffset.of(known | {"rule": 3})
     for wrong in ({"what": 1}, {"clock": {**known["clock"], "what": 1}}, {"clock": {**known["clock"], "rule": 7}}):
         with pytest.raises(InvalidArgument, match="is no offset of a pipeline"):
-            Offset.of(known | wrong)
-    made = Offset(3, 1, ClockSnapshot(0, (), ()))
+            PipelineOffset.of(known | wrong)
+    made = PipelineOffset(3, 1, ClockSnapshot(0, (), ()))
     assert made.plain()["rule"] == RULE
-    assert Offset.of(made.plain()) == made
+    assert PipelineOffset.of(made.plain()) == made
     with pytest.raises(InvalidArgument, match="is no offset of a pipeline"):
-        Offset.of({**made.plain(), "clock": {**made.plain()["clock"], "streams": []}})
+        PipelineOffset.of({**made.plain(), "clock": {**made.plain()["clock"], "streams": []}})
 
 
 def test_what_spark_had_planned_is_replayed_as_the_version_of_before_does(tmp_path: Path) -> None:
     place = unpacked("killed.tar.xz", tmp_path)
     assert not (place / "checkpoint" / "commits" / "1").exists()
     with planner_of(place) as (_, planner):
-        walk = planner.walk(Offset.of(offset(place, 0)), Offset.of(offset(place, 1)))
+        walk = planner.walk(PipelineOffset.of(offset(place, 0)), PipelineOffset.of(offset(place, 1)))
     assert json.loads(json.dumps(steps_of(walk))) == json.loads((place / "steps.json").read_text())
 
 
@@ -182,8 +184,8 @@ def test_a_killed_run_goes_on_under_both_rules(tmp_path: Path, spark: SparkSessi
         p.run(spark=spark, checkpoint=checkpoint, available_now=True, parallelism=1, slices=1)
         assert (checkpoint / "offsets" / "1").read_text() == planned
         assert sorted(path.name for path in (checkpoint / "commits").glob("[0-9]*")) == ["0", "1", "2"]
-        assert Offset.of(offset(place, 1)).rule == 1
-        assert Offset.of(offset(place, 2)).rule == RULE
+        assert PipelineOffset.of(offset(place, 1)).rule == 1
+        assert PipelineOffset.of(offset(place, 2)).rule == RULE
         assert [counted(row) for row in written(log, "out")] == [(0, 4)]
         p.run(spark=spark, checkpoint=checkpoint, until="now", drain=True, parallelism=1, slices=1)
         assert [counted(row) for row in written(log, "out")] == [(0, 4), (60, 1)]

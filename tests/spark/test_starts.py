@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import cutwater
 from cutwater.client.publish.runs import RunStart
 from cutwater.errors import CheckpointDamaged, InvalidArgument, OutputExists, PipelineFailed, Refused, Unavailable
-from cutwater.jobs.messages import Savepoint as SavepointWanted
+from cutwater.jobs.messages import TakeSavepoint
 from cutwater.jobs.restarts import is_hopeless
 from cutwater.pipeline import Pipeline, ProcessFunction, Session, Tumbling, ValueState, Watermark
 from cutwater.savepoints import Manifest, Savepoint, diff, new_savepoint
@@ -29,10 +29,10 @@ from cutwater.savepoints.writing import write_savepoint
 from cutwater.spark.job import SavepointWish
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline.error_translation import WorkerFailed, translated
-from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.program import Program
 from cutwater.spark.pipeline.runner import PipelineRun, Query, checked, program_of, sizes_of
-from cutwater.spark.pipeline.source import PipelineReader, RunOptions
+from cutwater.spark.pipeline.source import PipelineReader, SourceRunOptions
 from cutwater.spark.savepoint import savepoints
 from cutwater.spark.savepoint.checkpoints import Checkpoint, require_same_program
 from cutwater.spark.savepoint.savepoint_restore import Beginning, Wish, beginning
@@ -192,15 +192,17 @@ class Recorded(Query):
         return SimpleNamespace(id="stopped", isActive=False, stop=lambda: None, awaitTermination=lambda *_: True)
 
 
-STARTED: list[RunOptions] = []
+STARTED: list[SourceRunOptions] = []
 
 
-def stopped(log: cutwater.Client, place: Path, name: str, offsets: list[dict[str, Any]], done: int) -> list[RunOptions]:
+def stopped(
+    log: cutwater.Client, place: Path, name: str, offsets: list[dict[str, Any]], done: int
+) -> list[SourceRunOptions]:
     """What is run after a stop before a savepoint is taken."""
     STARTED.clear()
     own = program(name, log)
     begin = checkpointed(log, place, own, offsets, done)
-    options, where = RunOptions(until=21, drain=True), Where(servers=log.servers)
+    options, where = SourceRunOptions(until=21, drain=True), Where(servers=log.servers)
     query = Recorded(NO_SPARK, own, NO_SPARK, where, options, "", str(place), None, None, begin)
     PipelineRun(query)._finish_planned()
     return STARTED[1:]
@@ -271,7 +273,7 @@ def test_whatever_keeps_a_savepoint_from_being_taken_does_not_end_the_program() 
         raise KeyError(target)
 
     checkpoint: Any = SimpleNamespace(committed=lambda: [])
-    told = SavepointWish(SavepointWanted("s", seconds=1.0), checkpoint).taken(SimpleNamespace(savepoint=fails))
+    told = SavepointWish(TakeSavepoint("s", seconds=1.0), checkpoint).taken(SimpleNamespace(savepoint=fails))
     assert told is not None
     assert told.error is not None
     assert "KeyError: 's'" in told.error.message
@@ -314,8 +316,8 @@ def test_what_was_trimmed_after_a_savepoint_without_clocks_is_missed(log: cutwat
     own = program("misses", log)
     acks = [log.append("pays", [{"user": "a", "amount": i, "at": T0}]) for i in range(3)]
     log.trim("pays", before=acks[1].glsn + 1)
-    begin = Offset(int(acks[0].glsn) - 1, own.slices)
-    reader = PipelineReader(own, Where(servers=log.servers), RunOptions(begin=begin))
+    begin = PipelineOffset(int(acks[0].glsn) - 1, own.slices)
+    reader = PipelineReader(own, Where(servers=log.servers), SourceRunOptions(begin=begin))
     try:
         start = reader.initialOffset()
         left = acks[1].glsn + 1
@@ -559,7 +561,7 @@ def test_a_source_topic_that_was_created_again_is_refused_before_anything_starts
     taken = write_savepoint(tmp_path / "savepoint", msgspec.structs.replace(seed.manifest, **changes), {})
     wish = Wish(taken.path, allow_non_restored_state=True)
     begun(log, own(), tmp_path / "run")
-    assert beginning(NO_SPARK, log, own(), str(tmp_path / "fits"), wish).offset == Offset(
+    assert beginning(NO_SPARK, log, own(), str(tmp_path / "fits"), wish).offset == PipelineOffset(
         2, 4, topics={"again": number}
     )
     log.delete_topic("again")

@@ -20,8 +20,8 @@ import cutwater
 from cutwater.pipeline import Pipeline, ProcessFunction, Watermark
 from cutwater.savepoints.program import described
 from cutwater.spark.pipeline.error_translation import WorkerFailed
-from cutwater.spark.pipeline.offsets import Offset
-from cutwater.spark.savepoint.checkpoints import Note, Origin, Point
+from cutwater.spark.pipeline.offsets import PipelineOffset
+from cutwater.spark.savepoint.checkpoints import FinishedBatch, Note, Origin
 from cutwater.spark.savepoint.savepoint_restore import _offset
 from cutwater.spark.savepoint.savepoints import _manifest
 from tests.spark.pipeline_kit import InOneProcess
@@ -145,11 +145,11 @@ def test_a_savepoint_before_a_topic_begins_misses_nothing(fresh: cutwater.Client
     first = seeing(fresh, None, "first", rows_max=1, follow=True)
     assert first.step()
     assert first.step()
-    offset = Offset.of(first._offset or {})
+    offset = PipelineOffset.of(first._offset or {})
     assert offset.trimmed == {"b": ends[-1]}
     first.close()
     note = Note("", 1, "first", 2, 1, "", described(first._program.plan), {})
-    made = _manifest(note, Point(1, offset, "key"))
+    made = _manifest(note, FinishedBatch(1, offset, "key"))
     origin = Origin("savepoint", made.id, made.glsn, made.clock, False, made.topics, made.trimmed)
     second = seeing(fresh, None, "second")
     second._options = structs.replace(second._options, begin=_offset(origin, 2))
@@ -189,7 +189,7 @@ def test_what_is_trimmed_after_the_first_micro_batch_was_planned_is_missed(fresh
     start = query._reader.initialOffset()
     end = query._reader.latestOffset(start, ReadAllAvailable())
     query.close()
-    assert Offset.of(end).trimmed == {"b": ends[2]}
+    assert PipelineOffset.of(end).trimmed == {"b": ends[2]}
     again = seeing(fresh, None, "repeats")
     again._reader.partitions(again._reader.initialOffset(), end)
     again.close()

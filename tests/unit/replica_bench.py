@@ -28,7 +28,7 @@ from cutwater.core.replica.events import (
     WriteEntry,
 )
 from cutwater.core.replica.opening import open_replica
-from cutwater.core.replica.recovery import Found, HardState
+from cutwater.core.replica.recovery import FoundFiles, HardState
 from cutwater.core.replica.replica import Replica
 from cutwater.types import (
     GLSN,
@@ -169,13 +169,13 @@ class Disk:
         self.unsynced = []
         return heard
 
-    def find(self) -> Found:
+    def find(self) -> FoundFiles:
         last = self.contexts[-1] if self.contexts else None
         base = self.hard_state.base_llsn if self.hard_state else LLSN(0)
         committed_end = last.last_llsn if last else base
         tail = tuple(e for e in self.entries if e.last_llsn > committed_end)
         lacks_dedup = self.dedup is None and self.first_llsn > 1
-        return Found(self.hard_state, last, self.first_llsn, self.end, tail, lacks_dedup=lacks_dedup)
+        return FoundFiles(self.hard_state, last, self.first_llsn, self.end, tail, lacks_dedup=lacks_dedup)
 
     def truncate(self, end: LLSN) -> None:
         self.entries = [e for e in self.entries if e.last_llsn <= end]

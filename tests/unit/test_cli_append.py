@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from cutwater.cli.commands.append import Appended, _append, _Sending
-from cutwater.cli.io.inputs import Piece
+from cutwater.cli.io.inputs import InputRecords
 from cutwater.client.client import Client
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, LLSN, Ack, LogStreamId
 
-LINES = Piece([b"good", b"bad", b"fine"], range(1, 4), "standard input, line ")
+LINES = InputRecords([b"good", b"bad", b"fine"], range(1, 4), "standard input, line ")
 
 
 class Log:

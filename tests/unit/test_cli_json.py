@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cutwater.cli.commands.append import _placed
-from cutwater.cli.io.inputs import Piece
+from cutwater.cli.io.inputs import InputRecords
 from cutwater.cli.io.json_values import encode
 from cutwater.cli.io.ndjson import Rows
 from cutwater.client.errors import RecordTooLarge
@@ -19,8 +19,8 @@ from cutwater.errors import InvalidArgument
 STRUCT = pa.struct({"at": pa.timestamp("ms", "UTC"), "raw": pa.list_(pa.binary())})
 
 
-def piece_of(*lines: bytes) -> Piece:
-    return Piece(list(lines), range(1, len(lines) + 1), "it, line ")
+def piece_of(*lines: bytes) -> InputRecords:
+    return InputRecords(list(lines), range(1, len(lines) + 1), "it, line ")
 
 
 def read(kind: pa.DataType, line: bytes) -> pa.Array:

@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 from cutwater.admin import doctor, local_cluster, local_etcd
 from cutwater.cli.commands.subscribe import LOOKS_BEFORE_WORD, _Printing
 from cutwater.cli.framework import target
-from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.framework.times import parse_position, parse_start, parse_time
 from cutwater.cli.io import inputs
-from cutwater.cli.io.inputs import Piece
+from cutwater.cli.io.inputs import InputRecords
 from cutwater.cli.io.ndjson import Rows
 from cutwater.cli.io.record_output import RecordOutput, as_json, write_records
 from cutwater.cli.main import ENTRIES, app, load
@@ -155,8 +155,8 @@ def test_files_go_together_as_long_as_they_are_small(tmp_path: Path, monkeypatch
 # JSON in.
 
 
-def piece_of(*lines: str) -> Piece:
-    return Piece([line.encode() for line in lines], range(1, len(lines) + 1), "it, line ")
+def piece_of(*lines: str) -> InputRecords:
+    return InputRecords([line.encode() for line in lines], range(1, len(lines) + 1), "it, line ")
 
 
 def test_json_for_a_topic_of_bytes_stays_as_it_is() -> None:
@@ -241,7 +241,7 @@ def test_a_row_is_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
 
 
 def test_the_disk_is_that_of_the_log_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log(servers="cutwater://far:1", directory=Path("cluster"), path=Path("embedded"))
+    log = LogTarget(servers="cutwater://far:1", directory=Path("cluster"), path=Path("embedded"))
     for name, disk in (("directory", Path("cluster")), ("path", Path("embedded")), ("servers", None)):
         said = {"servers": "DEFAULT_MAP", "directory": "", "path": "", name: "COMMANDLINE"}
         monkeypatch.setattr(target, "_said", said)

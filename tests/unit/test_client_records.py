@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.client.append.plain_arrow import Part, Plain, Single, are_in_order, joined, owned, plain_body, values_of
+from cutwater.client.append.plain_arrow import (
+    AppendRecords,
+    Plain,
+    Single,
+    are_in_order,
+    joined,
+    owned,
+    plain_body,
+    values_of,
+)
 from cutwater.client.convert.conversion import to_batch
 from cutwater.client.convert.encoding import Limits, encode, row_bytes
 from cutwater.client.convert.schemas import (
@@ -516,7 +525,7 @@ SLICES = st.builds(values_of, SLICED, NUMBERS)
 
 
 @given(st.lists(SINGLES, min_size=1, max_size=40) | st.lists(WHOLE | SLICES, min_size=1, max_size=10))
-def test_the_body_of_plain_records_is_what_arrow_would_write(parts: list[Part]) -> None:
+def test_the_body_of_plain_records_is_what_arrow_would_write(parts: list[AppendRecords]) -> None:
     rows, times = joined(parts)
     assert plain_body(parts) == Plain(rows.serialize().to_pybytes(), rows.num_rows, times)
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from cutwater.core.read.time_marks import BLOCK_MARKS, MARK_EVERY_US, Clock, Mark
+from cutwater.core.read.time_marks import BLOCK_MARKS, MARK_EVERY_US, Clock, TimeMark
 from cutwater.types import GLSN, SECOND, CutTime
 
 
@@ -20,12 +20,12 @@ def cuts(seed: int, count: int) -> list[tuple[GLSN, CutTime, bool]]:
     return found
 
 
-def oracle(seen: list[tuple[GLSN, CutTime, bool]]) -> list[Mark]:
+def oracle(seen: list[tuple[GLSN, CutTime, bool]]) -> list[TimeMark]:
     """The rule of the module's docstring, word for word."""
-    marks: list[Mark] = []
+    marks: list[TimeMark] = []
     for glsn, time, is_tick in seen:
         if is_tick or not marks or time - marks[-1].time >= MARK_EVERY_US:
-            marks.append(Mark(glsn, time))
+            marks.append(TimeMark(glsn, time))
     return marks
 
 

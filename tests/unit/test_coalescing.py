@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cutwater.client.append.batcher import Lane
-from cutwater.client.append.plain_arrow import Part, Single
+from cutwater.client.append.batcher import BatchQueue
+from cutwater.client.append.plain_arrow import AppendRecords, Single
 from cutwater.client.append.sender import Shipment
 from cutwater.client.errors import ClientClosed
 from cutwater.core.requests import TopicInfo
@@ -82,15 +82,15 @@ class Sea:
         return Ack(GLSN(sum(self.sizes[:-1]) + 1), LLSN(1), LogStreamId(1), self.sizes[-1])
 
 
-def encoded(parts: Sequence[Part]) -> Batch:
+def encoded(parts: Sequence[AppendRecords]) -> Batch:
     return Batch(len(parts), b"", 0, EventTime(0), EventTime(0))
 
 
-def lane_to(sea: Sea, encode: Callable[[Sequence[Part]], Batch] = encoded) -> Lane:
-    return Lane(TOPIC, None, sea, encode, 1_000)  # type: ignore[arg-type]
+def lane_to(sea: Sea, encode: Callable[[Sequence[AppendRecords]], Batch] = encoded) -> BatchQueue:
+    return BatchQueue(TOPIC, None, sea, encode, 1_000)  # type: ignore[arg-type]
 
 
-def append(lane: Lane, count: int, seconds: float = 30) -> list[asyncio.Task[Ack]]:
+def append(lane: BatchQueue, count: int, seconds: float = 30) -> list[asyncio.Task[Ack]]:
     part = Single(b"x", None, 0)
     return [asyncio.create_task(lane.append(part, 1, 1, Deadline(seconds))) for _ in range(count)]
 
@@ -171,7 +171,7 @@ async def test_what_was_refused_is_tried_again_unless_that_is_hopeless() -> None
 async def test_what_nobody_foresaw_is_told_at_once_and_holds_nobody_up() -> None:
     sea, fails = Sea(), list[bool]()
 
-    def encode(parts: Sequence[Part]) -> Batch:
+    def encode(parts: Sequence[AppendRecords]) -> Batch:
         if fails and fails.pop(0):
             raise MemoryError("there is none")
         return encoded(parts)

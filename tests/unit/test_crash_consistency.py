@@ -12,7 +12,7 @@ from msgspec import structs
 from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from, heads_of
 
 from cutwater.core.replica.deduplication import DedupCheckpoint
-from cutwater.core.replica.recovery import Found, HardState, Invalid, Valid, judge
+from cutwater.core.replica.recovery import FoundFiles, HardState, Invalid, Valid, judge
 from cutwater.format.entry_codec import NO_TIME
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.replica_storage import SegmentStorage
@@ -209,7 +209,7 @@ class Workload:
 # What recovery must find.
 
 
-def check(found: Found, storage: SegmentStorage, step: Step) -> None:
+def check(found: FoundFiles, storage: SegmentStorage, step: Step) -> None:
     before, after = step.before, step.after
     assert found.damaged is None
     assert found.hard_state in (before.saved, after.saved)
@@ -321,7 +321,7 @@ def test_every_crash_is_survived(workload: Workload) -> None:
     assert count >= STATES_MIN
 
 
-def go_on(disk: FaultFiles, found: Found) -> None:
+def go_on(disk: FaultFiles, found: FoundFiles) -> None:
     """What was found is durable: the next crash takes nothing of it, and new entries follow it."""
     disk.crash(Random(1), keep=0.0)
     storage = recover(disk)

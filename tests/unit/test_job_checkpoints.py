@@ -12,7 +12,7 @@ import pytest
 
 from cutwater.errors import Refused
 from cutwater.jobs.job_file import Restored
-from cutwater.jobs.messages import Ended, Moved, Progress, Savepoint, Start, Taken
+from cutwater.jobs.messages import Ended, Moved, Progress, Start, Taken, TakeSavepoint
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.program import ProgramInfo
 from cutwater.spark.job import SavepointWish, _Program, restored, sizes
@@ -73,9 +73,9 @@ class Run:
 
 def test_a_savepoint_waits_for_the_first_micro_batch(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path), LocalFiles())
-    run, wish = Run(checkpoint), SavepointWish(Savepoint("/s", 60), checkpoint)
+    run, wish = Run(checkpoint), SavepointWish(TakeSavepoint("/s", 60), checkpoint)
     assert wish.taken(run) is None
-    late = SavepointWish(Savepoint("/s", 0), checkpoint).taken(run)
+    late = SavepointWish(TakeSavepoint("/s", 0), checkpoint).taken(run)
     assert late is not None
     assert late.error is not None
     assert "has not finished a micro-batch yet" in late.error.message

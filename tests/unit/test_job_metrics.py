@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cutwater.jobs.job_file import Job, State
+from cutwater.jobs.job_file import Job, JobState
 from cutwater.jobs.messages import HeldBy, Progress
 from cutwater.jobs.metrics import PREFIX, JobCollector
 
@@ -32,12 +32,12 @@ def test_all_that_is_known_of_a_job() -> None:
     collector = JobCollector()
     assert read(collector) == {}
     late = {"dropped_late": {"w": 4, "v": 1}, "late_sent": {"v": 6}}
-    collector.take(Job("p", "c", State.RUNNING, restarts=2), progress(**late))
+    collector.take(Job("p", "c", JobState.RUNNING, restarts=2), progress(**late))
     holder = '{log_stream="3",pipeline="p",source="orders"}'
     found = read(collector)
     states = {name: value for name, value in found.items() if name.startswith("state{")}
     assert [name for name, value in states.items() if value] == ['state{pipeline="p",state="running"}']
-    assert len(states) == len(State) - 1
+    assert len(states) == len(JobState) - 1
     assert {name: value for name, value in found.items() if name not in states} == {
         'restarts_total{pipeline="p"}': 2,
         'batch{pipeline="p"}': 7,
@@ -61,7 +61,7 @@ def test_all_that_is_known_of_a_job() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     collector = JobCollector()
-    job = Job("p", "c", State.RUNNING)
+    job = Job("p", "c", JobState.RUNNING)
     collector.take(job, None)
     assert not {name for name in read(collector) if not name.startswith(("state{", "restarts_total"))}
     collector.take(job, progress(lag_records=None, watermark_ms=None, held_by=None))
@@ -74,7 +74,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_another_holder_takes_the_place_of_the_one_before() -> None:
     collector = JobCollector()
-    job = Job("p", "c", State.RUNNING)
+    job = Job("p", "c", JobState.RUNNING)
     collector.take(job, progress())
     collector.take(job, progress(held_by=HeldBy("clicks", 8, None, 1_750.0, 1_740.0)))
     held = {name: value for name, value in read(collector).items() if name.startswith("watermark_held_since")}
@@ -83,14 +83,14 @@ def test_another_holder_takes_the_place_of_the_one_before() -> None:
 
 def test_a_program_that_is_started_again_is_where_it_was() -> None:
     collector = JobCollector()
-    job = Job("p", "c", State.RUNNING)
+    job = Job("p", "c", JobState.RUNNING)
     collector.take(job, progress(dropped_late={"w": 4, "v": 2}))
-    job.state, job.restarts = State.WAITING, 1
+    job.state, job.restarts = JobState.WAITING, 1
     collector.take(job, None)
     found = read(collector)
     assert found['state{pipeline="p",state="waiting to restart"}'] == found['restarts_total{pipeline="p"}'] == 1
     assert found['watermark_seconds{pipeline="p"}'] == 9.25
-    job.state = State.RUNNING
+    job.state = JobState.RUNNING
     collector.take(job, progress(8, watermark_ms=10_000, dropped_late={"w": 5}))
     found = read(collector)
     assert (found['batch{pipeline="p"}'], found['watermark_seconds{pipeline="p"}']) == (8, 10)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cutwater.cli.commands import pipeline as commands
 from cutwater.errors import InvalidArgument, NotFound
 from cutwater.jobs.checkpoint_hold import Hold
-from cutwater.jobs.job_file import JobDirectory, State
+from cutwater.jobs.job_file import JobDirectory, JobState
 from cutwater.jobs.places import all_jobs, find, root_of, state_directory
 
 
@@ -28,7 +28,7 @@ def stopped(root: Path | str, name: str, log: str | None = None) -> JobDirectory
     """A job at rest, with a checkpoint that is of this log."""
     directory = JobDirectory(root, name)
     job = directory.of_program(None)
-    directory.change(job, State.STOPPED)
+    directory.change(job, JobState.STOPPED)
     if log is not None:
         Path(job.checkpoint).mkdir()
         (Path(job.checkpoint) / "cutwater.json").write_text(f'{{"log": "{log}", "more": 1}}')

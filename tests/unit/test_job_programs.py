@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from cutwater.cli.commands import pipeline
-from cutwater.cli.commands.pipeline import OneJob, RunOptions, split_name
+from cutwater.cli.commands.pipeline import OneJob, PipelineRunOptions, split_name
 from cutwater.cli.io.pipeline_output import Display, progress_line
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.checkpoint_hold import Hold
-from cutwater.jobs.job_file import Job, JobDirectory, Restored, State, Trouble
+from cutwater.jobs.job_file import Job, JobDirectory, JobState, ProgramFailure, Restored
 from cutwater.jobs.locks import LOCK_FILE
 from cutwater.jobs.messages import Answer, Failed, Lines, Progress, Stop, Told, line
 from cutwater.jobs.program_file import load_pipeline
@@ -92,33 +92,40 @@ def test_the_name_after_a_file() -> None:
 
 
 def test_options_of_a_run() -> None:
-    asked = RunOptions(until="17", drain=True, parallelism=3, restart="none").asked("a/f.py:p", Path("jobs"), "t")
+    asked = PipelineRunOptions(until="17", drain=True, parallelism=3, restart="none").asked(
+        "a/f.py:p", Path("jobs"), "t"
+    )
     assert (asked.file, asked.variable, asked.root) == (
         str(Path("a/f.py").absolute()),
         "p",
         str(Path("jobs").absolute()),
     )
     assert (asked.start.until, asked.start.drain, asked.start.parallelism) == (17, True, 3)
-    asked = RunOptions(available_now=True, checkpoint="c", from_savepoint="hdfs://h/s").asked("f.py", Path(), "")
+    asked = PipelineRunOptions(available_now=True, checkpoint="c", from_savepoint="hdfs://h/s").asked(
+        "f.py", Path(), ""
+    )
     assert (asked.start.until, asked.start.from_savepoint) == ("now", "hdfs://h/s")
     assert asked.start.checkpoint == str(Path("c").absolute())
-    assert RunOptions(until="@2026-01-01").asked("f.py", Path(), "").start.until == "2026-01-01T00:00:00+00:00"
+    assert PipelineRunOptions(until="@2026-01-01").asked("f.py", Path(), "").start.until == "2026-01-01T00:00:00+00:00"
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (RunOptions(available_now=True, until="now"), "say one or the other"),
-        (RunOptions(drain=True), "say which, with --until"),
-        (RunOptions(allow_non_restored_state=True), "is about --from-savepoint: name one"),
-        (RunOptions(until="soon"), "'soon' is no position: .*; or 'now'"),
-        (RunOptions(start="yesterday"), "--start is 'earliest', 'latest' or a GLSN from 1 on, not 'yesterday'"),
-        (RunOptions(trigger="abc"), "--trigger is 'abc': give whole milliseconds, .* or a text such as '500ms'"),
-        (RunOptions(trigger="abc", available_now=True), "--trigger is 'abc'"),
-        (RunOptions(restart="often"), "'often' is no restart strategy"),
+        (PipelineRunOptions(available_now=True, until="now"), "say one or the other"),
+        (PipelineRunOptions(drain=True), "say which, with --until"),
+        (PipelineRunOptions(allow_non_restored_state=True), "is about --from-savepoint: name one"),
+        (PipelineRunOptions(until="soon"), "'soon' is no position: .*; or 'now'"),
+        (PipelineRunOptions(start="yesterday"), "--start is 'earliest', 'latest' or a GLSN from 1 on, not 'yesterday'"),
+        (
+            PipelineRunOptions(trigger="abc"),
+            "--trigger is 'abc': give whole milliseconds, .* or a text such as '500ms'",
+        ),
+        (PipelineRunOptions(trigger="abc", available_now=True), "--trigger is 'abc'"),
+        (PipelineRunOptions(restart="often"), "'often' is no restart strategy"),
     ],
 )
-def test_options_that_make_no_sense(options: RunOptions, told: str) -> None:
+def test_options_that_make_no_sense(options: PipelineRunOptions, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
         options.asked("f.py", Path(), "")
 
@@ -135,7 +142,7 @@ def test_a_job_that_runs_claims_no_more(
 ) -> None:
     """Until a micro-batch is done, nothing is known of it; and where nobody answers, not even that."""
     restored = Restored("/s", 7)
-    JobDirectory(tmp_path, "p").save(Job("p", "/c", State.RUNNING, pid=os.getpid(), restored=restored))
+    JobDirectory(tmp_path, "p").save(Job("p", "/c", JobState.RUNNING, pid=os.getpid(), restored=restored))
     monkeypatch.setattr(pipeline, "ask", lambda *_: Answer())
     told = []
     for _ in range(2):
@@ -193,7 +200,7 @@ def test_the_line_of_progress() -> None:
 def test_a_line_on_a_terminal_is_renewed_and_elsewhere_there_is_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job("p", "/c", State.RUNNING, since=3_600.0)
+    job = Job("p", "/c", JobState.RUNNING, since=3_600.0)
     progress = Progress(7, 10, 12, 1.0, 2, 0.5, 1_000, 3, 10, 0.0)
     display = Display()
     display.show(job, None)
@@ -218,9 +225,9 @@ def test_the_first_wait_for_a_restart_says_how_to_end_it(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     display = Display()
     for restarts in (1, 2):
-        error = Trouble("pipeline_failed", "no", 0.0)
-        display.show(Job("p", "/c", State.WAITING, since=3_600.0, restarts=restarts, last_error=error), None)
-        display.show(Job("p", "/c", State.STARTING, since=3_600.0), None)
+        error = ProgramFailure("pipeline_failed", "no", 0.0)
+        display.show(Job("p", "/c", JobState.WAITING, since=3_600.0, restarts=restarts, last_error=error), None)
+        display.show(Job("p", "/c", JobState.STARTING, since=3_600.0), None)
     first, hint, _, second, *_ = capsys.readouterr().out.split("\n")
     assert first.endswith("01:00:00 p: waiting to restart, restart 1: no")
     assert "Ctrl-C stops it" in hint
@@ -258,7 +265,7 @@ def test_a_checkpoint_is_of_one_process(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     hold = Hold("p", None, None)
     assert hold.place == str(tmp_path / "checkpoints" / "p" / "run-1")
-    assert JobDirectory("checkpoints", "p").require().state_now is State.RUNNING
+    assert JobDirectory("checkpoints", "p").require().state_now is JobState.RUNNING
     with pytest.raises(Refused, match=f"run-1 is in use by process {os.getpid()}: stop that one first"):
         Hold("p", hold.place, None)
     with pytest.raises(Refused, match="is in use by process"):
@@ -266,11 +273,11 @@ def test_a_checkpoint_is_of_one_process(tmp_path: Path, monkeypatch: pytest.Monk
     # What is not on this machine's file system cannot be locked here.
     Hold("q", "hdfs://host/checkpoint", None).let_go()
     hold.let_go()
-    assert JobDirectory("checkpoints", "p").require().state_now is State.FINISHED
+    assert JobDirectory("checkpoints", "p").require().state_now is JobState.FINISHED
     again = Hold("p", None, None)
     again.let_go(Refused("no"))
     job = JobDirectory("checkpoints", "p").require()
-    assert (job.state_now, job.last_error and job.last_error.message) == (State.FAILED, "no")
+    assert (job.state_now, job.last_error and job.last_error.message) == (JobState.FAILED, "no")
 
 
 def test_a_process_that_is_killed_holds_nothing(tmp_path: Path) -> None:

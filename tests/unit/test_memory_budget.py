@@ -16,7 +16,7 @@ from cutwater.format.bodies import BodyForm
 from cutwater.format.checksum import crc32c
 from cutwater.format.projection import serialize
 from cutwater.storagenode.memory_budget import MemoryBudget
-from cutwater.storagenode.publish.part_store import Staging
+from cutwater.storagenode.publish.part_store import PartStore
 from cutwater.storagenode.serving.picking import Needs, within
 from cutwater.storagenode.validation.content_checks import ContentChecks
 from cutwater.types import Batch, EventTime, LogStreamId
@@ -171,7 +171,7 @@ async def test_a_staged_part_waits_for_memory_to_be_checked() -> None:
     staging: Any = SimpleNamespace(_memory=budget, in_thread=in_thread)
     writing: Any = SimpleNamespace(checks=SimpleNamespace(prepare=prepare, check=lambda data: checked.set()))
     async with budget.reserved(50):
-        task = asyncio.create_task(Staging._check(staging, writing, b""))
+        task = asyncio.create_task(PartStore._check(staging, writing, b""))
         assert not await is_done(checked, 0.1)
     await task
     assert checked.is_set()

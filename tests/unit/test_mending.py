@@ -11,7 +11,7 @@ import pytest
 
 from cutwater.errors import Damaged
 from cutwater.format.errors import DamagedEntries
-from cutwater.storage.interface import Finding
+from cutwater.storage.interface import StorageFinding
 from cutwater.storagenode.repair import damage_repair
 from cutwater.types import GLSN, LLSN, LogStreamId
 from tests.unit.replica_bench import context
@@ -142,8 +142,8 @@ async def test_only_the_entry_that_was_committed_there_takes_a_damaged_place() -
 
 
 def test_what_is_trimmed_and_not_removed_yet_is_no_finding() -> None:
-    whole = Finding("a file", "its header is wrong")
-    found = [whole, *(Finding("a file", "wrong checksum", LLSN(first), LLSN(first + 1)) for first in (1, 3, 5))]
+    whole = StorageFinding("a file", "its header is wrong")
+    found = [whole, *(StorageFinding("a file", "wrong checksum", LLSN(first), LLSN(first + 1)) for first in (1, 3, 5))]
     storage = SimpleNamespace(contexts=[context(1, 6)], verify=lambda check: found)
     replica = SimpleNamespace(hard_state=SimpleNamespace(trimmed_before=GLSN(4)))
     driver = SimpleNamespace(storage=storage, replica=replica)

@@ -18,11 +18,11 @@ from cutwater.metadata.stores.encoding import (
     COMPRESS_BYTES_MIN,
     FORMAT_VERSION,
     Header,
-    Identity,
-    Kind,
     LeaderRecord,
     SnapshotPointer,
     StoredBatch,
+    StoredKind,
+    StoreIdentity,
     decode_batch,
     decode_identity,
     decode_leader,
@@ -52,8 +52,8 @@ def test_decisions_come_back_as_they_were(decisions: tuple[d.Decision, ...], epo
     stored = StoredBatch(LeaderEpoch(epoch), DecisionIndex(first), decisions)
     data = encode_batch(stored.epoch, stored.first, decisions)
     assert decode_batch(data, "here") == stored
-    header = Header(Kind.DECISIONS, stored.epoch, stored.first, len(decisions))
-    assert header_of(data, "here", Kind.DECISIONS) == header
+    header = Header(StoredKind.DECISIONS, stored.epoch, stored.first, len(decisions))
+    assert header_of(data, "here", StoredKind.DECISIONS) == header
     assert header.end == stored.end
 
 
@@ -62,7 +62,7 @@ def test_everything_else_comes_back_too() -> None:
     assert decode_snapshot(encode_snapshot(EPOCH, snapshot), "here") == snapshot
     leader = encode_leader(EPOCH, LeaderRecord(MetadataNodeId(2), "host:9000", b"nonce"))
     assert decode_leader(leader, "here") == LeaderInfo(EPOCH, MetadataNodeId(2), "host:9000")
-    assert decode_identity(encode_identity(Identity(ClusterId(7))), "here") == Identity(ClusterId(7))
+    assert decode_identity(encode_identity(StoreIdentity(ClusterId(7))), "here") == StoreIdentity(ClusterId(7))
     pointer = SnapshotPointer(FIRST, "directory", 3, 2_500_000)
     assert decode_pointer(encode_pointer(EPOCH, pointer), "here") == pointer
 
@@ -97,7 +97,7 @@ def sealed(body: bytes) -> bytes:
     ("at", "value", "error", "message"),
     [
         (4, FORMAT_VERSION + 1, NewerFormat, "here has format version 2; this program reads versions up to 1"),
-        (5, Kind.SNAPSHOT, DamagedStore, "it holds a record of kind 4 instead of 3"),
+        (5, StoredKind.SNAPSHOT, DamagedStore, "it holds a record of kind 4 instead of 3"),
         (6, 2, UnknownContent, "here is intact, but holds what this version does not know .flags 0x2"),
         (24, 3, DamagedStore, "2 decisions instead of 3"),
         (28, 3, DamagedStore, "bytes of content instead of 3"),
@@ -119,10 +119,10 @@ def test_a_decision_of_a_later_version_is_not_called_damage() -> None:
     data = encode_batch(EPOCH, FIRST, (CURSOR, Tomorrow(1)))  # type: ignore[arg-type]
     with pytest.raises(UnknownContent, match=r"does not know .Invalid value 'Tomorrow'.*start the newer version"):
         decode_batch(data, "here")
-    assert header_of(data, "here", Kind.DECISIONS).count == 2
+    assert header_of(data, "here", StoredKind.DECISIONS).count == 2
 
 
 def test_a_snapshot_of_another_decision_is_damage() -> None:
-    record = encoding._seal(Header(Kind.SNAPSHOT, EPOCH, FIRST), Snapshot(index=DecisionIndex(4)))
+    record = encoding._seal(Header(StoredKind.SNAPSHOT, EPOCH, FIRST), Snapshot(index=DecisionIndex(4)))
     with pytest.raises(DamagedStore, match="a snapshot of decision 4 instead of 17"):
         decode_snapshot(record, "here")

@@ -13,7 +13,7 @@ from cutwater.core.messages import CommitMessage, LeaderMessage
 from cutwater.core.order.events import ReportArrived
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState
-from cutwater.metadata.counters import Counters
+from cutwater.metadata.counters import MetadataCounters
 from cutwater.metadata.node_channels import Ways
 from cutwater.metadata.stores.store_interface import AppendTold, MetadataStore
 from cutwater.metadata.term import Term
@@ -45,7 +45,7 @@ async def begun() -> AsyncIterator[tuple[Term, Seen]]:
     state = OrderState(None, cluster_of({LS1: CHAIN}, cuts=[{LS1: 5}]))
     seen = Seen()
     options = OrderOptions(tick_us_min=10**15, tick_us_max=10**15)
-    term = Term(LEADER, state, cast(MetadataStore, seen), cast(Ways, seen), options, Counters())
+    term = Term(LEADER, state, cast(MetadataStore, seen), cast(Ways, seen), options, MetadataCounters())
     yield term, seen
     await term.end("the test is over")
 

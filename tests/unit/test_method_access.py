@@ -16,7 +16,7 @@ from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.stores.memory_store import MemoryStore
 from cutwater.protocol import metadata_api, scan_api, storage_api
-from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE, Access
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE, MethodAccess
 from cutwater.protocol.errors import Unproven
 from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS, STORAGE_NODE_ACCESS
 from cutwater.protocol.methods import Method, Notice, StreamMethod
@@ -28,7 +28,7 @@ from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.access_guard import Guard
-from cutwater.wire.identity.auth import Identity
+from cutwater.wire.identity.auth import PeerIdentity
 from cutwater.wire.identity.handshake import Endpoint, Peer
 from cutwater.wire.identity.server_book import ServerBook
 from cutwater.wire.identity.server_keys import ProvenServer, ServerKey
@@ -47,7 +47,7 @@ class Servers:
         self.node = StorageNodeServer(NodeOptions("127.0.0.1", 0, ("127.0.0.1:1",), reserve_bytes=0), self.volumes)
 
     @property
-    def methods(self) -> tuple[tuple[Methods, dict[str, Access]], ...]:
+    def methods(self) -> tuple[tuple[Methods, dict[str, MethodAccess]], ...]:
         return (self.metadata._endpoint.methods, METADATA_ACCESS), (self.node._methods, STORAGE_NODE_ACCESS)
 
 
@@ -93,7 +93,7 @@ def test_the_table_of_requests_lists_every_request() -> None:
 def test_nothing_else_is_for_clients() -> None:
     """Written out here, so that nothing that servers say to each other is opened by a slip in the tables."""
 
-    def open_ones(table: dict[str, Access]) -> set[str]:
+    def open_ones(table: dict[str, MethodAccess]) -> set[str]:
         return {name for name, access in table.items() if access.is_for_clients}
 
     assert open_ones(STORAGE_NODE_ACCESS) == {
@@ -112,7 +112,7 @@ def test_nothing_else_is_for_clients() -> None:
 
 
 def test_a_method_that_is_not_listed_cannot_be_answered() -> None:
-    methods = Methods({"known": Access()}, ServerBook())
+    methods = Methods({"known": MethodAccess()}, ServerBook())
     methods.answers(Method("known", None, None))(lambda call: None)
     for register in (
         lambda: methods.answers(Method("new", None, None))(lambda call: None),
@@ -190,7 +190,7 @@ def test_every_client_may_ask_what_is_for_clients(tmp_path: Path) -> None:
 
 
 def peer(server: ProvenServer | None, role: str = "client") -> Peer:
-    return Peer(CLUSTER, role, "1", 2, LIMITS, Identity("someone"), "there:1", server)
+    return Peer(CLUSTER, role, "1", 2, LIMITS, PeerIdentity("someone"), "there:1", server)
 
 
 BOOK = ServerBook()

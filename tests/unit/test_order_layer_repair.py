@@ -30,7 +30,7 @@ from cutwater.core.order import decisions as d
 from cutwater.core.order.events import OrderEffect, PeerComplaint, Send, Store, Wake
 from cutwater.core.order.leader import FINISHED_STREAMS_EVERY_WAKES
 from cutwater.core.order.options import OrderOptions
-from cutwater.core.order.planning.repair import Plan, View, plan_sealed
+from cutwater.core.order.planning.repair import RepairPlan, StreamView, plan_sealed
 from cutwater.core.order.state import OrderState
 from cutwater.types import LLSN, MILLISECOND, SECOND, CutTime, DecisionIndex, LogStreamId, StorageNodeId
 
@@ -276,10 +276,12 @@ def test_a_finished_stream_becomes_whole() -> None:
 # Plans.
 
 
-def plan(ready: tuple[StorageNodeId, ...], *, unheard: tuple[StorageNodeId, ...] = (), patient: bool = True) -> Plan:
+def plan(
+    ready: tuple[StorageNodeId, ...], *, unheard: tuple[StorageNodeId, ...] = (), patient: bool = True
+) -> RepairPlan:
     """What to do with a sealed stream of three replicas; who is neither ready nor unheard is dead."""
     state = OrderState(None, [*cluster_of({LS1: NODES}, cuts=[{LS1: 4}]), d.Seal(LS1, E1, LLSN(4), NODES, "a test")])
-    view = View(
+    view = StreamView(
         report=lambda node: ur(LS1, committed=4, end=4, hwm=4, state=SEALED) if node in ready else None,
         alive=lambda node: node in ready + unheard,
         usable=lambda node: node in ready,

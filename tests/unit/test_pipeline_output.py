@@ -7,7 +7,7 @@ from cutwater.jobs.messages import HeldBy, Progress
 from cutwater.pipeline.clocks.clock import LogClock
 from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.spark.job_progress import _holder, _watermark
-from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.offsets import PipelineOffset
 
 
 def progress(**more: object) -> Progress:
@@ -40,12 +40,12 @@ def test_progress_tells_the_holder_of_the_lowest_clock() -> None:
     clock.batch("a", 7, 1, 1, 2_000_000, 100_000, None)
     clock.batch("b", 8, 2, 1, 3_000_000, 50_000, None)
     clock.batch("a", 7, 3, 1, 4_000_000, 120_000, None)
-    offset = Offset(3, 1, clock.snapshot())
+    offset = PipelineOffset(3, 1, clock.snapshot())
     assert _watermark(offset) == 49
     assert _holder(offset) == HeldBy("b", 8, 49, 3.0, 3.0)
     clock.tick(4, 90_000_000)
-    assert _holder(Offset(4, 1, clock.snapshot())) is None
-    assert _holder(Offset(4, 1, clock.snapshot(), ended=True)) is None
+    assert _holder(PipelineOffset(4, 1, clock.snapshot())) is None
+    assert _holder(PipelineOffset(4, 1, clock.snapshot(), ended=True)) is None
 
 
 def test_operators_without_a_clock_do_not_hide_the_watermark_of_the_others() -> None:
@@ -53,6 +53,6 @@ def test_operators_without_a_clock_do_not_hide_the_watermark_of_the_others() -> 
     clock.add_stream("a", 7, 0)
     clock.batch("a", 7, 1, 1, 2_000_000, 100_000, None)
     clock.batch("rules", 9, 2, 1, 3_000_000, 500_000, None)
-    offset = Offset(2, 1, clock.snapshot())
+    offset = PipelineOffset(2, 1, clock.snapshot())
     assert _watermark(offset) == 99
     assert _holder(offset) == HeldBy("a", 7, 99, 2.0, 2.0)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from cutwater.client.append.plain_arrow import Part
+from cutwater.client.append.plain_arrow import AppendRecords
 from cutwater.client.produce.producer_buffer import ProducerBuffer, Sent
 from cutwater.client.produce.producer_flights import IN_FLIGHT_MAX, ProducerFlights
 from cutwater.core.producer_session import Settled, Withdrawn
@@ -25,7 +25,7 @@ class Bench:
 
     def give(self, count: int, *, at: float = 100.0) -> list[Sent]:
         loop = asyncio.get_running_loop()
-        given = [Sent(cast(Part, object()), 1, 10, at, 30.0, loop.create_future()) for _ in range(count)]
+        given = [Sent(cast(AppendRecords, object()), 1, 10, at, 30.0, loop.create_future()) for _ in range(count)]
         self.buffer.add(given)
         return given
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
-from cutwater.admin.publish_audit import Entry, Published
+from cutwater.admin.publish_audit import AuditedEntry, PublishAudit
 from cutwater.core.requests import (
     Catalog,
     Description,
@@ -49,13 +49,13 @@ def catalog(trimmed_before: int = 1) -> Catalog:
 
 def entry(
     where: LogStreamId, glsn: int, count: int, batch: int, *, rows: int = 0, decided: int = 0, run: int = 1
-) -> Entry:
+) -> AuditedEntry:
     index = DecisionIndex(decided or 10 * run + batch)
-    return Entry(where, GLSN(glsn), count, RunId(run), BatchNumber(batch), rows or count, index)
+    return AuditedEntry(where, GLSN(glsn), count, RunId(run), BatchNumber(batch), rows or count, index)
 
 
-def begun(where: LogStreamId, glsn: int, count: int) -> Entry:
-    return Entry(where, GLSN(glsn), count, RunId(0), BatchNumber(0), 0, DecisionIndex(0))
+def begun(where: LogStreamId, glsn: int, count: int) -> AuditedEntry:
+    return AuditedEntry(where, GLSN(glsn), count, RunId(0), BatchNumber(0), 0, DecisionIndex(0))
 
 
 def described(*runs: RunDescription, last_run: int = 1) -> Description:
@@ -92,12 +92,12 @@ LAST = run_at(1, PublishedGroup(A, LS2, GLSN(20), 1), PublishedGroup(B, LS3, GLS
 
 
 def found(
-    entries: Sequence[Entry],
+    entries: Sequence[AuditedEntry],
     description: Description,
     trimmed_before: int = 1,
     unseen: frozenset[TopicId] = frozenset(),
 ) -> list[tuple[LogStreamId | None, str, str]]:
-    published = Published(catalog(trimmed_before))
+    published = PublishAudit(catalog(trimmed_before))
     for one in entries:
         published.take(one)
     published.compare(description, unseen)
@@ -128,7 +128,7 @@ def test_of_a_topic_that_could_not_be_read_nothing_is_missed() -> None:
     assert found(TWO[:4], described(LAST), unseen=frozenset({B})) == []
 
 
-WRONG: dict[str, tuple[Sequence[Entry], Description, tuple[LogStreamId, str, str]]] = {
+WRONG: dict[str, tuple[Sequence[AuditedEntry], Description, tuple[LogStreamId, str, str]]] = {
     "twice in one log stream": (
         [*TWO, entry(LS3, 30, 2, 1)],
         described(LAST),

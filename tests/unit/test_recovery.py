@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from cutwater.core.replica.deduplication import Deduplicator
-from cutwater.core.replica.recovery import Found, HardState, Invalid, Valid, judge
+from cutwater.core.replica.recovery import FoundFiles, HardState, Invalid, Valid, judge
 from cutwater.core.replica.replica import Replica
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, ReplicaState
 from tests.unit.replica_bench import HEAD, STREAM, context, entry
@@ -26,8 +26,8 @@ def found(
     end: int = 0,
     tail: tuple[Entry, ...] = (),
     damaged: int | None = None,
-) -> Found:
-    return Found(hard, last_commit, LLSN(first), LLSN(end), tail, None if damaged is None else LLSN(damaged))
+) -> FoundFiles:
+    return FoundFiles(hard, last_commit, LLSN(first), LLSN(end), tail, None if damaged is None else LLSN(damaged))
 
 
 def valid(committed_end: int, high_watermark: int, keep_end: int) -> Valid:

@@ -13,7 +13,7 @@ from cutwater.core.replica import chain_head
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.events import (
     Acked,
-    Failed,
+    AppendFailed,
     FeedGroup,
     Forward,
     GroupEntry,
@@ -296,14 +296,14 @@ def test_a_producers_batches_that_wait_are_taken_one_after_the_other() -> None:
         assert bench.do(append(sequence + 1, batch(producer=tag(sequence)))) == []
     effects = feed(bench, order(rows=5), 5)
     assert len([e for e in effects if isinstance(e, WriteEntry)]) == 3, "the repeated one waits with the first"
-    assert [e for e in effects if isinstance(e, Failed)] == []
+    assert [e for e in effects if isinstance(e, AppendFailed)] == []
 
 
 def test_one_that_cannot_be_taken_after_all_is_told() -> None:
     bench = running()
     bench.do(order())
     bench.do(append(1, if_llsn=1))
-    (failed,) = [e for e in feed(bench, order(), 5) if isinstance(e, Failed)]
+    (failed,) = [e for e in feed(bench, order(), 5) if isinstance(e, AppendFailed)]
     assert (failed.waiter, failed.error.code) == (1, "condition_failed")
 
 
@@ -363,7 +363,7 @@ def test_who_waits_behind_a_group_that_is_given_up_hears_that_nothing_was_writte
     feed(bench, order(), 2, finish=False)
     bench.do(append(7))
     effects = bench.replica.handle(event)
-    assert [e.waiter for e in effects if isinstance(e, Failed)] == [7]
+    assert [e.waiter for e in effects if isinstance(e, AppendFailed)] == [7]
     assert not any(isinstance(e, Unsettled) for e in effects)
     with pytest.raises(Refused):
         bench.replica.handle(GroupEntry(order().tag, batch(3), last=True))
@@ -395,7 +395,7 @@ def test_a_group_that_cannot_be_finished_lets_the_stream_be_sealed() -> None:
     effects = bench.do(GroupFailed(order().tag, "a part is damaged"))
     assert outcomes(effects) == [problem("a part is damaged")]
     assert ReportNow() in effects
-    assert [e.waiter for e in effects if isinstance(e, Failed)] == [1]
+    assert [e.waiter for e in effects if isinstance(e, AppendFailed)] == [1]
     assert bench.replica.state is ReplicaState.SEALING
 
 

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from cutwater.core.replica.events import (
+    AppendFailed,
     CommitDurable,
-    Failed,
     ReplicaEffect,
     ReplicateFailed,
     ReportNow,
@@ -63,7 +63,9 @@ def head_with_waiters() -> Bench:
 def told(effects: list[ReplicaEffect]) -> list[tuple[type, object]]:
     """Effects as they are, but a definite failure by the kind of its error: errors do not compare."""
     return [
-        (Failed, (effect.waiter, type(effect.error))) if isinstance(effect, Failed) else (type(effect), effect)
+        (AppendFailed, (effect.waiter, type(effect.error)))
+        if isinstance(effect, AppendFailed)
+        else (type(effect), effect)
         for effect in effects
     ]
 
@@ -117,9 +119,9 @@ def test_beyond_the_sealed_position_first_hard_state_then_truncation_then_the_wa
     assert told(head.do(seal(3))) == [
         (SaveHardState, SaveHardState(hard(sealed_at=LLSN(3)))),
         (Truncate, Truncate(LLSN(3), 1)),
-        (Failed, (5, StreamSealed)),
-        (Failed, (4, StreamSealed)),
-        (Failed, (3, StreamSealed)),
+        (AppendFailed, (5, StreamSealed)),
+        (AppendFailed, (4, StreamSealed)),
+        (AppendFailed, (3, StreamSealed)),
         (ReportNow, ReportNow()),
     ]
     assert head.replica.state is ReplicaState.SEALED
@@ -129,7 +131,7 @@ def test_beyond_the_sealed_position_first_hard_state_then_truncation_then_the_wa
 
 def test_waiters_at_or_below_the_sealed_position_go_on_waiting_for_their_commit() -> None:
     head = head_with_waiters()
-    assert [effect.waiter for effect in head.do(seal(5)) if isinstance(effect, Failed)] == [5, 4]
+    assert [effect.waiter for effect in head.do(seal(5)) if isinstance(effect, AppendFailed)] == [5, 4]
     assert head.replica.state is ReplicaState.SEALING
     answered = head.do(commit(4, 2))
     assert [type(effect).__name__ for effect in answered] == ["WriteCommit", "Acked"]
@@ -141,7 +143,7 @@ def test_a_fault_alone_tells_waiters_nothing() -> None:
     """“… once L is stored, never before.” Until then the other replicas may hold it and a cut may commit it."""
     head = head_with_waiters()
     effects = head.do(ReplicateFailed(MIDDLE, Epoch(1), "gone"))
-    assert not [effect for effect in effects if isinstance(effect, (Failed, Unsettled))]
+    assert not [effect for effect in effects if isinstance(effect, (AppendFailed, Unsettled))]
     assert [type(effect).__name__ for effect in head.do(commit(4, 2))] == ["WriteCommit", "Acked"]
 
 

@@ -9,10 +9,10 @@ from cutwater.core.messages import DropReplica, TrimReplica
 from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.events import (
     Acked,
+    AppendFailed,
     Complain,
     DropBefore,
     Dropped,
-    Failed,
     Remove,
     Reopen,
     ReplicateFailed,
@@ -125,7 +125,7 @@ def test_whoever_waits_hears_something_also_when_a_seal_cannot_be_written(carrie
     head.do(append(2))
     for effect in head.replica.handle(seal(0))[:carried_out]:
         head.disk.carry_out(effect)
-    told = {e.waiter for e in head.do(StorageFailed("I/O error")) if isinstance(e, (Failed, Unsettled))}
+    told = {e.waiter for e in head.do(StorageFailed("I/O error")) if isinstance(e, (AppendFailed, Unsettled))}
     assert told == {1, 2}
 
 
@@ -358,7 +358,7 @@ def test_what_a_seal_removed_may_be_sent_again() -> None:
     head.do(append(3, first))
     effects = head.do(seal(1))
     assert Truncate(LLSN(1), 1) in effects
-    assert [effect.waiter for effect in effects if isinstance(effect, Failed)] == [2, 3]
+    assert [effect.waiter for effect in effects if isinstance(effect, AppendFailed)] == [2, 3]
     head.do(unseal(1, epoch=2, chain=(HEAD,)))
     assert head.do(append(4, first, epoch=2)) == [WriteEntry(Entry(LLSN(2), Epoch(2), first), 1)]
 

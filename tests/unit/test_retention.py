@@ -9,13 +9,13 @@ from order_driver import LS1, LS2, N1, T1, cluster_of
 from cutwater.core.order import decisions as d
 from cutwater.core.order.state import OrderState
 from cutwater.core.requests import Answer, Done, Request, TrimRequest
-from cutwater.metadata.retention import Retention
+from cutwater.metadata.retention import RetentionTrimmer
 from cutwater.protocol.storage_api import FindAnswer, FindArguments
 from cutwater.types import GLSN, SECOND, LogStreamId
 from cutwater.types import Retention as Keep
 
 
-class Asked(Retention):
+class Asked(RetentionTrimmer):
     """Answers as the test says, instead of asking storage nodes."""
 
     def __init__(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cutwater.client.read import range_reader
-from cutwater.client.read.range_reader import Block, Scanned, Stored, in_file, scanned
+from cutwater.client.read.range_reader import BatchesInFile, RowBlock, Scanned, in_file, scanned
 from cutwater.errors import CutwaterError, Damaged, ProtocolViolation
 from cutwater.format.checksum import crc32c
 from cutwater.protocol.scan_api import NOTHING, ScanAnswer, ScanArguments, pack
@@ -32,7 +32,7 @@ def scan_answer(runs: Sequence[tuple[int, ...]], rows: bytes = b"rows") -> Scann
 def test_an_answer_to_a_scan_tells_where_the_rows_of_each_run_are() -> None:
     found = scan_answer(RUNS)
     assert (len(found), found.last_llsn, found.last_glsn) == (3, 18, 25)
-    assert found.blocks == (Block(1, 0, memoryview(b"rows")),)
+    assert found.blocks == (RowBlock(1, 0, memoryview(b"rows")),)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ STORED = [
 ]
 
 
-def file_answer(path: Path, runs: Sequence[tuple[int, ...]]) -> list[Stored]:
+def file_answer(path: Path, runs: Sequence[tuple[int, ...]]) -> list[BatchesInFile]:
     packed = pack([array("q", column) for column in zip(*runs, strict=True)])
     return in_file(ASKED, ScanAnswer(len(runs), GLSN(40), crc32c(packed), str(path), 3, 24), packed)
 

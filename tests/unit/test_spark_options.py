@@ -7,7 +7,7 @@ import pytest
 
 from cutwater.core.read.watermark import BoundedOutOfOrderness, Punctuated
 from cutwater.errors import InvalidArgument
-from cutwater.spark.options import READING, Point, read_options, where_of
+from cutwater.spark.options import READING, LogPoint, read_options, where_of
 from cutwater.types import GLSN, CutTime
 
 SERVERS = "cutwater://127.0.0.1:7000"
@@ -43,14 +43,14 @@ def test_names_in_any_case_and_values_in_any_form() -> None:
 @pytest.mark.parametrize(
     ("given", "start"),
     [
-        ({"startingOffsets": "earliest"}, Point(end="earliest", option="startingOffsets")),
-        ({"startingOffsets": "7"}, Point(offset=GLSN(6), option="startingOffsets")),
-        ({"startingOffsets": '{"glsn": 7}'}, Point(offset=GLSN(7), option="startingOffsets")),
-        ({"startingTimestamp": "1500"}, Point(time=CutTime(1_500_000), option="startingTimestamp")),
-        ({"startingTimestamp": "1970-01-01T00:00:02Z"}, Point(time=CutTime(2_000_000), option="startingTimestamp")),
+        ({"startingOffsets": "earliest"}, LogPoint(end="earliest", option="startingOffsets")),
+        ({"startingOffsets": "7"}, LogPoint(offset=GLSN(6), option="startingOffsets")),
+        ({"startingOffsets": '{"glsn": 7}'}, LogPoint(offset=GLSN(7), option="startingOffsets")),
+        ({"startingTimestamp": "1500"}, LogPoint(time=CutTime(1_500_000), option="startingTimestamp")),
+        ({"startingTimestamp": "1970-01-01T00:00:02Z"}, LogPoint(time=CutTime(2_000_000), option="startingTimestamp")),
     ],
 )
-def test_where_to_begin(given: dict[str, str], start: Point) -> None:
+def test_where_to_begin(given: dict[str, str], start: LogPoint) -> None:
     assert read_options(LEAST | given, streaming=True).start == start
 
 

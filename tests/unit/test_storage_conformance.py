@@ -11,7 +11,7 @@ from cutwater.core.read.commit_index import glsn_of_llsn
 from cutwater.core.replica.deduplication import DedupCheckpoint, Deduplicator
 from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
-from cutwater.format.entry_codec import NO_TIME, Running, frames_in
+from cutwater.format.entry_codec import NO_TIME, RunningEventTime, frames_in
 from cutwater.format.errors import DamagedEntries, StorageBroken
 from cutwater.storage.memory import MemoryStorage
 from cutwater.types import GLSN, LLSN, CutTime, Entry, Epoch, EventTime, StorageNodeId
@@ -223,7 +223,7 @@ def test_restart_may_keep_the_entries_from_there_on(bench, is_synced: bool) -> N
     bench.storage.write(tail)
     if is_synced:
         bench.storage.sync()
-    first, running = tail[7].first_llsn, Running(EventTime(5_000), EventTime(77))
+    first, running = tail[7].first_llsn, RunningEventTime(EventTime(5_000), EventTime(77))
     bench.storage.restart(first, running, tail[30].last_llsn)
     storage = bench.lose_power()
     assert (storage.first_llsn, storage.end, storage.last_commit) == (first, tail[30].last_llsn, None)
@@ -242,7 +242,7 @@ def test_restart_may_keep_the_entries_from_there_on(bench, is_synced: bool) -> N
 
 def test_restart_begins_anew_elsewhere(bench) -> None:
     fill(bench.storage)
-    running = Running(EventTime(5_000), EventTime(77))
+    running = RunningEventTime(EventTime(5_000), EventTime(77))
     bench.storage.restart(LLSN(500), running)
     assert (bench.storage.first_llsn, bench.storage.end, bench.storage.last_commit) == (500, 499, None)
     bench.storage.save_hard_state(HardState(base_llsn=LLSN(499), base_glsn=GLSN(800)))

@@ -12,7 +12,7 @@ from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.opening import open_replica
 from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import CutwaterError, Damaged, Unavailable
-from cutwater.format.entry_codec import Frame, Running
+from cutwater.format.entry_codec import EntryFrame, RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.commits import CommitLog
 from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SECTOR_BYTES
@@ -226,7 +226,7 @@ def test_damaged_neighbours_can_be_repaired_from_the_last_one_back(original: Ori
     assert (damaged.value.first_llsn, damaged.value.last_llsn) == (neighbours[0].first_llsn, neighbours[2].last_llsn)
     assert not storage.repair(neighbours[1], runnings[1]), "its place is not known yet"
     assert not storage.repair(neighbours[2]), "event time before it is not known"
-    assert not storage.repair(neighbours[2], Running(EventTime(10**9), None)), "the next entry says otherwise"
+    assert not storage.repair(neighbours[2], RunningEventTime(EventTime(10**9), None)), "the next entry says otherwise"
     for entry, running in list(zip(neighbours, runnings, strict=True))[:0:-1]:
         assert storage.repair(entry, running)
         assert storage.entry_at(entry.first_llsn) == entry
@@ -409,7 +409,7 @@ def test_a_machine_that_cannot_look_into_an_entry_finds_no_damage(original: Orig
     storage = original.open(original.files.copy())
     looked = []
 
-    def check(frame: Frame) -> str:
+    def check(frame: EntryFrame) -> str:
         looked.append(frame.header.first_llsn)
         if len(looked) < 3:
             return ""

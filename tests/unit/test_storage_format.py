@@ -22,8 +22,8 @@ from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import (
     HEADER_BYTES_MAX,
     PRODUCER_BYTES_MAX,
-    Frame,
-    Running,
+    EntryFrame,
+    RunningEventTime,
     decode_header,
     decode_trailer,
     encode_frame,
@@ -32,7 +32,7 @@ from cutwater.format.entry_codec import (
 )
 from cutwater.format.errors import DamagedFile, NewerFormat
 from cutwater.storage import format as layout
-from cutwater.storage.format import FileHeader, Manifest, Mark
+from cutwater.storage.format import FileHeader, ReplicaManifest, SyncMark
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.testing.fault_files import FaultFile, FaultFiles
 from cutwater.types import (
@@ -62,7 +62,7 @@ PATH = Path("somewhere")
 numbers = st.integers(1, 2**62)
 times = st.integers(-(2**62), 2**62).map(EventTime)
 maybe_times = st.none() | times
-runnings = st.builds(Running, maybe_times, maybe_times, st.booleans())
+runnings = st.builds(RunningEventTime, maybe_times, maybe_times, st.booleans())
 tags = st.builds(ProducerTag, st.text(max_size=60).map(ProducerId), numbers.map(ProducerEpoch), numbers.map(Sequence))
 groups = st.builds(
     GroupTag,
@@ -103,19 +103,19 @@ contexts = st.builds(
 )
 
 
-def frame_of(entry: Entry, running: Running = Running()) -> bytes:  # noqa: B008
+def frame_of(entry: Entry, running: RunningEventTime = RunningEventTime()) -> bytes:  # noqa: B008
     header, trailer = encode_frame(entry, running)
     return header + entry.batch.body + trailer
 
 
 @given(entries, runnings)
-def test_a_frame_says_all_that_the_entry_says(entry: Entry, running: Running) -> None:
+def test_a_frame_says_all_that_the_entry_says(entry: Entry, running: RunningEventTime) -> None:
     data = frame_of(entry, running)
     assert len(data) == frame_bytes_of(entry)
     header = decode_header(data)
     assert header is not None
     assert header.running == running
-    frame = Frame(header, memoryview(data))
+    frame = EntryFrame(header, memoryview(data))
     assert frame.problem is None
     assert frame.entry == entry
     trailer = decode_trailer(data)
@@ -137,8 +137,8 @@ def test_running_time_is_before_the_batch() -> None:
     first = Batch(1, b"", 0, EventTime(5), EventTime(9), declared=EventTime(3))
     late = Batch(1, b"", 0, EventTime(1), EventTime(2), declared=EventTime(1))
     fence = Batch(1, b"", 0, EventTime(0), EventTime(99), kind=BatchKind.FENCE)
-    running = Running().after(first)
-    assert running == Running(EventTime(9), EventTime(3))
+    running = RunningEventTime().after(first)
+    assert running == RunningEventTime(EventTime(9), EventTime(3))
     assert running.after(late) == running.after(fence) == running
 
 
@@ -146,13 +146,13 @@ def test_running_says_whether_the_last_entry_declares_idleness() -> None:
     zero = EventTime(0)
     quiet = Batch(1, b"", 0, zero, zero, kind=BatchKind.DECLARATION, declared=EventTime(7), idle=True)
     fence = Batch(1, b"", 0, zero, zero, kind=BatchKind.FENCE)
-    running = Running(EventTime(9)).after(quiet)
-    assert running == Running(EventTime(9), EventTime(7), idle=True)
+    running = RunningEventTime(EventTime(9)).after(quiet)
+    assert running == RunningEventTime(EventTime(9), EventTime(7), idle=True)
     assert running.after(quiet) is running
-    assert running.after(fence) == Running(EventTime(9), EventTime(7))
+    assert running.after(fence) == RunningEventTime(EventTime(9), EventTime(7))
 
 
-def versioned(batch: Batch, running: Running = Running()) -> int:  # noqa: B008
+def versioned(batch: Batch, running: RunningEventTime = RunningEventTime()) -> int:  # noqa: B008
     return encode_frame(Entry(LLSN(1), Epoch(1), batch), running)[0][4]
 
 
@@ -165,13 +165,13 @@ def test_a_frame_has_the_oldest_version_that_says_all_of_it() -> None:
     assert versioned(structs.replace(plain, kind=BatchKind.DECLARATION)) == 3
     assert versioned(structs.replace(plain, idle=True)) == versioned(structs.replace(plain, more=True, idle=True)) == 3
     # What follows an idle entry is read by older code as it always was: the flag only adds to what came before.
-    assert versioned(plain, Running(time, time, idle=True)) == 1
+    assert versioned(plain, RunningEventTime(time, time, idle=True)) == 1
 
 
 def test_a_frame_without_declarations_has_the_bytes_of_before() -> None:
     tag = ProducerTag(ProducerId("p"), ProducerEpoch(2), Sequence(3))
     entry = Entry(LLSN(7), Epoch(1), Batch(2, b"ab", crc32c(b"ab"), EventTime(1), EventTime(4), producer=tag))
-    assert frame_of(entry, Running(EventTime(9), EventTime(8))).hex() == (
+    assert frame_of(entry, RunningEventTime(EventTime(9), EventTime(8))).hex() == (
         "4357465201000d00650001000200000002000000010000000700000000000000010000000000000004000000000000000900"
         "0000000000000000000000000000080000000000000002000000000000000300000000000000000000003629a2e270b2262b"
         "b961627b0000000700000000000000b2262bb9be4166d3"
@@ -181,9 +181,11 @@ def test_a_frame_without_declarations_has_the_bytes_of_before() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     tag = ProducerTag(ProducerId("x" * (PRODUCER_BYTES_MAX + 1)), ProducerEpoch(1), Sequence(1))
     with pytest.raises(InvalidArgument, match="at most 1024 bytes"):
-        encode_frame(Entry(LLSN(1), Epoch(1), Batch(1, b"", 0, EventTime(0), EventTime(0), producer=tag)), Running())
+        encode_frame(
+            Entry(LLSN(1), Epoch(1), Batch(1, b"", 0, EventTime(0), EventTime(0), producer=tag)), RunningEventTime()
+        )
     with pytest.raises(InvalidArgument, match="out of range"):
-        encode_frame(Entry(LLSN(1), Epoch(1), Batch(2**32, b"", 0, EventTime(0), EventTime(0))), Running())
+        encode_frame(Entry(LLSN(1), Epoch(1), Batch(2**32, b"", 0, EventTime(0), EventTime(0))), RunningEventTime())
 
 
 @given(contexts, st.integers(0, 2**32 - 1))
@@ -201,21 +203,23 @@ def test_random_bytes_are_no_commit_context(record: bytes) -> None:
 
 
 @given(numbers, numbers, st.integers(0, 2**31), st.integers(0, 2**31), runnings)
-def test_headers_marks_and_points(generation: int, llsn: int, points: int, interval: int, running: Running) -> None:
+def test_headers_marks_and_points(
+    generation: int, llsn: int, points: int, interval: int, running: RunningEventTime
+) -> None:
     header = FileHeader(generation, LLSN(llsn), points, interval, running)
     sector = layout.encode_header(layout.SEGMENT, header)
     assert len(sector) == layout.SECTOR_BYTES
     assert layout.decode_header(sector, layout.SEGMENT, PATH) == header
     with pytest.raises(DamagedFile, match="begins with"):
         layout.decode_header(sector, layout.COMMITS, PATH)
-    mark = Mark(generation, interval, LLSN(llsn), running)
+    mark = SyncMark(generation, interval, LLSN(llsn), running)
     assert layout.decode_mark(layout.encode_mark(mark)) == mark
     assert layout.decode_point(layout.encode_point(LLSN(llsn), interval)) == (llsn, interval)
     assert header.data_start % layout.SECTOR_BYTES == 0
 
 
 def test_small_files() -> None:
-    manifest = Manifest(1, 2, 3, 4, LLSN(5))
+    manifest = ReplicaManifest(1, 2, 3, 4, LLSN(5))
     assert layout.decode_manifest(layout.encode_manifest(manifest), PATH) == manifest
     hard_state = HardState(epoch=Epoch(4), chain=(StorageNodeId(1),), sealed_at=LLSN(3))
     assert layout.decode_hard_state(layout.encode_hard_state(hard_state), PATH) == hard_state
@@ -284,7 +288,7 @@ def at(data: bytes, fields: dict[int, tuple[str, int]]) -> None:
 def test_a_frame_is_laid_out_as_documented() -> None:
     tag = ProducerTag(ProducerId("me"), ProducerEpoch(7), Sequence(8))
     batch = Batch(3, b"body", crc32c(b"body"), EventTime(-5), EventTime(6), BatchKind.DATA, tag, EventTime(9), 10)
-    header, trailer = encode_frame(Entry(LLSN(11), Epoch(12), batch), Running(EventTime(13), EventTime(14)))
+    header, trailer = encode_frame(Entry(LLSN(11), Epoch(12), batch), RunningEventTime(EventTime(13), EventTime(14)))
     assert (len(header), len(trailer)) == (102, 20)
     assert header[:4] == b"CWFR"
     at(header, {4: ("B", 1), 5: ("B", 0), 6: ("H", 15), 8: ("H", 102), 10: ("H", 2), 12: ("I", 4), 16: ("I", 3)})
@@ -299,13 +303,13 @@ def test_a_frame_of_a_group_is_laid_out_as_documented() -> None:
     """It is of a newer version, so that a program which knows nothing of groups does not cut one in two."""
     plain = Batch(3, b"", 0, EventTime(0), EventTime(0))
     tag = GroupTag(RunId(1), BatchNumber(2), 3, DecisionIndex(4), DecisionIndex(5))
-    header, _ = encode_frame(Entry(LLSN(1), Epoch(1), structs.replace(plain, group=tag)), Running())
+    header, _ = encode_frame(Entry(LLSN(1), Epoch(1), structs.replace(plain, group=tag)), RunningEventTime())
     at(header, {4: ("B", 2), 6: ("H", 32), 8: ("H", 140), 10: ("H", 0)})
     at(header, {96: ("Q", 1), 104: ("Q", 2), 112: ("Q", 3), 120: ("Q", 4), 128: ("Q", 5)})
     at(header, {136: ("I", crc32c(header[:136]))})
-    header, _ = encode_frame(Entry(LLSN(1), Epoch(1), structs.replace(plain, more=True)), Running())
+    header, _ = encode_frame(Entry(LLSN(1), Epoch(1), structs.replace(plain, more=True)), RunningEventTime())
     at(header, {4: ("B", 2), 6: ("H", 16), 8: ("H", 100)})
-    header, _ = encode_frame(Entry(LLSN(1), Epoch(1), plain), Running())
+    header, _ = encode_frame(Entry(LLSN(1), Epoch(1), plain), RunningEventTime())
     at(header, {4: ("B", 1), 6: ("H", 0), 8: ("H", 100)})
 
 
@@ -316,14 +320,16 @@ def test_a_checkpoint_of_before_there_were_groups_is_read() -> None:
 
 
 def test_headers_marks_and_records_are_laid_out_as_documented() -> None:
-    header = layout.encode_header(layout.SEGMENT, FileHeader(1, LLSN(2), 3, 4, Running(EventTime(5), EventTime(-6))))
+    header = layout.encode_header(
+        layout.SEGMENT, FileHeader(1, LLSN(2), 3, 4, RunningEventTime(EventTime(5), EventTime(-6)))
+    )
     assert header[:8] == b"CWSEGMNT"
     at(header, {8: ("H", 1), 10: ("H", 0), 12: ("I", crc32c(header[:12])), 16: ("Q", 1), 24: ("Q", 2)})
     at(
         header,
         {32: ("I", 3), 36: ("I", 4), 40: ("B", 3), 41: ("q", 5), 49: ("q", -6), 508: ("I", crc32c(header[:508]))},
     )
-    mark = layout.encode_mark(Mark(1, 2, LLSN(3), Running(None, EventTime(4))))
+    mark = layout.encode_mark(SyncMark(1, 2, LLSN(3), RunningEventTime(None, EventTime(4))))
     at(mark, {0: ("Q", 1), 8: ("Q", 2), 16: ("Q", 3), 24: ("B", 2), 33: ("q", 4), 508: ("I", crc32c(mark[:508]))})
     point = layout.encode_point(LLSN(1), 2)
     at(point, {0: ("Q", 1), 8: ("I", 2), 12: ("I", crc32c(point[:12]))})
@@ -451,7 +457,7 @@ def test_any_numbers_in_small_files_do_no_harm(tmp_path: Path) -> None:
         rng = Random(f"numbers/{seed}")
         files = careful(bench)
         one, two, three = (rng.choice(numbers) for _ in range(3))
-        manifest = Manifest(1, 2, 3, rng.choice((1, one)), LLSN(two))
+        manifest = ReplicaManifest(1, 2, 3, rng.choice((1, one)), LLSN(two))
         state = HardState(epoch=Epoch(one), base_llsn=LLSN(two), base_glsn=GLSN(three), trimmed_before=GLSN(two))
         dedup = DedupCheckpoint(LLSN(one), ())
         for name, content in (

@@ -12,7 +12,7 @@ from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import HardState
 from cutwater.errors import CutwaterError
-from cutwater.format.entry_codec import Running
+from cutwater.format.entry_codec import RunningEventTime
 from cutwater.storage.memory import MemoryReplica, MemoryStorage
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
@@ -113,7 +113,7 @@ class FilesAgainstMemory(RuleBasedStateMachine):
         first = self.twin.end + 1 + gap
         fields = {"epoch": self.twin.hard_state.epoch, "base_llsn": LLSN(first - 1), "base_glsn": GLSN(first * 7)}
         self.both(lambda s: s.save_hard_state(HardState(**fields)))
-        self.both(lambda s: s.restart(LLSN(first), Running(EventTime(time), None)))
+        self.both(lambda s: s.restart(LLSN(first), RunningEventTime(EventTime(time), None)))
 
     # Misfortune.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cutwater.errors import InvalidArgument
-from cutwater.metadata.etcd.address import EtcdAddress, Tls, parse_address
+from cutwater.metadata.etcd.address import EtcdAddress, EtcdTls, parse_address
 from cutwater.metadata.stores.memory_store import MemoryStore
 from cutwater.metadata.stores.open_store import open_store
 from cutwater.types import ClusterId
@@ -21,10 +21,10 @@ from cutwater.types import ClusterId
         ("etcd://a:2379/", EtcdAddress(("a:2379",), "cutwater")),
         ("etcd://a:1,b:2,10.0.0.3:3/prod/log", EtcdAddress(("a:1", "b:2", "10.0.0.3:3"), "prod/log")),
         ("etcd://[::1]:2379,[fe80::1]:2380/x", EtcdAddress(("[::1]:2379", "[fe80::1]:2380"), "x")),
-        ("etcd://a:1/x?tls.ca=/etc/ca.pem", EtcdAddress(("a:1",), "x", Tls(Path("/etc/ca.pem")))),
+        ("etcd://a:1/x?tls.ca=/etc/ca.pem", EtcdAddress(("a:1",), "x", EtcdTls(Path("/etc/ca.pem")))),
         (
             "etcd://a:1/x?tls.ca=ca.pem&tls.cert=c.pem&tls.key=k.pem",
-            EtcdAddress(("a:1",), "x", Tls(Path("ca.pem"), Path("c.pem"), Path("k.pem"))),
+            EtcdAddress(("a:1",), "x", EtcdTls(Path("ca.pem"), Path("c.pem"), Path("k.pem"))),
         ),
     ],
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.core.read.merge_reader import ReadAnswer, Run, Subscription
+from cutwater.core.read.merge_reader import CommittedBatch, MergeReader, ReadAnswer
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
 from cutwater.errors import NotFound, ProtocolViolation, Trimmed
 from cutwater.types import GLSN, LLSN, Batch, CutTime, Epoch, LogStreamId, Revision, TopicId
@@ -53,24 +53,24 @@ def catalog(
     return Catalog(Revision(revision), GLSN(high_watermark), CutTime(0), topics, streams)
 
 
-def run(stream: int, llsn: int, glsn: int, of: Batch | None = None) -> Run:
-    return Run(LogStreamId(stream), LLSN(llsn), GLSN(glsn), CutTime(glsn), of or batch())
+def run(stream: int, llsn: int, glsn: int, of: Batch | None = None) -> CommittedBatch:
+    return CommittedBatch(LogStreamId(stream), LLSN(llsn), GLSN(glsn), CutTime(glsn), of or batch())
 
 
-def answer(stream: int, *runs: Run, through: int, revision: int = 1) -> ReadAnswer:
+def answer(stream: int, *runs: CommittedBatch, through: int, revision: int = 1) -> ReadAnswer:
     return ReadAnswer(LogStreamId(stream), runs, GLSN(through), Revision(revision))
 
 
 def subscribed(
     *streams: StreamInfo, start: int = 1, high_watermark: int = 0, stop: int | None = None, bytes_max: int = 10_000
-) -> Subscription:
+) -> MergeReader:
     end = None if stop is None else GLSN(stop)
-    subscription = Subscription([T], GLSN(start), stop=end, bytes_max=bytes_max)
+    subscription = MergeReader([T], GLSN(start), stop=end, bytes_max=bytes_max)
     subscription.take_catalog(catalog(*streams, high_watermark=high_watermark))
     return subscription
 
 
-def glsns(runs: list[Run]) -> list[int]:
+def glsns(runs: list[CommittedBatch]) -> list[int]:
     return [glsn for of in runs for glsn in range(of.first_glsn, of.last_glsn + 1)]
 
 
@@ -85,7 +85,7 @@ def test_two_streams_are_merged_by_glsn() -> None:
 
 
 def test_nothing_is_delivered_before_the_first_catalog() -> None:
-    subscription = Subscription([T], GLSN(1))
+    subscription = MergeReader([T], GLSN(1))
     subscription.take_answer(answer(1, run(1, 1, 1), through=1))
     assert subscription.take_ready() == []
 
@@ -126,7 +126,7 @@ def test_a_sealed_stream_is_read_to_its_end_and_no_further() -> None:
 
 def test_when_only_the_metadata_repository_can_tell_a_catalog_is_needed() -> None:
     """Nobody who could be read from says how far the log has come."""
-    subscription = Subscription([T], GLSN(1))
+    subscription = MergeReader([T], GLSN(1))
     assert subscription.needs_catalog
     subscription.take_catalog(catalog(info(1)))
     assert not subscription.needs_catalog
@@ -202,7 +202,7 @@ def test_a_new_stream_is_complete_through_its_creation() -> None:
 
 
 def test_an_older_catalog_is_ignored() -> None:
-    subscription = Subscription([T], GLSN(1))
+    subscription = MergeReader([T], GLSN(1))
     subscription.take_catalog(catalog(info(1), info(2, last_glsn=4), revision=3, high_watermark=4))
     subscription.take_catalog(catalog(info(1), revision=2, high_watermark=9))
     assert subscription.ready_through() == 0
@@ -262,7 +262,7 @@ def test_a_start_in_the_middle_asks_from_there() -> None:
 
 def test_a_deleted_topic_does_not_hold_up_the_others() -> None:
     """Its streams are no longer in the catalog, and nobody will say any more how far they are complete."""
-    subscription = Subscription([T, OTHER], GLSN(1))
+    subscription = MergeReader([T, OTHER], GLSN(1))
     subscription.take_catalog(catalog(info(1), info(2, topic=OTHER)))
     assert subscription.take_ended() == {}
     for _ in range(2):
@@ -278,13 +278,13 @@ def test_a_subscription_without_topics_is_over() -> None:
     with pytest.raises(NotFound):
         subscription.take_catalog(catalog(revision=2, gone=T))
     with pytest.raises(NotFound):
-        Subscription([TopicId(9)], GLSN(1)).take_catalog(catalog(info(1)))
+        MergeReader([TopicId(9)], GLSN(1)).take_catalog(catalog(info(1)))
 
 
 def test_topics_may_come_and_go_by_a_pattern() -> None:
     """Whoever knows the pattern says which topics it means in a catalog. With none, the position goes on all the
     same."""
-    subscription = Subscription([], GLSN(1))
+    subscription = MergeReader([], GLSN(1))
     subscription.take_catalog(catalog(high_watermark=4, gone=T))
     assert (subscription.take_ready(), subscription.next_glsn) == ([], 5)
     assert subscription.needs_catalog
@@ -316,7 +316,7 @@ def test_a_fast_stream_is_not_read_ahead_without_limit() -> None:
 
 
 def test_what_is_left_of_a_deleted_topic_takes_no_room() -> None:
-    subscription = Subscription([T, OTHER], GLSN(1), bytes_max=1_000)
+    subscription = MergeReader([T, OTHER], GLSN(1), bytes_max=1_000)
     subscription.take_catalog(catalog(info(1), info(2, topic=OTHER)))
     subscription.take_answer(answer(2, run(2, 1, 2, batch(1, bytes(2_000))), through=2))
     subscription.take_answer(answer(1, run(1, 1, 1), through=0))
@@ -354,20 +354,20 @@ def test_a_last_position_inside_a_batch_hands_the_batch_on() -> None:
 # Trim: "a later read below it answers trimmed with the first GLSN that is left".
 
 
-def trimmed_at(subscription: Subscription) -> tuple[int, int]:
+def trimmed_at(subscription: MergeReader) -> tuple[int, int]:
     with pytest.raises(Trimmed) as caught:
         subscription.take_ready()
     return caught.value.asked, caught.value.first_left
 
 
 def test_a_subscription_below_the_trim_position_is_told() -> None:
-    subscription = Subscription([T], GLSN(3))
+    subscription = MergeReader([T], GLSN(3))
     subscription.take_catalog(catalog(info(1, last_glsn=9), high_watermark=9, trimmed=5))
     assert trimmed_at(subscription) == (3, 5)
 
 
 def test_whoever_can_do_without_what_was_trimmed_goes_on() -> None:
-    subscription = Subscription([T], GLSN(3))
+    subscription = MergeReader([T], GLSN(3))
     subscription.take_catalog(catalog(info(1, last_glsn=9), high_watermark=9, trimmed=5))
     trimmed_at(subscription)
     assert [position for _, position in subscription.wants()] == [5]
@@ -377,7 +377,7 @@ def test_whoever_can_do_without_what_was_trimmed_goes_on() -> None:
 
 def test_a_topic_that_lost_nothing_is_not_concerned_by_the_trim_of_another() -> None:
     """Its records come in order, before and after the gap."""
-    subscription = Subscription([T, OTHER], GLSN(1))
+    subscription = MergeReader([T, OTHER], GLSN(1))
     both = (info(1, last_glsn=7), info(2, topic=OTHER, last_glsn=8))
     subscription.take_catalog(catalog(*both, high_watermark=8))
     subscription.take_answer(answer(2, run(2, 1, 2), run(2, 2, 4), run(2, 3, 8), through=8))
@@ -405,7 +405,7 @@ def test_what_arrived_before_the_trim_is_handed_on_before_anyone_is_told() -> No
 
 
 def test_streams_with_nothing_down_there_are_not_trimmed() -> None:
-    subscription = Subscription([T], GLSN(3))
+    subscription = MergeReader([T], GLSN(3))
     later = info(2, created_at=4, last_glsn=9)
     subscription.take_catalog(catalog(info(1, last_glsn=2), later, high_watermark=9, trimmed=5))
     assert subscription.take_ready() == []
@@ -413,7 +413,7 @@ def test_streams_with_nothing_down_there_are_not_trimmed() -> None:
 
 def test_a_topic_may_be_wanted_from_a_later_position_on() -> None:
     """Who begins with the earliest record of each topic asks for nothing that is trimmed."""
-    subscription = Subscription([T, OTHER], GLSN(1), {T: GLSN(5)})
+    subscription = MergeReader([T, OTHER], GLSN(1), {T: GLSN(5)})
     streams = (info(1, last_glsn=9), info(2, topic=OTHER, last_glsn=8))
     subscription.take_catalog(catalog(*streams, high_watermark=9, trimmed=5))
     assert [(of.stream, position) for of, position in subscription.wants()] == [(1, 5), (2, 1)]
@@ -422,7 +422,7 @@ def test_a_topic_may_be_wanted_from_a_later_position_on() -> None:
 
 def test_a_subscription_at_or_above_the_trim_position_goes_on() -> None:
     for start in (5, 6):
-        subscription = Subscription([T], GLSN(start))
+        subscription = MergeReader([T], GLSN(start))
         subscription.take_catalog(catalog(info(1, last_glsn=9), high_watermark=9, trimmed=5))
         assert subscription.wants()[0][1] == start
 
@@ -436,6 +436,6 @@ def test_a_subscription_that_has_delivered_what_is_trimmed_goes_on() -> None:
 
 
 def test_the_trim_of_another_topic_is_no_concern() -> None:
-    subscription = Subscription([OTHER], GLSN(1))
+    subscription = MergeReader([OTHER], GLSN(1))
     subscription.take_catalog(catalog(info(1), trimmed=5))
     assert subscription.revision == 1

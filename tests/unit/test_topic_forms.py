@@ -17,7 +17,7 @@ from cutwater.format.checksum import crc32c
 from cutwater.runtime.event_loop import run
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.validation.content_checks import ContentChecks, check_ahead, largest_of
-from cutwater.storagenode.validation.topic_forms import AGAIN_SECONDS, FETCH_SECONDS, TopicForms, Topics
+from cutwater.storagenode.validation.topic_forms import AGAIN_SECONDS, FETCH_SECONDS, KnownTopics, TopicForms
 from cutwater.types import GLSN, Batch, CutTime, EventTime, LogStreamId, Revision
 
 STREAM = LogStreamId(1)
@@ -39,7 +39,7 @@ class Bench:
 
     def __init__(self, answer: Catalog | CutwaterError | None) -> None:
         self.answer, self.questions = answer, 0
-        self.topics = Topics(self._ask)
+        self.topics = KnownTopics(self._ask)
         self.checks = ContentChecks(self.topics, {}, MemoryBudget(), "checks")
         self.told: list[CutwaterError] = []
 

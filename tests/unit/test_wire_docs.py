@@ -12,7 +12,7 @@ from cutwater.protocol import errors
 from cutwater.protocol.errors import HEADER_BYTES_MIN
 from cutwater.wire.calls.credits import CreditPool, SendWindow
 from cutwater.wire.codec import FrameDecoder, encode_frame
-from cutwater.wire.messages import ENCODE, FIXED, HEADERS, WITH_BODY, Kind
+from cutwater.wire.messages import ENCODE, FIXED, HEADERS, WITH_BODY, FrameKind
 from cutwater.wire.options import KIB, MIB, ListenerOptions, WireOptions
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
@@ -20,14 +20,14 @@ TEXT = (Path(__file__).resolve().parents[2] / "docs" / "wire.md").read_text(enco
 
 def test_the_example_is_what_goes_over_the_wire() -> None:
     """To renew the block, print these two."""
-    request = encode_frame(Kind.REQUEST, 7, ENCODE(("echo", 500, None)), b"hi")
-    answer = encode_frame(Kind.RESPONSE, 7, ENCODE(None), b"hi")
+    request = encode_frame(FrameKind.REQUEST, 7, ENCODE(("echo", 500, None)), b"hi")
+    answer = encode_frame(FrameKind.RESPONSE, 7, ENCODE(None), b"hi")
     assert f"```\n{request.hex(' ')}\n{answer.hex(' ')}\n```" in TEXT
     decoder = FrameDecoder(1_000, 1_000)
     decoder.feed(request + answer)
     assert [(frame.kind, frame.call, frame.body) for frame in iter(decoder.next_frame, None)] == [
-        (Kind.REQUEST, 7, b"hi"),
-        (Kind.RESPONSE, 7, b"hi"),
+        (FrameKind.REQUEST, 7, b"hi"),
+        (FrameKind.RESPONSE, 7, b"hi"),
     ]
 
 
@@ -39,7 +39,7 @@ def test_the_fixed_part_is_as_described() -> None:
 
 def test_the_table_of_kinds_is_the_code() -> None:
     rows = re.findall(r"^\| (\d+) \| ([A-Z_]+) \| [^|]+\| (yes )?\| ([^|]+) \|$", TEXT, re.MULTILINE)
-    assert [(int(number), name) for number, name, _, _ in rows] == [(kind.value, kind.name) for kind in Kind]
+    assert [(int(number), name) for number, name, _, _ in rows] == [(kind.value, kind.name) for kind in FrameKind]
     for number, _, body, header in rows:
         assert (body != "") == (int(number) in WITH_BODY)
         assert header.startswith("none") == (HEADERS[int(number)] is None)

@@ -22,7 +22,7 @@ from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.listen.gate import IN_PROCESS, Gate, address_key
 from cutwater.wire.memory import MemoryNetwork
 from cutwater.wire.options import ListenerOptions
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 
 SERVER = Endpoint(ClusterId(1), "metadata repository")
 CLIENT = Endpoint(ClusterId(1), "client")
@@ -63,7 +63,7 @@ class House:
         return await self.network.connect(endpoint, "here", timeout_ms=TIMEOUT_MS, source=source)
 
     def dropped(self, *connections: Connection) -> list[bool]:
-        return [connection.state in (State.FAILED, State.CLOSED) for connection in connections]
+        return [connection.state in (ConnectionState.FAILED, ConnectionState.CLOSED) for connection in connections]
 
 
 @on_a_loop
@@ -75,7 +75,7 @@ async def test_the_oldest_of_the_greediest_address_makes_room() -> None:
     assert house.dropped(lone, *greedy, other) == [False, True, False, False, False, False]
     assert isinstance(greedy[0].error, ResourceExhausted)
     assert greedy[0].error.retry_ms == 70
-    assert (await house.connect("10.0.0.4")).state is State.OPEN
+    assert (await house.connect("10.0.0.4")).state is ConnectionState.OPEN
     assert house.dropped(lone, *greedy, other) == [False, True, True, False, False, False]
     await house.listener.close()
 
@@ -87,7 +87,7 @@ async def test_an_address_drops_its_own_connections_first() -> None:
     mine = [await house.stranger("10.0.0.1") for _ in range(4)]
     assert house.dropped(*mine) == [True, True, False, False]
     assert not any(house.dropped(*others))
-    assert (await house.connect("10.0.0.1")).state is State.OPEN, "its honest client gets in"
+    assert (await house.connect("10.0.0.1")).state is ConnectionState.OPEN, "its honest client gets in"
     await house.listener.close()
 
 
@@ -148,7 +148,7 @@ async def test_a_client_that_only_says_it_is_a_server_gets_no_room_of_servers() 
     async with asyncio.timeout(5):
         while house.gate.snapshot().connections > 1:
             await asyncio.sleep(0.01)
-    assert client.state is State.OPEN
+    assert client.state is ConnectionState.OPEN
     await house.listener.close()
 
 
@@ -162,7 +162,7 @@ async def test_a_client_that_only_says_it_is_a_server_leaves_room_for_other_addr
         connection = await house.connect("10.0.0.1", NODE)
         await asyncio.wait_for(connection.closed, 5)
     for _ in range(2):
-        assert (await house.connect("10.0.0.2")).state is State.OPEN
+        assert (await house.connect("10.0.0.2")).state is ConnectionState.OPEN
     await house.listener.close()
 
 
@@ -185,7 +185,7 @@ async def test_only_connections_of_this_process_need_no_credential() -> None:
     listener = network.listen(SERVER, "here", authenticate=refuse)
     listener.gate._trusts_process = True
     connection = await network.connect(CLIENT, "here", timeout_ms=TIMEOUT_MS, source=IN_PROCESS)
-    assert connection.state is State.OPEN
+    assert connection.state is ConnectionState.OPEN
     with pytest.raises(Unauthenticated):
         await network.connect(CLIENT, "here", timeout_ms=TIMEOUT_MS, source="127.0.0.1")
     await listener.close()

@@ -11,7 +11,7 @@ from cutwater.errors import CutwaterError, ResourceExhausted
 from cutwater.protocol.errors import FrameTooLarge, MalformedFrame
 from cutwater.protocol.methods import Method
 from cutwater.types import ClusterId
-from cutwater.wire.calls.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.calls.handlers import LATER, Later, Methods, ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
@@ -19,7 +19,7 @@ from cutwater.wire.frame_transport import TURN_BYTES_MAX, FrameProtocol, FrameQu
 from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.inprocess_transport import NearTransport
 from cutwater.wire.listen.server import Listener, listen
-from cutwater.wire.messages import FIXED_BYTES, Frame, Kind
+from cutwater.wire.messages import FIXED_BYTES, FrameKind, WireFrame
 from cutwater.wire.options import WireOptions
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
@@ -31,7 +31,7 @@ MIB = 1024 * KIB
 class End(FrameProtocol):
     def __init__(self) -> None:
         self.inbox = FrameQueue()
-        self.got: list[Frame] = []
+        self.got: list[WireFrame] = []
         self.is_lost = self.is_writing_paused = False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -62,7 +62,7 @@ def pair() -> tuple[tuple[NearTransport, End], tuple[NearTransport, End]]:
 
 
 def write(transport: NearTransport, body: bytes) -> None:
-    transport.write_frame(Kind.NOTIFY, 0, b"\x92\xa1x\xc0", body)
+    transport.write_frame(FrameKind.NOTIFY, 0, b"\x92\xa1x\xc0", body)
 
 
 async def turns(count: int = 5) -> None:
@@ -153,7 +153,7 @@ async def test_a_turn_has_an_end() -> None:
     queue = FrameQueue()
     queue.limit(16 * MIB, lambda kind, call, size: True)
     for call in range(10):
-        queue.put(Kind.RESPONSE, call, b"\xc0", bytes(MIB))
+        queue.put(FrameKind.RESPONSE, call, b"\xc0", bytes(MIB))
     queue.begin_turn()
     assert len(list(iter(queue.next_frame, None))) == TURN_BYTES_MAX // MIB
     queue.begin_turn()
@@ -164,7 +164,7 @@ async def test_a_turn_has_an_end() -> None:
 
 async def test_a_queue_has_the_limits_of_its_reader() -> None:
     queue = FrameQueue()
-    queue.put(Kind.RESPONSE, 1, b"\xc0", b"")
+    queue.put(FrameKind.RESPONSE, 1, b"\xc0", b"")
     queue.begin_turn()
     assert queue.next_frame() is None, "there is no reader yet"
     asked: list[tuple[int, int, int]] = []
@@ -177,18 +177,18 @@ async def test_a_queue_has_the_limits_of_its_reader() -> None:
     first = queue.next_frame()
     assert first is not None
     assert not first.skipped
-    queue.put(Kind.REQUEST, 2, b"\xc0", bytes(50 * KIB))
+    queue.put(FrameKind.REQUEST, 2, b"\xc0", bytes(50 * KIB))
     second = queue.next_frame()
     assert second is not None
     assert (second.skipped, second.body) == (True, b"")
-    assert asked == [(Kind.REQUEST, 2, 50 * KIB + 1)]
-    queue.put(Kind.REQUEST, 3, b"\xc0", bytes(100 * KIB))
+    assert asked == [(FrameKind.REQUEST, 2, 50 * KIB + 1)]
+    queue.put(FrameKind.REQUEST, 3, b"\xc0", bytes(100 * KIB))
     with pytest.raises(FrameTooLarge, match="a message of"):
         queue.next_frame()
-    queue.put(Kind.REQUEST, 4, bytes(101 * KIB), b"")
+    queue.put(FrameKind.REQUEST, 4, bytes(101 * KIB), b"")
     with pytest.raises(FrameTooLarge, match="a header of"):
         queue.next_frame()
-    queue.put(Kind.REQUEST, 5, b"\xc1", b"")
+    queue.put(FrameKind.REQUEST, 5, b"\xc1", b"")
     with pytest.raises(MalformedFrame):
         queue.next_frame()
 
@@ -219,9 +219,9 @@ class Near:
         await self.connection.close(timeout_ms=1_000)
         await self.listener.close(timeout_ms=1_000)
 
-    def _echo(self, call: Call[None]) -> Reply[None]:
+    def _echo(self, call: Call[None]) -> ReplyWithBody[None]:
         self.bodies.append(call.body)
-        return Reply(None, call.body)
+        return ReplyWithBody(None, call.body)
 
     def _hold(self, call: Call[None]) -> Later:
         self.held.append(call)

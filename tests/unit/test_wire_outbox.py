@@ -13,7 +13,7 @@ from cutwater.protocol.errors import FrameTooLarge
 from cutwater.wire.calls.outbox import FLUSH_BYTES, JOIN_BYTES_MAX, Outbox
 from cutwater.wire.calls.streams import StreamSender
 from cutwater.wire.codec import FrameDecoder, encode_frame
-from cutwater.wire.messages import FIXED_BYTES, Frame, Kind
+from cutwater.wire.messages import FIXED_BYTES, FrameKind, WireFrame
 
 
 class Transport:
@@ -29,7 +29,7 @@ class Transport:
     def get_write_buffer_size(self) -> int:
         return sum(len(piece) for piece in self.pieces) if self.keeps else 0
 
-    def frames(self) -> list[Frame]:
+    def frames(self) -> list[WireFrame]:
         decoder = FrameDecoder(1 << 24, 1 << 20)
         decoder.feed(b"".join(self.pieces))
         return list(iter(decoder.next_frame, None))
@@ -62,7 +62,7 @@ def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
 async def test_a_turn_is_one_write() -> None:
     bench = Bench()
     for i in range(10):
-        bench.outbox.send(Kind.RESPONSE, i, b"\xc0", b"x" * i)
+        bench.outbox.send(FrameKind.RESPONSE, i, b"\xc0", b"x" * i)
     assert bench.transport.pieces == []
     await asyncio.sleep(0)
     assert len(bench.transport.pieces) == 1
@@ -73,11 +73,11 @@ async def test_a_turn_is_one_write() -> None:
 async def test_who_says_that_it_will_flush_does() -> None:
     bench = Bench()
     bench.outbox.will_flush = True
-    bench.outbox.send(Kind.PING, 1, b"")
+    bench.outbox.send(FrameKind.PING, 1, b"")
     await asyncio.sleep(0)
     assert bench.transport.pieces == []
     bench.outbox.flush()
-    assert bench.transport.pieces == [encode_frame(Kind.PING, 1, b"")]
+    assert bench.transport.pieces == [encode_frame(FrameKind.PING, 1, b"")]
     bench.outbox.flush()
     assert len(bench.transport.pieces) == 1
 
@@ -86,9 +86,9 @@ async def test_who_says_that_it_will_flush_does() -> None:
 async def test_large_parts_are_not_copied() -> None:
     bench = Bench()
     large, view = bytes(JOIN_BYTES_MAX + 1), memoryview(bytes(JOIN_BYTES_MAX + 2))
-    bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", b"small")
-    bench.outbox.send(Kind.RESPONSE, 2, b"\xc0", [b"a", large, b"b", b"c", view])
-    bench.outbox.send(Kind.RESPONSE, 3, b"\xc0", b"small")
+    bench.outbox.send(FrameKind.RESPONSE, 1, b"\xc0", b"small")
+    bench.outbox.send(FrameKind.RESPONSE, 2, b"\xc0", [b"a", large, b"b", b"c", view])
+    bench.outbox.send(FrameKind.RESPONSE, 3, b"\xc0", b"small")
     await asyncio.sleep(0)
     pieces = bench.transport.pieces
     assert len(pieces) == 5
@@ -101,7 +101,7 @@ async def test_large_parts_are_not_copied() -> None:
 @in_a_loop
 async def test_views_of_wider_items_count_in_bytes() -> None:
     bench = Bench()
-    bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", memoryview(bytes(80)).cast("Q"))
+    bench.outbox.send(FrameKind.RESPONSE, 1, b"\xc0", memoryview(bytes(80)).cast("Q"))
     await asyncio.sleep(0)
     assert [len(frame.body) for frame in bench.transport.frames()] == [80]
 
@@ -110,7 +110,7 @@ async def test_views_of_wider_items_count_in_bytes() -> None:
 async def test_much_does_not_wait_for_the_end_of_the_turn() -> None:
     bench = Bench()
     for _ in range(3):
-        bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", bytes(FLUSH_BYTES // 2))
+        bench.outbox.send(FrameKind.RESPONSE, 1, b"\xc0", bytes(FLUSH_BYTES // 2))
     assert len(bench.transport.pieces) > 0
 
 
@@ -119,9 +119,9 @@ async def test_what_the_peer_does_not_take_is_not_sent() -> None:
     bench = Bench()
     bench.outbox.frame_bytes_max, bench.outbox.header_bytes_max = 100, 50
     with pytest.raises(FrameTooLarge, match="a message of 101 bytes"):
-        bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", bytes(100))
+        bench.outbox.send(FrameKind.RESPONSE, 1, b"\xc0", bytes(100))
     with pytest.raises(FrameTooLarge, match="a header of 51 bytes"):
-        bench.outbox.send(Kind.RESPONSE, 1, bytes(51))
+        bench.outbox.send(FrameKind.RESPONSE, 1, bytes(51))
     await asyncio.sleep(0)
     assert bench.transport.pieces == []
 
@@ -130,10 +130,10 @@ async def test_what_the_peer_does_not_take_is_not_sent() -> None:
 async def test_too_much_is_noticed_before_the_transport_says_so() -> None:
     bench = Bench(high=400_000, bytes_max=900_000)
     bench.transport.keeps = True
-    bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", bytes(300_000))
+    bench.outbox.send(FrameKind.RESPONSE, 1, b"\xc0", bytes(300_000))
     assert not bench.outbox.is_busy
     assert not bench.outbox.is_full
-    bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", bytes(300_000))
+    bench.outbox.send(FrameKind.RESPONSE, 1, b"\xc0", bytes(300_000))
     assert bench.outbox.is_busy
     assert bench.outbox.is_full
     assert bench.outbox.size > 600_000
@@ -151,7 +151,7 @@ async def test_what_exceeds_all_limits_is_told_when_no_one_is_in_the_middle_of_a
     bench = Bench(high=400_000, bytes_max=900_000)
     bench.transport.keeps = True
     for _ in range(5):
-        bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", bytes(400_000))
+        bench.outbox.send(FrameKind.RESPONSE, 1, b"\xc0", bytes(400_000))
     assert bench.overflown == []
     assert len(bench.transport.frames()) == 3, "nothing more is taken"
     await asyncio.sleep(0)
@@ -163,7 +163,7 @@ async def test_what_exceeds_all_limits_is_told_when_no_one_is_in_the_middle_of_a
 async def test_the_position_counts_what_was_ever_sent() -> None:
     bench = Bench()
     for _ in range(3):
-        bench.outbox.send(Kind.PING, 1, b"")
+        bench.outbox.send(FrameKind.PING, 1, b"")
     assert bench.outbox.position == bench.outbox.size == 3 * FIXED_BYTES
     await asyncio.sleep(0)
     assert (bench.outbox.position, bench.outbox.size) == (3 * FIXED_BYTES, 0)
@@ -172,9 +172,9 @@ async def test_the_position_counts_what_was_ever_sent() -> None:
 @in_a_loop
 async def test_after_the_end_nothing_is_kept() -> None:
     bench = Bench()
-    bench.outbox.send(Kind.PING, 1, b"")
+    bench.outbox.send(FrameKind.PING, 1, b"")
     bench.outbox.detach()
-    bench.outbox.send(Kind.PING, 2, b"")
+    bench.outbox.send(FrameKind.PING, 2, b"")
     await asyncio.sleep(0)
     assert bench.transport.pieces == []
     assert bench.outbox.size == 0

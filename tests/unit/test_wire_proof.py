@@ -34,7 +34,7 @@ from cutwater.wire.identity.server_book import ServerBook
 from cutwater.wire.identity.server_keys import ProvenServer, ServerKey, load_or_make
 from cutwater.wire.listen.server import listen
 from cutwater.wire.memory import MemoryNetwork
-from cutwater.wire.messages import ENCODE, MAGIC, Hello, Kind, PeerLimits, Welcome
+from cutwater.wire.messages import ENCODE, MAGIC, FrameKind, Hello, PeerLimits, Welcome
 from cutwater.wire.options import WireOptions
 
 CLUSTER = ClusterId(1)
@@ -158,7 +158,7 @@ def test_a_server_that_does_not_sign_is_not_let_in() -> None:
         silent = server("2", B)
         connection = Connection(silent, token="", expect=wants(A))
         connection._take_welcome = lambda frame: None  # type: ignore[method-assign]
-        connection._on[Kind.WELCOME] = connection._take_welcome
+        connection._on[FrameKind.WELCOME] = connection._take_welcome
         await network.attach_raw("there", connection)
         async with asyncio.timeout(5):
             await connection.closed

@@ -30,14 +30,14 @@ from cutwater.wire.messages import (
     ENCODE,
     FIXED_BYTES,
     HEADERS,
-    Frame,
+    FrameKind,
     Hello,
     ItemHeader,
-    Kind,
     NotifyHeader,
     OpenHeader,
     RequestHeader,
     Welcome,
+    WireFrame,
 )
 from tests.integration.log_cluster import CLUSTER, LogCluster, with_log
 from tests.upgrade import record
@@ -66,7 +66,7 @@ def recorded(request: pytest.FixtureRequest) -> dict[str, Any]:
     return found
 
 
-def decoded(data: bytes) -> Frame:
+def decoded(data: bytes) -> WireFrame:
     decoder = FrameDecoder(1 << 24, 1 << 20)
     decoder.feed(data)
     found = decoder.next_frame()
@@ -82,38 +82,38 @@ class Reader:
     def __init__(self) -> None:
         self._asked: dict[tuple[bool, int], Any] = {}
         """The methods of calls, by who asked and which number the call has."""
-        self.greetings: dict[Kind, bytes] = {}
+        self.greetings: dict[FrameKind, bytes] = {}
         self.seen: Counter[str] = Counter()
 
     def again(self, is_asker: bool, data: bytes) -> bytes:
         """The same frame, encoded anew from what it means."""
         frame = decoded(data)
-        kind = Kind(frame.kind)
+        kind = FrameKind(frame.kind)
         self.seen[kind.name] += 1
         header = self._header(is_asker, kind, frame)
         return encode_frame(frame.kind, frame.call, b"" if HEADERS[kind] is None else ENCODE(header), bytes(frame.body))
 
-    def _header(self, is_asker: bool, kind: Kind, frame: Frame) -> object:
+    def _header(self, is_asker: bool, kind: FrameKind, frame: WireFrame) -> object:
         header = frame.header
-        if kind in (Kind.HELLO, Kind.WELCOME, Kind.PROOF):
-            self.greetings[kind] = bytes(header) if kind is not Kind.PROOF else header.signature
-            return header if kind is Kind.PROOF else msgspec.msgpack.decode(header, type=GREETINGS[kind])
-        if kind is Kind.REQUEST:
+        if kind in (FrameKind.HELLO, FrameKind.WELCOME, FrameKind.PROOF):
+            self.greetings[kind] = bytes(header) if kind is not FrameKind.PROOF else header.signature
+            return header if kind is FrameKind.PROOF else msgspec.msgpack.decode(header, type=GREETINGS[kind])
+        if kind is FrameKind.REQUEST:
             argument = self._argument(Method, header, is_asker, frame)
             return RequestHeader(header.method, header.timeout_ms, argument)
-        if kind is Kind.STREAM_OPEN:
+        if kind is FrameKind.STREAM_OPEN:
             argument = self._argument(StreamMethod, header, is_asker, frame)
             return OpenHeader(header.method, header.timeout_ms, argument, header.items, header.bytes)
-        if kind is Kind.NOTIFY:
+        if kind is FrameKind.NOTIFY:
             return NotifyHeader(header.method, self._argument(Notice, header, is_asker, frame))
-        if kind is Kind.RESPONSE:
+        if kind is FrameKind.RESPONSE:
             return self._result(is_asker, frame, header)
-        if kind is Kind.STREAM_ITEM:
+        if kind is FrameKind.STREAM_ITEM:
             value = Raw(ENCODE(self._result(is_asker, frame, header.value)))
             return ItemHeader(header.backlog_items, header.backlog_bytes, value)
         return header
 
-    def _argument(self, kind: type, header: Any, is_asker: bool, frame: Frame) -> Raw:
+    def _argument(self, kind: type, header: Any, is_asker: bool, frame: WireFrame) -> Raw:
         method = METHODS.get((kind, header.method))
         if kind is not Notice:
             self._asked[is_asker, frame.call] = method
@@ -128,14 +128,14 @@ class Reader:
         self._entries(method.name, frame)
         return Raw(ENCODE(argument))
 
-    def _result(self, is_asker: bool, frame: Frame, raw: Any) -> Any:
+    def _result(self, is_asker: bool, frame: WireFrame, raw: Any) -> Any:
         method = self._asked[not is_asker, frame.call]
         value = method.result_of(raw)
         self.seen[f"answer of {method.name}"] += 1
         self._entries(method.name, frame)
         return value
 
-    def _entries(self, method: str, frame: Frame) -> None:
+    def _entries(self, method: str, frame: WireFrame) -> None:
         if method in BODIES_OF_ENTRIES and len(frame.body):
             for entry in frames_in(frame.body):
                 start, end = encode_entry(entry.entry, entry.header.running)
@@ -143,7 +143,7 @@ class Reader:
                 self.seen["entry"] += 1
 
 
-GREETINGS: dict[Kind, type] = {Kind.HELLO: Hello, Kind.WELCOME: Welcome}
+GREETINGS: dict[FrameKind, type] = {FrameKind.HELLO: Hello, FrameKind.WELCOME: Welcome}
 
 
 SHORTER = (record.old_hello(),)
@@ -184,14 +184,14 @@ def test_proofs_of_that_time_hold(recorded: dict[str, Any]) -> None:
     """Signatures cover greetings as they travelled."""
     proved = 0
     for connection in recorded["connections"]:
-        found = {Kind(record.kind_of(data)): bytes(data) for _, data in connection["frames"][:3]}
-        if Kind.PROOF not in found:
+        found = {FrameKind(record.kind_of(data)): bytes(data) for _, data in connection["frames"][:3]}
+        if FrameKind.PROOF not in found:
             continue
-        hello, welcome = (bytes(decoded(found[kind]).header) for kind in (Kind.HELLO, Kind.WELCOME))
+        hello, welcome = (bytes(decoded(found[kind]).header) for kind in (FrameKind.HELLO, FrameKind.WELCOME))
         peer, wants_proof = judge_welcome(Endpoint(ANY_CLUSTER, "storage node"), hello, Raw(welcome), "")
         assert peer.server is not None
         assert wants_proof
-        prover = judge_proof(hello, welcome, decoded(found[Kind.PROOF]).header.signature, "")
+        prover = judge_proof(hello, welcome, decoded(found[FrameKind.PROOF]).header.signature, "")
         assert prover.key == msgspec.msgpack.decode(hello, type=Hello).key.hex() != peer.server.key
         proved += 1
     assert proved >= 2
@@ -235,10 +235,10 @@ EXACT_BODIES = {"read", "read typed", "read some columns", "follow"}
 """Steps whose answers have a body that is the same each time: stored entries."""
 
 
-def answer_of(data: bytes) -> tuple[Kind, Any, bytes]:
+def answer_of(data: bytes) -> tuple[FrameKind, Any, bytes]:
     frame = decoded(data)
-    kind = Kind(frame.kind)
-    if kind in (Kind.PONG, Kind.STREAM_END):
+    kind = FrameKind(frame.kind)
+    if kind in (FrameKind.PONG, FrameKind.STREAM_END):
         return kind, None, b""
     header_bytes = struct.unpack_from("<I", data, 4)[0]
     return kind, msgspec.msgpack.decode(data[FIXED_BYTES : FIXED_BYTES + header_bytes]), bytes(frame.body)
@@ -248,20 +248,20 @@ def check_same(name: str, before: bytes, now: bytes) -> None:
     kind, header, body = answer_of(before)
     kind_now, header_now, body_now = answer_of(now)
     assert kind_now == kind, f"{name}: {header} became {header_now}"
-    if kind in (Kind.ERROR, Kind.GOAWAY):
-        told = header if kind is Kind.ERROR else header[0]
-        told_now = header_now if kind is Kind.ERROR else header_now[0]
+    if kind in (FrameKind.ERROR, FrameKind.GOAWAY):
+        told = header if kind is FrameKind.ERROR else header[0]
+        told_now = header_now if kind is FrameKind.ERROR else header_now[0]
         # Code, whether it may be tried again, and the names of its fields; words are for people.
         if told is None:
             assert told_now is None
             return
         assert (told_now[0], told_now[2], told_now[3].keys()) == (told[0], told[2], told[3].keys()), name
         return
-    if kind is Kind.WELCOME:
+    if kind is FrameKind.WELCOME:
         # Name and role; limits.
         assert (header_now[:5], header_now[6:]) == (header[:5], header[6:]), name
         return
-    if kind is Kind.STREAM_ITEM:
+    if kind is FrameKind.STREAM_ITEM:
         header, header_now = header[2], header_now[2]
     assert shape(header_now) == shape(header), name
     assert len(body_now) == len(body), name

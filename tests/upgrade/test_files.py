@@ -31,7 +31,7 @@ from cutwater.client.cluster.holder_file import with_secret
 from cutwater.core.order.decisions import AddNode
 from cutwater.core.order.state import OrderState
 from cutwater.format import entry_codec
-from cutwater.format.entry_codec import Frame
+from cutwater.format.entry_codec import EntryFrame
 from cutwater.metadata.stores import encoding
 from cutwater.metadata.stores.open_store import open_store
 from cutwater.runtime import processes
@@ -206,17 +206,17 @@ def test_a_cluster_starts_says_what_it_said_and_goes_on(cluster_made_before: tup
 # Bytes.
 
 
-def frames_of(path: Path) -> Iterator[Frame]:
+def frames_of(path: Path) -> Iterator[EntryFrame]:
     """Of a segment."""
     data = path.read_bytes()
     offset = layout.decode_header(data, layout.SEGMENT, path).data_start
     while (header := entry_codec.decode_header(data, offset)) is not None:
-        yield Frame(header, memoryview(data)[offset : offset + header.frame_bytes])
+        yield EntryFrame(header, memoryview(data)[offset : offset + header.frame_bytes])
         offset += header.frame_bytes
     assert not any(data[offset:]), "behind the last frame is room, and nothing else"
 
 
-def check_frame(frame: Frame) -> None:
+def check_frame(frame: EntryFrame) -> None:
     assert frame.problem is None
     header, trailer = entry_codec.encode_frame(frame.entry, frame.header.running)
     assert header + bytes(frame.body) + trailer == bytes(frame.data)
@@ -310,7 +310,7 @@ def _leader_again(data: bytes) -> bytes:
 
 
 def _snapshot_again(data: bytes) -> bytes:
-    epoch = encoding.header_of(data, "snapshot", encoding.Kind.SNAPSHOT).epoch
+    epoch = encoding.header_of(data, "snapshot", encoding.StoredKind.SNAPSHOT).epoch
     return encoding.encode_snapshot(epoch, encoding.decode_snapshot(data, "snapshot"))
 
 

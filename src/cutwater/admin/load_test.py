@@ -25,7 +25,7 @@ DELETE_SECONDS_MAX = 10.0
 LOOK_EVERY_RECORDS = 1_000
 
 
-class Load(Struct, frozen=True):
+class AppendLoad(Struct, frozen=True):
     """Appends of ``rows`` records each, as an Arrow batch; of one plain value if ``rows`` is 0."""
 
     topic: str
@@ -51,7 +51,7 @@ class Figures(Struct, frozen=True):
     latencies: list[float]
 
 
-async def append_for(log: AsyncClient, load: Load, seconds: float, records_max: int | None = None) -> Figures:
+async def append_for(log: AsyncClient, load: AppendLoad, seconds: float, records_max: int | None = None) -> Figures:
     """Append the same records repeatedly with ``load.in_flight`` tasks, each one append after the other, for
     ``seconds`` or until ``records_max`` records."""
     records, topic, most = load.made(), load.topic, inf if records_max is None else records_max
@@ -91,7 +91,7 @@ async def read_for(log: AsyncClient, topic: str, as_batches: bool, seconds: floa
     return Figures(count, begun, time.monotonic(), [])
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class LoadPlan(Struct, frozen=True, kw_only=True):
     """Limits of a load test. ``seconds`` applies to each part; ``bytes_max`` to the values of all parts together, in
     one copy."""
 
@@ -104,7 +104,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     replication: int | None = None
 
 
-class Part(Struct, frozen=True):
+class LoadMeasurement(Struct, frozen=True):
     """One measurement. Latencies are those of appends, in milliseconds."""
 
     what: str
@@ -119,16 +119,16 @@ class Part(Struct, frozen=True):
 BATCHES_IN_FLIGHT = 4
 
 
-async def measure(log: AsyncClient, topic: str, plan: Plan) -> AsyncIterator[Part]:
+async def measure(log: AsyncClient, topic: str, plan: LoadPlan) -> AsyncIterator[LoadMeasurement]:
     """Yield each part when it is done. ``topic`` must be empty; ``own_topic`` creates and deletes it."""
     size, left = plan.value_bytes, plan.bytes_max // plan.value_bytes
     loads = [
         (
             f"append batches of {plan.batch_records} records, {BATCHES_IN_FLIGHT} in flight",
-            Load(topic, plan.batch_records, BATCHES_IN_FLIGHT, size),
+            AppendLoad(topic, plan.batch_records, BATCHES_IN_FLIGHT, size),
         ),
-        (f"append single records, {plan.concurrent} in flight", Load(topic, 0, plan.concurrent, size)),
-        ("append single records, one at a time", Load(topic, 0, 1, size)),
+        (f"append single records, {plan.concurrent} in flight", AppendLoad(topic, 0, plan.concurrent, size)),
+        ("append single records, one at a time", AppendLoad(topic, 0, 1, size)),
     ]
     await log.append(topic, loads[0][1].made())
     for at, (what, load) in enumerate(loads):
@@ -141,17 +141,17 @@ async def measure(log: AsyncClient, topic: str, plan: Plan) -> AsyncIterator[Par
         yield _part(what, await read_for(log, topic, as_batches, plan.seconds), size)
 
 
-def _part(what: str, figures: Figures, value_bytes: int) -> Part:
+def _part(what: str, figures: Figures, value_bytes: int) -> LoadMeasurement:
     seconds = max(figures.ended - figures.begun, 1e-9)
     rate = figures.records / seconds
     latencies = sorted(figures.latencies)
     median = statistics.median(latencies) * 1_000 if latencies else None
     p99 = latencies[int(len(latencies) * 0.99)] * 1_000 if latencies else None
-    return Part(what, figures.records, seconds, rate, rate * value_bytes / 1e6, median, p99)
+    return LoadMeasurement(what, figures.records, seconds, rate, rate * value_bytes / 1e6, median, p99)
 
 
 @asynccontextmanager
-async def own_topic(log: AsyncClient, plan: Plan) -> AsyncIterator[str]:
+async def own_topic(log: AsyncClient, plan: LoadPlan) -> AsyncIterator[str]:
     """Create a topic and yield its name; delete it in any case. If that fails, the error says what is left."""
     name = f"cutwater-bench-{os.urandom(6).hex()}"
     try:

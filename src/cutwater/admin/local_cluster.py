@@ -47,7 +47,7 @@ STOP_SECONDS = 10.0
 CLUSTER_ID = 1
 
 
-class Member(Struct):
+class ClusterMember(Struct):
     """A server process. ``flags``: additional ones for this process alone. ``started``: when it started, because pids
     are reused."""
 
@@ -69,8 +69,8 @@ class LocalCluster(Struct):
     """The content of ``cluster.json``."""
 
     servers: str
-    metadata: list[Member]
-    storage_nodes: list[Member]
+    metadata: list[ClusterMember]
+    storage_nodes: list[ClusterMember]
     etcd: list[local_etcd.EtcdMember] = field(default_factory=list)
     replication: int = 1
     options: dict[str, list[str]] = field(default_factory=dict)
@@ -82,10 +82,10 @@ class LocalCluster(Struct):
     def addresses(self) -> tuple[str, ...]:
         return parse_servers(self.servers)
 
-    def processes(self) -> Iterable[Member | local_etcd.EtcdMember]:
+    def processes(self) -> Iterable[ClusterMember | local_etcd.EtcdMember]:
         return [*self.storage_nodes, *self.metadata, *self.etcd]
 
-    def groups(self) -> list[tuple[str, Sequence[Member | local_etcd.EtcdMember]]]:
+    def groups(self) -> list[tuple[str, Sequence[ClusterMember | local_etcd.EtcdMember]]]:
         """Return the processes by kind."""
         return [
             ("storage node", self.storage_nodes),
@@ -237,8 +237,8 @@ def _new(storage_nodes: int, replication: int | None, metadata: int, options: di
     addresses = free_addresses(metadata + storage_nodes)
     cluster = LocalCluster(
         "",
-        [Member(i + 1, 0, address) for i, address in enumerate(addresses[:metadata])],
-        [Member(i + 1, 0, address) for i, address in enumerate(addresses[metadata:])],
+        [ClusterMember(i + 1, 0, address) for i, address in enumerate(addresses[:metadata])],
+        [ClusterMember(i + 1, 0, address) for i, address in enumerate(addresses[metadata:])],
         local_etcd.new_members(metadata) if metadata > 1 else [],
         replication,
         options,
@@ -274,7 +274,7 @@ def _earlier(directory: Path) -> LocalCluster | None:
     return load(directory) if (directory / CLUSTER_FILE).exists() else None
 
 
-def is_up(member: Member | local_etcd.EtcdMember | Starter) -> bool:
+def is_up(member: ClusterMember | local_etcd.EtcdMember | Starter) -> bool:
     """Return whether this very process runs, and not another one that got its pid since."""
     return processes.is_running(member.pid, member.started)
 
@@ -286,8 +286,8 @@ def _start_all(directory: Path, cluster: LocalCluster) -> None:
 
 
 def _start_nodes(
-    directory: Path, cluster: LocalCluster, metadata: Sequence[Member], storage_nodes: Sequence[Member]
-) -> list[tuple[Member, processes.Starting]]:
+    directory: Path, cluster: LocalCluster, metadata: Sequence[ClusterMember], storage_nodes: Sequence[ClusterMember]
+) -> list[tuple[ClusterMember, processes.Starting]]:
     """Start these nodes, and note each at once, without waiting until they serve."""
     starting = []
     for nodes, start_process in ((metadata, _metadata_process), (storage_nodes, _storage_process)):
@@ -297,17 +297,17 @@ def _start_nodes(
     return starting
 
 
-def start_metadata(directory: Path, cluster: LocalCluster, member: Member) -> None:
+def start_metadata(directory: Path, cluster: LocalCluster, member: ClusterMember) -> None:
     """Start a metadata node again, at its earlier address."""
     _metadata_process(directory, cluster, member).served()
 
 
-def start_storage_node(directory: Path, cluster: LocalCluster, member: Member) -> None:
+def start_storage_node(directory: Path, cluster: LocalCluster, member: ClusterMember) -> None:
     """Start a storage node again, at its earlier address."""
     _storage_process(directory, cluster, member).served()
 
 
-def _metadata_process(directory: Path, cluster: LocalCluster, member: Member) -> processes.Starting:
+def _metadata_process(directory: Path, cluster: LocalCluster, member: ClusterMember) -> processes.Starting:
     store = f"sqlite:{directory / 'metadata.sqlite'}"
     key: list[str] = []
     if cluster.etcd:
@@ -317,7 +317,7 @@ def _metadata_process(directory: Path, cluster: LocalCluster, member: Member) ->
     return _serve(directory / f"mr{member.id}.log", cluster, member, arguments, "metadata")
 
 
-def _storage_process(directory: Path, cluster: LocalCluster, member: Member) -> processes.Starting:
+def _storage_process(directory: Path, cluster: LocalCluster, member: ClusterMember) -> processes.Starting:
     volume = directory / f"sn{member.id}"
     make_directory(volume)
     arguments = ["sn", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--volumes", str(volume)]
@@ -325,7 +325,9 @@ def _storage_process(directory: Path, cluster: LocalCluster, member: Member) -> 
     return _serve(directory / f"sn{member.id}.log", cluster, member, arguments, "storage")
 
 
-def _serve(log: Path, cluster: LocalCluster, member: Member, arguments: list[str], kind: str) -> processes.Starting:
+def _serve(
+    log: Path, cluster: LocalCluster, member: ClusterMember, arguments: list[str], kind: str
+) -> processes.Starting:
     program, flags = cluster.options["program"], cluster.options[kind]
     command = [sys.executable, *program, *arguments, "--listen", member.address, *flags, *member.flags]
     process = processes.Starting(command, log)
@@ -438,5 +440,5 @@ async def health(cluster: LocalCluster, directory: Path | None = None, access: A
     return found
 
 
-def _number(member: Member | local_etcd.EtcdMember) -> str:
+def _number(member: ClusterMember | local_etcd.EtcdMember) -> str:
     return member.name if isinstance(member, local_etcd.EtcdMember) else str(member.id)

@@ -42,7 +42,7 @@ ENDPOINT = Endpoint(ANY_CLUSTER, "admin")
 FOREVER = Retention()
 
 
-StorageNodeStatus = storage_api.NodeDescription
+StorageNodeStatus = storage_api.NodeSelfDescription
 """A storage node's description of itself."""
 
 
@@ -188,15 +188,15 @@ class Admin:
     async def remove_storage_node(self, node: StorageNodeId) -> None:
         await self._done(r.RemoveNodeRequest(node), idempotent=False)
 
-    async def add_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeDescription:
+    async def add_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeSelfDescription:
         """Let a running storage node use one more directory of its machine, now and after a restart."""
         return await self._change_volumes(metadata_api.ChangeVolumes(node, path))
 
-    async def remove_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeDescription:
+    async def remove_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeSelfDescription:
         """Remove one volume from a running storage node. Refused while the volume holds any data."""
         return await self._change_volumes(metadata_api.ChangeVolumes(node, path, is_removal=True))
 
-    async def _change_volumes(self, change: metadata_api.ChangeVolumes) -> storage_api.NodeDescription:
+    async def _change_volumes(self, change: metadata_api.ChangeVolumes) -> storage_api.NodeSelfDescription:
         """Ask a metadata node, which asks the storage node: storage nodes accept this only from metadata nodes."""
         description = await self.describe()
         if all(found.node != change.node for found in description.nodes):
@@ -287,7 +287,7 @@ class Admin:
 
 async def describe_storage_node(
     address: str, *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE
-) -> storage_api.NodeDescription:
+) -> storage_api.NodeSelfDescription:
     """Return a storage node's description of itself, whether or not it belongs to a cluster."""
     return await _ask_node(address, storage_api.DESCRIBE, None, timeout_ms=timeout_ms, access=access)
 
@@ -300,5 +300,5 @@ async def _ask_node(address: str, method: Method[Q, A], argument: Q, *, timeout_
         connection.abort()
 
 
-def _paths(found: storage_api.NodeDescription) -> tuple[str, ...]:
+def _paths(found: storage_api.NodeSelfDescription) -> tuple[str, ...]:
     return tuple(volume.path for volume in found.volumes)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cutwater.client.read.range_reader import Ranges
 
 
-class Entry(Struct, frozen=True):
+class AuditedEntry(Struct, frozen=True):
     """One entry of a group, or all of its entries so far joined into one. Only the last entry of a group names the run;
     before that, ``run`` is 0. ``rows`` counts the rows of the whole group."""
 
@@ -48,10 +48,10 @@ class _Last(Struct):
 
     batch: BatchNumber
     decided: DecisionIndex
-    topics: dict[TopicId, Entry]
+    topics: dict[TopicId, AuditedEntry]
 
 
-class Published:
+class PublishAudit:
     """Checks published groups: ``take`` entries of all log streams in the order of their positions, then
     ``compare``."""
 
@@ -60,14 +60,14 @@ class Published:
         self._topics = {info.topic: info for info in catalog.topics}
         self.trimmed_before: dict[TopicId, GLSN] = {info.topic: info.trimmed_before for info in catalog.topics}
         self._through = catalog.high_watermark
-        self._begun: dict[LogStreamId, Entry] = {}
+        self._begun: dict[LogStreamId, AuditedEntry] = {}
         """Groups whose last entry has not come yet."""
         self._runs: dict[RunId, _Last] = {}
         self.groups = 0
         """How many groups the walk has met."""
         self.findings: list[Finding] = []
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: AuditedEntry) -> None:
         begun = self._begun.pop(entry.stream, None)
         if begun is not None and begun.end == entry.glsn:
             entry = structs.replace(entry, glsn=begun.glsn, count=begun.count + entry.count)
@@ -86,7 +86,7 @@ class Published:
         """Note that no more of this log stream can be read."""
         self._begun.pop(stream, None)
 
-    def _take_group(self, group: Entry) -> None:
+    def _take_group(self, group: AuditedEntry) -> None:
         self.groups += 1
         self._check_whole(group)
         topic = self._streams[group.stream].topic
@@ -105,14 +105,14 @@ class Published:
         else:
             last.topics[topic] = group
 
-    def _check_whole(self, group: Entry) -> None:
+    def _check_whole(self, group: AuditedEntry) -> None:
         # The first records of a group may be trimmed.
         trimmed_before = self.trimmed_before[self._streams[group.stream].topic]
         missing = group.rows - group.count
         if missing and not (missing > 0 and group.glsn - missing < trimmed_before):
             self._find(group, f"{group} is not whole: {group.count} of {group.rows} records are there")
 
-    def _find_endless(self, begun: Entry) -> None:
+    def _find_endless(self, begun: AuditedEntry) -> None:
         self._find(begun, f"{begun.count} records begin a batch of a run, which does not end")
 
     def compare(self, description: Description, unseen: frozenset[TopicId] = frozenset()) -> None:
@@ -131,7 +131,7 @@ class Published:
             for expected in run.published:
                 self._check_there(run, expected, unseen)
 
-    def _compare_run(self, run: RunDescription, last: _Last, group: Entry) -> None:
+    def _compare_run(self, run: RunDescription, last: _Last, group: AuditedEntry) -> None:
         if last.batch > run.last_batch:
             self._find(group, f"{group} was never decided: the last batch of this run is {run.last_batch}")
         elif last.batch == run.last_batch:
@@ -168,7 +168,7 @@ class Published:
                 "records, and is elsewhere",
             )
 
-    def _find(self, group: Entry, what: str) -> None:
+    def _find(self, group: AuditedEntry, what: str) -> None:
         info = self._topics[self._streams[group.stream].topic]
         self._add(group.stream, info, f"at GLSN {group.glsn}: {what}")
 
@@ -182,7 +182,7 @@ async def verify_published(
     """Verify everything that is in the log now. ``timeout`` applies to one request. Returns how many groups were met,
     and the findings."""
     catalog = (await ranges.view(timeout)).catalog
-    published = Published(catalog)
+    published = PublishAudit(catalog)
     unseen: dict[TopicId, list[Finding]] = {}
     heap: list[tuple[GLSN, LogStreamId]] = []
     walks: dict[LogStreamId, _Walk] = {}
@@ -217,9 +217,9 @@ async def verify_published(
 class _Walk:
     """Walks through the group entries of a log stream, a page at a time."""
 
-    entry: Entry
+    entry: AuditedEntry
 
-    def __init__(self, ranges: Ranges, info: StreamInfo, published: Published, last: GLSN, timeout: float) -> None:
+    def __init__(self, ranges: Ranges, info: StreamInfo, published: PublishAudit, last: GLSN, timeout: float) -> None:
         self._ranges, self._info, self._published, self._timeout = ranges, info, published, timeout
         self._first, self._last = GLSN(max(info.created_at + 1, published.trimmed_before[info.topic])), last
         self._page: Iterator[tuple[int, ...]] = iter(())
@@ -238,7 +238,7 @@ class _Walk:
             values = next(self._page, None)
             if values is not None:
                 glsn, count, run, batch, rows, decided = values
-                self.entry = Entry(
+                self.entry = AuditedEntry(
                     self.stream, GLSN(glsn), count, RunId(run), BatchNumber(batch), rows, DecisionIndex(decided)
                 )
                 return True

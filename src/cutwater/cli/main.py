@@ -14,7 +14,7 @@ from typer._completion_classes import completion_init
 
 from cutwater import __version__
 from cutwater.cli.framework import config_file
-from cutwater.cli.framework.command import Command, Group, asks_for_json, usage_told
+from cutwater.cli.framework.command import Command, CommandGroup, asks_for_json, usage_told
 from cutwater.cli.framework.exit_codes import Settings, output_told, show
 from cutwater.cli.framework.options import DebugOption
 from cutwater.errors import CutwaterError
@@ -24,7 +24,7 @@ VARIABLES = "CUTWATER"
 _RECORDS, _PIPELINES, _CLUSTER, _MACHINE = "Records", "Pipelines", "Cluster", "This machine"
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command of the root: its module, and its text in the list of commands."""
 
     module: str
@@ -34,26 +34,32 @@ class Entry(NamedTuple):
     """Whether it has subcommands."""
 
 
-ENTRIES: dict[str, Entry] = {
-    "append": Entry("append", "Append records: lines or JSON from standard input, or files.", _RECORDS),
-    "subscribe": Entry("subscribe", "Print the records of topics, in the order of the log.", _RECORDS),
-    "read": Entry("positions", "Print the record at a position.", _RECORDS),
-    "tail": Entry("positions", "Print the highest GLSN that is given out.", _RECORDS),
-    "find": Entry("positions", "Print the first GLSN that was committed at or after a time.", _RECORDS),
-    "cursor": Entry("cursor", "Cursors: how far consumers have come, kept in the cluster.", _RECORDS, is_noun=True),
-    "topic": Entry("topic", "Topics: names for sets of log streams.", _RECORDS, is_noun=True),
-    "pipeline": Entry("pipeline", "Pipelines: programs over the log that run on Spark.", _PIPELINES, is_noun=True),
-    "savepoint": Entry("savepoint", "Savepoints: the state of pipelines in files.", _PIPELINES, is_noun=True),
-    "cluster": Entry("cluster", "Start and stop a local cluster; look at any cluster.", _CLUSTER, is_noun=True),
-    "stream": Entry("stream", "Log streams: the shards of the log.", _CLUSTER, is_noun=True),
-    "run": Entry("run", "Runs: what publishes batches exactly once.", _CLUSTER, is_noun=True),
-    "sn": Entry("sn", "Storage nodes: processes that hold replicas of log streams.", _CLUSTER, is_noun=True),
-    "mr": Entry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER, is_noun=True),
-    "verify": Entry("verify", "Let every storage node check the checksums of all its data.", _CLUSTER),
-    "doctor": Entry("doctor", "Check whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
-    "bench": Entry("bench", "Measure how fast a cluster or an embedded log takes and delivers records.", _MACHINE),
-    "config": Entry("config", "Show what is configured, and where.", _MACHINE, is_noun=True),
-    "completion": Entry("completion", "Print a script that lets a shell complete commands.", _MACHINE),
+ENTRIES: dict[str, CommandEntry] = {
+    "append": CommandEntry("append", "Append records: lines or JSON from standard input, or files.", _RECORDS),
+    "subscribe": CommandEntry("subscribe", "Print the records of topics, in the order of the log.", _RECORDS),
+    "read": CommandEntry("positions", "Print the record at a position.", _RECORDS),
+    "tail": CommandEntry("positions", "Print the highest GLSN that is given out.", _RECORDS),
+    "find": CommandEntry("positions", "Print the first GLSN that was committed at or after a time.", _RECORDS),
+    "cursor": CommandEntry(
+        "cursor", "Cursors: how far consumers have come, kept in the cluster.", _RECORDS, is_noun=True
+    ),
+    "topic": CommandEntry("topic", "Topics: names for sets of log streams.", _RECORDS, is_noun=True),
+    "pipeline": CommandEntry(
+        "pipeline", "Pipelines: programs over the log that run on Spark.", _PIPELINES, is_noun=True
+    ),
+    "savepoint": CommandEntry("savepoint", "Savepoints: the state of pipelines in files.", _PIPELINES, is_noun=True),
+    "cluster": CommandEntry("cluster", "Start and stop a local cluster; look at any cluster.", _CLUSTER, is_noun=True),
+    "stream": CommandEntry("stream", "Log streams: the shards of the log.", _CLUSTER, is_noun=True),
+    "run": CommandEntry("run", "Runs: what publishes batches exactly once.", _CLUSTER, is_noun=True),
+    "sn": CommandEntry("sn", "Storage nodes: processes that hold replicas of log streams.", _CLUSTER, is_noun=True),
+    "mr": CommandEntry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER, is_noun=True),
+    "verify": CommandEntry("verify", "Let every storage node check the checksums of all its data.", _CLUSTER),
+    "doctor": CommandEntry("doctor", "Check whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
+    "bench": CommandEntry(
+        "bench", "Measure how fast a cluster or an embedded log takes and delivers records.", _MACHINE
+    ),
+    "config": CommandEntry("config", "Show what is configured, and where.", _MACHINE, is_noun=True),
+    "completion": CommandEntry("completion", "Print a script that lets a shell complete commands.", _MACHINE),
 }
 
 
@@ -64,7 +70,7 @@ def load(name: str) -> Any:
     return group if entry.is_noun else group.commands[name]
 
 
-class Root(Group):
+class Root(CommandGroup):
     """Lists commands by their ``ENTRIES``, and loads the one that is run."""
 
     def __init__(self, **attributes: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Literal, Self, TypeAlias
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.append.declarations import Declarations, required
-from cutwater.client.append.router import Appends, Given, check_stream
+from cutwater.client.append.router import AppendInput, Appends, check_stream
 from cutwater.client.append.sender import Shipping
 from cutwater.client.arguments import check_not_called, check_number, check_topic
 from cutwater.client.cluster.catalog_cache import Catalogs
@@ -37,7 +37,7 @@ from cutwater.client.errors import ClientClosed
 from cutwater.client.produce.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.publish.publishing_calls import PublishingCalls
 from cutwater.client.publish.runs import Runs
-from cutwater.client.read.point_reads import Reading
+from cutwater.client.read.point_reads import PointReads
 from cutwater.client.read.positions import Position, Positions, TopicNames
 from cutwater.client.read.records import Record
 from cutwater.client.read.watermarks import Watermarks, strategy_of
@@ -96,7 +96,7 @@ class AsyncClient(PublishingCalls):
         shipping = Shipping(self._catalogs, self._nodes)
         self._appends = Appends(self._catalogs, shipping, limits, compression)
         self._declarations = Declarations(self._catalogs, shipping)
-        self._reading = Reading(self._catalogs, self._nodes)
+        self._reading = PointReads(self._catalogs, self._nodes)
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
         self._runs = Runs(self._catalogs, self._nodes, repository, limits, compression)
@@ -363,7 +363,7 @@ class AsyncClient(PublishingCalls):
                     # Nothing was appended. The name may mean another topic by now.
                     pass
         deadline = self._deadline(timeout) if begun is None else Deadline(seconds, begun[1])
-        given = Given(records, key, timestamp, headers, stream, watermark, if_llsn, idle)
+        given = AppendInput(records, key, timestamp, headers, stream, watermark, if_llsn, idle)
         return await self._appends.append(topic, given, deadline)
 
     def _quick_append(

@@ -48,7 +48,7 @@ class Blocking(Generic[A]):
         """Do nothing; subclasses with something to close override this."""
 
 
-class Method(Protocol[P, R_co]):
+class BindableMethod(Protocol[P, R_co]):
     """A method as stored in a class: a function that binds its object."""
 
     @overload
@@ -60,7 +60,7 @@ class Method(Protocol[P, R_co]):
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
     quick: Callable[Concatenate[Any, P], Visit[R] | None] | None = None,
-) -> Method[P, R]:
+) -> BindableMethod[P, R]:
     """Make a blocking method from a coroutine method. ``quick`` takes the same arguments and may be called from any
     thread. It does the same as the method in a cheaper way, or returns None."""
 
@@ -78,22 +78,22 @@ def blocking(
                 pass
         return _waited_for(self, method, args, kwargs)
 
-    return cast("Method[P, R]", call)
+    return cast("BindableMethod[P, R]", call)
 
 
 def blocking_made(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, A]], wrap: Callable[[LoopThread, A], W]
-) -> Method[P, W]:
+) -> BindableMethod[P, W]:
     """Make a blocking method from a coroutine method that makes an object, and wrap that object too."""
 
     @functools.wraps(method)
     def call(self: Blocking[Any], /, *args: Any, **kwargs: Any) -> W:
         return wrap(self._loop, _waited_for(self, method, args, kwargs))
 
-    return cast("Method[P, W]", call)
+    return cast("BindableMethod[P, W]", call)
 
 
-def made(method: Callable[Concatenate[Any, P], A], wrap: Callable[[LoopThread, A], W]) -> Method[P, W]:
+def made(method: Callable[Concatenate[Any, P], A], wrap: Callable[[LoopThread, A], W]) -> BindableMethod[P, W]:
     """Make a blocking method from a plain method that makes an object on the loop's own thread."""
 
     @functools.wraps(method)
@@ -107,7 +107,7 @@ def made(method: Callable[Concatenate[Any, P], A], wrap: Callable[[LoopThread, A
             _check_fit(self, method, args, kwargs)
             raise
 
-    return cast("Method[P, W]", call)
+    return cast("BindableMethod[P, W]", call)
 
 
 def _waited_for(

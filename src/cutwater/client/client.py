@@ -17,7 +17,7 @@ from typing import Generic, Self, TypeVar
 from msgspec import Struct
 
 from cutwater.client.append.declarations import DECLARATION_BYTES, Declared, declared_of, required
-from cutwater.client.append.plain_arrow import Part
+from cutwater.client.append.plain_arrow import AppendRecords
 from cutwater.client.arguments import check_not_called
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
@@ -156,10 +156,10 @@ class Cursor(Blocking[AsyncCursor], NamedCursor):
     drop = blocking(AsyncCursor.drop)
 
 
-class Given(Struct, eq=False):
+class SendInput(Struct, eq=False):
     """The arguments of ``Producer.send``, until the loop's thread takes them."""
 
-    part: Part | None
+    part: AppendRecords | None
     count: int
     size: int
     seconds: float
@@ -178,7 +178,7 @@ class Producer(Blocking[AsyncProducer]):
         self._room = threading.Condition(self._lock)
         self._shared = threading.RLock()
         """The lock that all futures share."""
-        self._given: deque[Given] = deque()
+        self._given: deque[SendInput] = deque()
         """Sends on their way to the loop's thread, so that a thread that sends much does not wake it each time."""
         self._is_woken = False
         """Whether the loop is about to take them over."""
@@ -229,7 +229,7 @@ class Producer(Blocking[AsyncProducer]):
         return self._hand_in(None, 1, DECLARATION_BYTES, seconds, required(watermark, idle))
 
     def _hand_in(
-        self, part: Part | None, count: int, size: int, seconds: float, declared: Declared | None
+        self, part: AppendRecords | None, count: int, size: int, seconds: float, declared: Declared | None
     ) -> concurrent.futures.Future[Ack]:
         producer = self._async
         future = SentFuture(self._shared)
@@ -238,10 +238,10 @@ class Producer(Blocking[AsyncProducer]):
                 self._wait_for_room(size, seconds)
             if self._is_closed:
                 raise ClientClosed(f"producer {producer.id!r} was closed")
-            self._give(Given(part, count, size, seconds, future, declared))
+            self._give(SendInput(part, count, size, seconds, future, declared))
         return future
 
-    def _give(self, given: Given) -> None:
+    def _give(self, given: SendInput) -> None:
         """Queue a send for the loop. The caller must hold the lock."""
         self._given_bytes += given.size
         self._given.append(given)

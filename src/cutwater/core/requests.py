@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.time_marks import TimeMark
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -422,7 +422,7 @@ class Catalog(Struct, frozen=True, tag=True):
 class ClockMarks(Struct, frozen=True, tag=True):
     """All marks above the requested position, up to ``complete_through``."""
 
-    marks: tuple[Mark, ...]
+    marks: tuple[TimeMark, ...]
     complete_through: GLSN
 
 

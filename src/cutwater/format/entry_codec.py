@@ -7,8 +7,8 @@
     trailer   length, first LLSN, the header's CRC32C again, CRC32C of the trailer
 
 The trailer lets a reader walk backwards, so that a damaged header does not hide where its frame begins and ends.
-``Running`` in the header is event time *before* this batch. With the batch's own maximum it gives the time after it. So
-a reader that starts here needs nothing from before, which may be trimmed.
+``RunningEventTime`` in the header is event time *before* this batch. With the batch's own maximum it gives the time
+after it. So a reader that starts here needs nothing from before, which may be trimmed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Timed(Protocol):
     def idle(self) -> bool: ...
 
 
-class Running(Struct, frozen=True):
+class RunningEventTime(Struct, frozen=True):
     """Event time of a log stream before some entry.
 
     These are the maximum of its records and the maximum that its producers declared; None if there was none yet.
@@ -99,7 +99,7 @@ class Running(Struct, frozen=True):
     declared: EventTime | None = None
     idle: bool = False
 
-    def after(self, batch: Timed) -> Running:
+    def after(self, batch: Timed) -> RunningEventTime:
         """Return event time after one more batch. Fences and declarations hold no records."""
         time_max, declared = self.time_max, self.declared
         if batch.kind is BatchKind.DATA and (time_max is None or batch.time_max > time_max):
@@ -108,10 +108,10 @@ class Running(Struct, frozen=True):
             declared = batch.declared
         if time_max == self.time_max and declared == self.declared and batch.idle == self.idle:
             return self
-        return Running(time_max, declared, batch.idle)
+        return RunningEventTime(time_max, declared, batch.idle)
 
 
-NO_TIME = Running()
+NO_TIME = RunningEventTime()
 
 
 class FrameHeader(Struct, frozen=True):
@@ -122,7 +122,7 @@ class FrameHeader(Struct, frozen=True):
     time_min: EventTime
     time_max: EventTime
     declared: EventTime | None
-    running: Running
+    running: RunningEventTime
     producer: ProducerTag | None
     schema: int
     checksum: int
@@ -190,7 +190,7 @@ class Trailer(Struct, frozen=True):
     header_crc: int
 
 
-def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
+def encode_frame(entry: Entry, running: RunningEventTime) -> tuple[bytes, bytes]:
     """Return the bytes before and after the body of an entry. ``running`` is event time before the entry."""
     batch, tag = entry.batch, entry.batch.producer
     producer = tag.producer.encode() if tag else b""
@@ -250,7 +250,7 @@ def _version(kind: BatchKind, flags: int) -> int:
 
 def staged_frame(batch: Batch, first: int) -> tuple[bytes, bytes, bytes]:
     """Return the whole frame of a batch that has no place in a log stream yet. ``first`` numbers its first record."""
-    header, trailer = encode_frame(Entry(LLSN(first), Epoch(0), batch), Running())
+    header, trailer = encode_frame(Entry(LLSN(first), Epoch(0), batch), RunningEventTime())
     return header, batch.body, trailer
 
 
@@ -285,7 +285,7 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
         EventTime(time_min),
         EventTime(time_max),
         EventTime(declared) if flags & _HAS_DECLARED else None,
-        Running(
+        RunningEventTime(
             EventTime(running_max) if flags & _HAS_RUNNING_MAX else None,
             EventTime(running_declared) if flags & _HAS_RUNNING_DECLARED else None,
             bool(flags & _RUNNING_IDLE),
@@ -350,7 +350,7 @@ def decode_trailer(data: Buffer) -> Trailer | None:
     return Trailer(frame_bytes, LLSN(first_llsn), header_crc)
 
 
-class Frame(Struct, frozen=True):
+class EntryFrame(Struct, frozen=True):
     """A frame in memory. ``data`` is all of it and ``body`` a part of that; nothing is copied."""
 
     header: FrameHeader
@@ -378,7 +378,7 @@ class Frame(Struct, frozen=True):
         return None
 
 
-def frames_in(data: Buffer) -> Iterator[Frame]:
+def frames_in(data: Buffer) -> Iterator[EntryFrame]:
     """Yield the frames of a range that a reader received, each of them verified."""
     view = memoryview(data).cast("B")
     offset = 0
@@ -386,7 +386,7 @@ def frames_in(data: Buffer) -> Iterator[Frame]:
         header = decode_header(view, offset)
         if header is None:
             raise Damaged(f"no intact frame at byte {offset} of the range that was read: read it again")
-        frame = Frame(header, view[offset : offset + header.frame_bytes])
+        frame = EntryFrame(header, view[offset : offset + header.frame_bytes])
         problem = frame.problem
         if problem is not None:
             raise Damaged(f"the entry at LLSN {header.first_llsn} arrived damaged ({problem}): read it again")

@@ -43,7 +43,7 @@ COUNT_MAX: Final = 256
 """Bodies with more records are left to Arrow, which is faster there."""
 
 
-class Layout(NamedTuple):
+class BodyLayout(NamedTuple):
     """Offsets of the columns of a body, from its beginning. ``bits_bytes`` is 0 if no key is missing."""
 
     head: bytes
@@ -69,7 +69,7 @@ def no_headers_bytes(count: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def layout(count: int, missing: int, keys_bytes: int, values_bytes: int) -> Layout:
+def layout(count: int, missing: int, keys_bytes: int, values_bytes: int) -> BodyLayout:
     """Return the layout of a body with ``count`` records, ``missing`` of them without a key.
 
     Many bodies share a layout.
@@ -101,7 +101,7 @@ def layout(count: int, missing: int, keys_bytes: int, values_bytes: int) -> Layo
     nodes = _NODES.pack(count, missing, count, 0, count, 0, count, count, 0, 0, 0, 0, 0, 0)
     head = b"".join((start, buffers, _BETWEEN, nodes))
     columns = (key_offsets_at, offsets_at, times_at, headers_at, end)
-    return Layout(head, bits_bytes, *(HEAD_BYTES + place for place in columns))
+    return BodyLayout(head, bits_bytes, *(HEAD_BYTES + place for place in columns))
 
 
 # A memory view is copied before it is compared, because its own comparison works byte by byte.

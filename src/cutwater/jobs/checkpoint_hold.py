@@ -6,7 +6,7 @@ import os
 import time
 
 from cutwater.errors import CutwaterError, Refused
-from cutwater.jobs.job_file import ROOT, Job, JobDirectory, State, Trouble
+from cutwater.jobs.job_file import ROOT, Job, JobDirectory, JobState, ProgramFailure
 from cutwater.jobs.locks import lock_checkpoint
 
 
@@ -35,7 +35,7 @@ class Hold:
             job = self._directory.of_program(from_savepoint)
             self.place = job.checkpoint
             self._lock = lock_checkpoint(self.place)
-            self._directory.change(job, State.RUNNING)
+            self._directory.change(job, JobState.RUNNING)
         self._job = job
 
     def _not_run(self) -> Job | None:
@@ -57,9 +57,9 @@ class Hold:
         job, self._job = self._job, None
         if error is not None:
             code = error.code if isinstance(error, CutwaterError) else type(error).__name__
-            job.last_error = Trouble(code, str(error), time.time())
+            job.last_error = ProgramFailure(code, str(error), time.time())
         if not has_begun and self._before is not None:
             job.go_back_to(self._before)
         self._directory.change(
-            job, State.FAILED if error is not None else State.STOPPED if is_stopped else State.FINISHED
+            job, JobState.FAILED if error is not None else JobState.STOPPED if is_stopped else JobState.FINISHED
         )

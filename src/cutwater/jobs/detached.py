@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, Unavailable
-from cutwater.jobs.job_file import Job, State
+from cutwater.jobs.job_file import Job, JobState
 from cutwater.jobs.messages import Lines, Progress, Told, line
-from cutwater.jobs.supervisor import Asked, Supervisor
+from cutwater.jobs.supervisor import JobOptions, Supervisor
 
 READ_BYTES = 1 << 16
 END_SECONDS_MAX = 30.0
@@ -27,7 +27,7 @@ END_SECONDS_MAX = 30.0
 PROGRAM = ("-m", "cutwater.jobs.detached")
 
 
-def start(asked: Asked, seconds: float) -> Job:
+def start(asked: JobOptions, seconds: float) -> Job:
     """Start the supervisor in its own session. Returns when the pipeline runs or has already ended."""
     reads, writes = os.pipe()
     try:
@@ -103,13 +103,13 @@ class _Ready:
 
     def watch(self, job: Job, progress: Progress | None) -> None:
         # A failure that ends the job is reported with its error; another failure may pass.
-        if job.state not in (State.STARTING, State.WAITING, State.FAILED):
+        if job.state not in (JobState.STARTING, JobState.WAITING, JobState.FAILED):
             self.tell(_Said(job=job))
 
 
 def main(fd: str) -> None:
     ready = _Ready(int(fd))
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=JobOptions)
     try:
         Supervisor(asked, ready.watch).run()
     except CutwaterError as error:

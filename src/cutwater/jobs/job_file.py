@@ -38,7 +38,7 @@ LOG_FILE = "job.log"
 _RUN = "run-"
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting to restart"
@@ -51,10 +51,10 @@ class State(StrEnum):
     """Its process is gone and could not record how it ended. Never stored."""
 
 
-OVER = frozenset({State.STOPPED, State.CANCELLED, State.FINISHED, State.FAILED})
+OVER = frozenset({JobState.STOPPED, JobState.CANCELLED, JobState.FINISHED, JobState.FAILED})
 
 
-class Trouble(Struct, frozen=True):
+class ProgramFailure(Struct, frozen=True):
     """An error that ended a program, and its time in seconds since 1970."""
 
     code: str
@@ -79,7 +79,7 @@ class Job(Struct):
 
     pipeline: str
     checkpoint: str
-    state: State = State.STARTING
+    state: JobState = JobState.STARTING
     file: str = ""
     directory: str = ""
     """Where it was started: paths in the program are relative to this."""
@@ -103,7 +103,7 @@ class Job(Struct):
     metrics: str = ""
     """The address where Prometheus can read metrics while the process runs; empty if they are not served."""
     restarts: int = 0
-    last_error: Trouble | None = None
+    last_error: ProgramFailure | None = None
     since: float = 0.0
     """When the state changed, in seconds since 1970."""
 
@@ -119,8 +119,8 @@ class Job(Struct):
         return self.state not in OVER and processes.is_running(self.pid, self.started)
 
     @property
-    def state_now(self) -> State:
-        return self.state if self.state in OVER or self.is_alive else State.LOST
+    def state_now(self) -> JobState:
+        return self.state if self.state in OVER or self.is_alive else JobState.LOST
 
 
 class JobDirectory:
@@ -171,7 +171,7 @@ class JobDirectory:
         finally:
             os.close(folder)
 
-    def change(self, job: Job, state: State) -> None:
+    def change(self, job: Job, state: JobState) -> None:
         job.state, job.since = state, time.time()
         self.save(job)
 

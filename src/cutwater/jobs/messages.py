@@ -103,7 +103,7 @@ class Start(Struct, frozen=True, tag=True, omit_defaults=True):
     retain: int | None = None
 
 
-class Savepoint(Struct, frozen=True, tag=True):
+class TakeSavepoint(Struct, frozen=True, tag="Savepoint"):  # the tag is part of the messages: it stays
     """Take a savepoint and keep running. Sent to the program and to the supervisor. ``seconds`` is the time limit."""
 
     target: str
@@ -118,7 +118,7 @@ class Stop(Struct, frozen=True, tag=True):
     seconds: float
 
 
-ToProgram: TypeAlias = Start | Savepoint | Stop
+ToProgram: TypeAlias = Start | TakeSavepoint | Stop
 
 # -------------------------------------------------------------------------------------------- from the program
 
@@ -189,7 +189,7 @@ class Rescale(Struct, frozen=True, tag=True):
     seconds: float
 
 
-Request: TypeAlias = Describe | Savepoint | Stop | Cancel | Rescale
+Request: TypeAlias = Describe | TakeSavepoint | Stop | Cancel | Rescale
 
 
 class Answer(Struct, frozen=True, omit_defaults=True):

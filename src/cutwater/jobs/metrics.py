@@ -8,7 +8,7 @@ from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cutwater.jobs.job_file import Job, State
+from cutwater.jobs.job_file import Job, JobState
 from cutwater.jobs.messages import HeldBy, Progress
 
 PREFIX = "cutwater_pipeline_"
@@ -16,7 +16,7 @@ PREFIX = "cutwater_pipeline_"
 
 class _Snapshot(Struct, frozen=True):
     pipeline: str
-    state: State
+    state: JobState
     restarts: int
     progress: Progress | None
     dropped: Mapping[str, int]
@@ -49,8 +49,8 @@ class JobCollector(Collector):
             return
         name = latest.pipeline
         states = GaugeMetricFamily(PREFIX + "state", "1 for the state the job is in", labels=["pipeline", "state"])
-        for state in State:
-            if state is not State.LOST:
+        for state in JobState:
+            if state is not JobState.LOST:
                 states.add_metric([name, state.value], latest.state is state)
         yield states
         restarts = CounterMetricFamily(

@@ -33,8 +33,8 @@ from cutwater.jobs.job_file import (
     OVER,
     Job,
     JobDirectory,
-    State,
-    Trouble,
+    JobState,
+    ProgramFailure,
     has_begun,
     here,
     require_parallelism,
@@ -54,10 +54,10 @@ from cutwater.jobs.messages import (
     Request,
     Rescale,
     Running,
-    Savepoint,
     Start,
     Stop,
     Taken,
+    TakeSavepoint,
     Told,
 )
 from cutwater.jobs.places import root_of
@@ -77,7 +77,7 @@ LOG_BYTES_MAX: Final = 16 << 20
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Asked(Struct, frozen=True):
+class JobOptions(Struct, frozen=True):
     """The options with which a user started the job."""
 
     file: str
@@ -98,7 +98,7 @@ class _Pending(Struct):
     """A request whose answer takes a while."""
 
     conversation: Conversation
-    request: Savepoint | Stop | Rescale
+    request: TakeSavepoint | Stop | Rescale
     deadline: float
     is_switched: bool = False
     """For a rescale: the savepoint has been taken, and the job goes on from it."""
@@ -108,7 +108,7 @@ Watch = Callable[[Job, Progress | None], None]
 
 
 class Supervisor:
-    def __init__(self, asked: Asked, watch: Watch) -> None:
+    def __init__(self, asked: JobOptions, watch: Watch) -> None:
         """``watch`` is called with every change of the job's state and of its progress."""
         self._asked, self._watch, self._start = asked, watch, asked.start
         self._restarts = Restarts(asked.strategy)
@@ -219,7 +219,7 @@ class Supervisor:
         self._deadline = time.monotonic() + START_SECONDS
         if self._job is not None:
             self._job.driver, self._job.jvm = child.pid, 0
-            self._change(State.STARTING)
+            self._change(JobState.STARTING)
 
     def _heard(self) -> None:
         assert self._child is not None
@@ -245,7 +245,7 @@ class Supervisor:
                     self._note_savepoint(target)
                 # An earlier request may have been given up because it took too long.
                 asked = self._pending and self._pending.request
-                if isinstance(asked, Savepoint) and asked.target == target:
+                if isinstance(asked, TakeSavepoint) and asked.target == target:
                     self._answer(Answer(savepoint=target, error=error))
             case Ended() | Failed():
                 # A thread of the user's program may keep the process alive forever.
@@ -260,7 +260,7 @@ class Supervisor:
         self._job.restored = message.restored
         until = self._start.until if message.until is None else message.until
         self._start = msgspec.structs.replace(self._start, until=until, parallelism=message.parallelism)
-        self._change(State.RUNNING)
+        self._change(JobState.RUNNING)
         if self._pending is not None and self._pending.is_switched:
             self._answer(Answer(savepoint=self._start.from_savepoint))
 
@@ -336,7 +336,7 @@ class Supervisor:
         if self._job is not None:
             self._job.driver = self._job.jvm = 0
         if self._is_cancelled:
-            self._over(State.CANCELLED)
+            self._over(JobState.CANCELLED)
         elif isinstance(word, Ended):
             self._ended(word)
         elif isinstance(word, Failed):
@@ -357,7 +357,7 @@ class Supervisor:
             if pending is not None and isinstance(pending.request, Rescale) and not self._signal:
                 self._switch(pending, pending.request, word.savepoint)
                 return
-        self._over(State.FINISHED if word.is_finished else State.STOPPED, word.savepoint)
+        self._over(JobState.FINISHED if word.is_finished else JobState.STOPPED, word.savepoint)
 
     def _switch(self, pending: _Pending, request: Rescale, savepoint: str) -> None:
         assert self._directory is not None
@@ -398,10 +398,10 @@ class Supervisor:
             pending is not None and isinstance(pending.request, Stop) and not pending.request.savepoint
         ):
             # The checkpoint is good, even if the program failed while it stopped.
-            self._over(State.STOPPED)
+            self._over(JobState.STOPPED)
             return
-        job.last_error = Trouble(error.code, error.message, time.time())
-        if pending is not None and not isinstance(pending.request, Savepoint) and not pending.is_switched:
+        job.last_error = ProgramFailure(error.code, error.message, time.time())
+        if pending is not None and not isinstance(pending.request, TakeSavepoint) and not pending.is_switched:
             # The program ran well before it was asked to stop, so it goes on from its checkpoint.
             self._answer(Answer(error=error))
             self._spawn()
@@ -415,11 +415,11 @@ class Supervisor:
         self._answer(Answer(error=error))
         if wait_ms is None:
             self._failure = error.error()
-            self._over(State.FAILED)
+            self._over(JobState.FAILED)
             return
         job.restarts = self._restarts.count
         self._restart_at = time.monotonic() + wait_ms / 1_000
-        self._change(State.WAITING)
+        self._change(JobState.WAITING)
 
     def _failed_early(self, error: Told) -> None:
         """Handle a failure before it is known which job this is: the log may not be available yet."""
@@ -440,18 +440,18 @@ class Supervisor:
         elif job is None:
             conversation.refuse(Refused("the program is still being loaded: try again"))
         elif self._pending is not None and not isinstance(request, Cancel):
-            what = type(self._pending.request).__name__.lower()
+            what = str(self._pending.request.__struct_config__.tag).lower()
             conversation.refuse(Refused(f"a {what} of pipeline {job.pipeline!r} is under way: wait for its end"))
         elif isinstance(request, Cancel):
             self._cancel(conversation)
-        elif isinstance(request, Stop) and job.state is State.WAITING and not request.savepoint:
+        elif isinstance(request, Stop) and job.state is JobState.WAITING and not request.savepoint:
             self._restart_at = None
-            self._over(State.STOPPED)
+            self._over(JobState.STOPPED)
             conversation.answer(Answer())
-        elif job.state is not State.RUNNING or self._child is None:
+        elif job.state is not JobState.RUNNING or self._child is None:
             error = f"; its last error: {job.last_error.message}" if job.last_error else ""
             way_out = "try again when it runs"
-            if job.state is State.WAITING:
+            if job.state is JobState.WAITING:
                 way_out += (
                     f", or end it now with `cutwater pipeline stop {job.pipeline} --no-savepoint` or `cutwater "
                     f"pipeline cancel {job.pipeline}`: its checkpoint stays"
@@ -459,10 +459,10 @@ class Supervisor:
             conversation.refuse(Refused(f"pipeline {job.pipeline!r} is {job.state}{error}: {way_out}"))
         else:
             self._pending = _Pending(conversation, request, time.monotonic() + request.seconds)
-            if isinstance(request, Savepoint):
+            if isinstance(request, TakeSavepoint):
                 self._child.send(request)
             else:
-                self._change(State.STOPPING)
+                self._change(JobState.STOPPING)
                 self._child.send(Stop(request.savepoint, request.seconds))
 
     def _cancel(self, conversation: Conversation) -> None:
@@ -472,13 +472,13 @@ class Supervisor:
         if self._child is not None:
             self._child.kill()
         else:
-            self._over(State.CANCELLED)
+            self._over(JobState.CANCELLED)
         # The answer is sent when all processes of the job are gone.
 
     def _out_of_time(self, pending: _Pending) -> None:
         request = pending.request
         what = f"not done within {request.seconds:g} s"
-        if isinstance(request, Savepoint):
+        if isinstance(request, TakeSavepoint):
             why = ", as no micro-batch was done," if self._progress is None else ""
             what = f"the savepoint was {what}{why} and is given up: allow for more with --timeout"
         elif pending.is_switched:
@@ -499,13 +499,13 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------------------------- the state
 
-    def _change(self, state: State) -> None:
+    def _change(self, state: JobState) -> None:
         assert self._directory is not None
         assert self._job is not None
         self._directory.change(self._job, state)
         self._watch(self._job, self._progress)
 
-    def _over(self, state: State, savepoint: str | None = None) -> None:
+    def _over(self, state: JobState, savepoint: str | None = None) -> None:
         """End the job in this state, with this savepoint. Tell a waiting client whether its request was fulfilled."""
         assert self._job is not None
         self._job.control = self._job.metrics = ""
@@ -513,10 +513,10 @@ class Supervisor:
             self._job.go_back_to(self._before)
         self._change(state)
         request = self._pending and self._pending.request
-        if isinstance(request, Stop) and request.savepoint == savepoint and state is not State.FINISHED:
+        if isinstance(request, Stop) and request.savepoint == savepoint and state is not JobState.FINISHED:
             self._answer(Answer(savepoint=savepoint))
             return
-        why = "the pipeline came to its end" if state is State.FINISHED else "a signal stopped the job"
+        why = "the pipeline came to its end" if state is JobState.FINISHED else "a signal stopped the job"
         there = ""
         if isinstance(request, Rescale) and request.savepoint == self._job.savepoint:
             there = f"; there is the savepoint {request.savepoint}"
@@ -558,13 +558,13 @@ class Supervisor:
             self._failure = Unavailable("stopped by a signal before the pipeline ran")
         elif child is None:
             self._restart_at = None
-            self._over(State.STOPPED)
-        elif is_second or job.state is State.STARTING or self._last_word is not None:
+            self._over(JobState.STOPPED)
+        elif is_second or job.state is JobState.STARTING or self._last_word is not None:
             child.kill()
         else:
             self._deadline = time.monotonic() + STOP_SECONDS
-            if job.state is State.RUNNING:
-                self._change(State.STOPPING)
+            if job.state is JobState.RUNNING:
+                self._change(JobState.STOPPING)
                 child.send(Stop(None, STOP_SECONDS))
 
 

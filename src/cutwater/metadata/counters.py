@@ -5,7 +5,7 @@ from __future__ import annotations
 from cutwater.core.order.decisions import Cut, Decision
 
 
-class Counters:
+class MetadataCounters:
     """Counts since the process started."""
 
     def __init__(self) -> None:

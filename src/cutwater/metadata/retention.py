@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from cutwater.core.order.state import LogStream, OrderState, Topic
+from cutwater.core.order.state import LogStream, OrderState, TopicState
 from cutwater.core.requests import Answer, Request, TrimRequest
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.protocol.storage_api import FIND, FindAnswer, FindArguments
@@ -26,7 +26,7 @@ Connect = Callable[[StorageNodeId, str], Awaitable[Connection]]
 Decide = Callable[[Request], Awaitable[Answer]]
 
 
-class Retention:
+class RetentionTrimmer:
     """Enforces retention. ``connect`` connects to a storage node; ``decide`` submits a request to the leader."""
 
     def __init__(self, state: OrderState, connect: Connect, decide: Decide) -> None:
@@ -52,7 +52,7 @@ class Retention:
             except CutwaterError as error:
                 _log.info("topic %s is not trimmed now: %s", topic.name, error.message)
 
-    async def _first_kept(self, topic: Topic) -> GLSN:
+    async def _first_kept(self, topic: TopicState) -> GLSN:
         """Return the position below which all records of the topic exceed its retention."""
         # Records that are appended while the storage nodes are asked lie above this.
         end = GLSN(self._state.high_watermark + 1)

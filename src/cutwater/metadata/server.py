@@ -33,11 +33,11 @@ from cutwater.errors import (
     Unavailable,
     WrongIdentity,
 )
-from cutwater.metadata.counters import Counters
+from cutwater.metadata.counters import MetadataCounters
 from cutwater.metadata.node_channels import Ways
-from cutwater.metadata.retention import Retention
+from cutwater.metadata.retention import RetentionTrimmer
 from cutwater.metadata.server_trust import ServerTrust
-from cutwater.metadata.stores.store_interface import LeaderInfo, Loaded, MetadataStore
+from cutwater.metadata.stores.store_interface import LeaderInfo, LoadedState, MetadataStore
 from cutwater.metadata.term import Term
 from cutwater.protocol import metadata_api as api
 from cutwater.protocol import storage_api
@@ -102,7 +102,7 @@ class MetadataServer:
     def __init__(self, options: MetadataOptions, store: MetadataStore, *, threads: Executor | None = None) -> None:
         self.options = options
         self._threads = threads
-        self.counters = Counters()
+        self.counters = MetadataCounters()
         self.term: Term | None = None
         self._store = store
         self._loop = asyncio.get_running_loop()
@@ -303,7 +303,7 @@ class MetadataServer:
                 _log.warning("metadata node %s: %s", self.options.node, error)
                 await asyncio.sleep(self.options.retry_seconds)
 
-    def _check_cluster(self, loaded: Loaded) -> None:
+    def _check_cluster(self, loaded: LoadedState) -> None:
         """Check that the store belongs to this cluster, before this node deposes a leader."""
         state = OrderState(loaded.snapshot, loaded.decisions)
         if state.cluster_key and state.cluster != self.options.cluster:
@@ -424,7 +424,7 @@ class MetadataServer:
             await term.end("this node leads no more")
 
     async def _retain(self, term: Term) -> None:
-        retention = Retention(term.layer.state, self._connect_node, lambda request: self._decide(term, request))
+        retention = RetentionTrimmer(term.layer.state, self._connect_node, lambda request: self._decide(term, request))
         await retention.enforce_for_ever(self.options.retention_seconds)
 
     def _introduce(self, term: Term) -> None:
@@ -587,7 +587,7 @@ class MetadataServer:
             raise NotLeader("another metadata node leads: a storage node of this process cannot be added here")
         await self._decide(term, node)
 
-    async def _change_volumes(self, call: Call[api.ChangeVolumes]) -> storage_api.NodeDescription:
+    async def _change_volumes(self, call: Call[api.ChangeVolumes]) -> storage_api.NodeSelfDescription:
         """Change a storage node's volumes. Storage nodes take this only from metadata nodes, so operators ask here."""
         asked, servers = call.argument, self._ways.servers
         address, expect = servers.storage_nodes.get(asked.node), self.trust.expect_storage(asked.node)

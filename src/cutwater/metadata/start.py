@@ -26,7 +26,7 @@ from cutwater.wire.options import ListenerOptions
 _log = logging.getLogger(__name__)
 
 
-class StartOptions(Struct, frozen=True):
+class MetadataStartOptions(Struct, frozen=True):
     cluster: ClusterId
     node: MetadataNodeId
     listen: str
@@ -77,7 +77,7 @@ def default_key_file(store: str, cluster: ClusterId, node: MetadataNodeId) -> Pa
     return path / f"mrid={node}.key"
 
 
-class Serving(Struct, frozen=True):
+class MetadataServing(Struct, frozen=True):
     """What a node announces when it begins to serve."""
 
     cluster: ClusterId
@@ -87,13 +87,13 @@ class Serving(Struct, frozen=True):
     metrics: str | None
 
 
-def run_metadata_node(options: StartOptions, on_serving: Callable[[Serving], None]) -> None:
+def run_metadata_node(options: MetadataStartOptions, on_serving: Callable[[MetadataServing], None]) -> None:
     """Serve until SIGTERM or SIGINT. Raises the error that keeps the node from serving."""
     allow_descriptors()
     run(_serve(options, on_serving))
 
 
-async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -> None:
+async def _serve(options: MetadataStartOptions, on_serving: Callable[[MetadataServing], None]) -> None:
     host, port = check_listen(
         options.listen,
         options.advertise or "",
@@ -132,7 +132,7 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
             exporter = MetricsExporter(MetadataCollector(server), *parse_address(options.metrics))
         settle_in()
         where = None if exporter is None else exporter.address
-        on_serving(Serving(options.cluster, options.node, server.address, options.store, where))
+        on_serving(MetadataServing(options.cluster, options.node, server.address, options.store, where))
         server.failed.add_done_callback(lambda failed: asked.set())
         await asked.wait()
         _log.info("stopping: %s", server.failed.result().message if server.failed.done() else "asked to")

@@ -36,7 +36,7 @@ from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, Damaged, Fenced, ProtocolViolation, Unavailable
-from cutwater.metadata.counters import Counters
+from cutwater.metadata.counters import MetadataCounters
 from cutwater.metadata.node_channels import Ways
 from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.protocol.storage_api import Addresses
@@ -65,7 +65,7 @@ class Term:
         store: MetadataStore,
         ways: Ways,
         options: OrderOptions,
-        counters: Counters,
+        counters: MetadataCounters,
     ) -> None:
         self.epoch = epoch
         self._now = instant()

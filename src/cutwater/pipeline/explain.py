@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cutwater.durations import shown
 from cutwater.pipeline.context import MAIN
-from cutwater.pipeline.graph import Graph, Node, OperatorNode, Port, RowNode, SinkNode, SourceNode, WindowNode
+from cutwater.pipeline.graph import Graph, GraphNode, OperatorNode, Port, RowNode, SinkNode, SourceNode, WindowNode
 
 
 def explained(name: str, graph: Graph) -> str:
@@ -22,7 +22,7 @@ def explained(name: str, graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def _chains(graph: Graph) -> Iterator[list[Node]]:
+def _chains(graph: Graph) -> Iterator[list[GraphNode]]:
     """Yield the nodes in the order of the program. Row functions that follow one another without a branch form one
     chain."""
     consumers = graph.consumers()
@@ -41,14 +41,14 @@ def _chains(graph: Graph) -> Iterator[list[Node]]:
         yield chain
 
 
-def _inputs(graph: Graph, node: Node) -> str:
+def _inputs(graph: Graph, node: GraphNode) -> str:
     if not node.inputs:
         return ""
     named = [graph.nodes[port.node].label + ("" if port.tag == MAIN else f" [{port.tag}]") for port in node.inputs]
     return f" ← {', '.join(named)}"
 
 
-def _details(node: Node, sources: frozenset[str]) -> Iterator[str]:
+def _details(node: GraphNode, sources: frozenset[str]) -> Iterator[str]:
     if isinstance(node, SourceNode):
         time = (
             node.event_time if isinstance(node.event_time, str) else "function" if node.event_time else "of the topic"

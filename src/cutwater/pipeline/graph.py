@@ -29,7 +29,7 @@ class Port:
 
 
 @dataclass(slots=True)
-class Node:
+class GraphNode:
     """Common part of all nodes. ``order`` is the place in the program."""
 
     order: int
@@ -42,7 +42,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class SourceNode(Node):
+class SourceNode(GraphNode):
     topic: str
     rows: RowType | None
     event_time: str | Callable[[Row], Any] | None
@@ -57,7 +57,7 @@ class SourceNode(Node):
 
 
 @dataclass(slots=True)
-class RowNode(Node):
+class RowNode(GraphNode):
     """A row function: ``map``, ``filter`` or ``flat_map``."""
 
     kind: str
@@ -72,7 +72,7 @@ class RowNode(Node):
 
 
 @dataclass(slots=True)
-class TransformNode(Node):
+class TransformNode(GraphNode):
     """Stateless code on whole tables: ``arrow`` on Arrow tables, or else ``function`` on Spark's data frames."""
 
     function: Callable[[Any], Any] | None
@@ -86,12 +86,12 @@ class TransformNode(Node):
 
 
 @dataclass(slots=True)
-class UnionNode(Node):
+class UnionNode(GraphNode):
     pass
 
 
 @dataclass(slots=True)
-class OperatorNode(Node):
+class OperatorNode(GraphNode):
     """An operator with state. ``methods`` and ``keys`` have one element per input; a key of None is a broadcast
     input."""
 
@@ -121,7 +121,7 @@ class WindowNode(OperatorNode):
 
 
 @dataclass(slots=True)
-class SinkNode(Node):
+class SinkNode(GraphNode):
     topic: str
     uid: str
 
@@ -134,15 +134,15 @@ def is_name(given: Any) -> bool:
     return isinstance(given, str) and bool(given)
 
 
-AnyNode = TypeVar("AnyNode", bound=Node)
+AnyNode = TypeVar("AnyNode", bound=GraphNode)
 
 
 class Graph:
     """All nodes of a pipeline and their connections."""
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self._uids: dict[str, Node] = {}
+        self.nodes: list[GraphNode] = []
+        self._uids: dict[str, GraphNode] = {}
 
     def add(self, node: AnyNode) -> AnyNode:
         assert node.order == len(self.nodes), "a node's place is where it is added"
@@ -180,9 +180,9 @@ class Graph:
     def of_type(self, kind: type[AnyNode]) -> Iterator[AnyNode]:
         return (node for node in self.nodes if isinstance(node, kind))
 
-    def consumers(self) -> dict[Port, list[tuple[Node, int]]]:
+    def consumers(self) -> dict[Port, list[tuple[GraphNode, int]]]:
         """Return the nodes that read each output, with the number of the input, in the order of the program."""
-        found: dict[Port, list[tuple[Node, int]]] = {}
+        found: dict[Port, list[tuple[GraphNode, int]]] = {}
         for node in self.nodes:
             for index, port in enumerate(node.inputs):
                 found.setdefault(port, []).append((node, index))

@@ -15,7 +15,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.aggregates import Aggregator
-from cutwater.pipeline.graph import Graph, Node, SourceNode, TransformNode
+from cutwater.pipeline.graph import Graph, GraphNode, SourceNode, TransformNode
 
 
 def pickled_graph(pipeline: str, graph: Graph) -> bytes:
@@ -60,7 +60,7 @@ def _user_code(graph: Graph) -> Iterator[Any]:
         yield from _code_of(node)
 
 
-def _code_of(node: Node) -> Iterator[Any]:
+def _code_of(node: GraphNode) -> Iterator[Any]:
     """Yield the user's own code in a node: functions, and objects with methods."""
     for name in ("function", "arrow", "event_time"):
         given = getattr(node, name, None)

@@ -15,7 +15,7 @@ from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import (
     Graph,
-    Node,
+    GraphNode,
     OperatorNode,
     Port,
     RowNode,
@@ -38,7 +38,7 @@ Destination: TypeAlias = tuple[int, int]
 input."""
 
 
-def waits_at(node: Node) -> bool:
+def waits_at(node: GraphNode) -> bool:
     """Report whether records wait at a node for the runner of the plan, which processes them there."""
     return isinstance(node, OperatorNode | SinkNode) or (isinstance(node, TransformNode) and node.is_on_spark)
 
@@ -185,7 +185,7 @@ class Plan:
 
     # ------------------------------------------------------------------------------------------------- row functions
 
-    def waits(self, node: Node) -> bool:
+    def waits(self, node: GraphNode) -> bool:
         """Report whether records wait before a node for the runner of the plan."""
         return waits_at(node) or (self._breaks_chains and isinstance(node, RowNode) and not node.chained)
 
@@ -197,7 +197,7 @@ class Plan:
             self.deliver(node, number_of_input, part, arrived)
 
     def deliver(
-        self, node: Node, number_of_input: int, records: Records, arrived: dict[Destination, list[Records]]
+        self, node: GraphNode, number_of_input: int, records: Records, arrived: dict[Destination, list[Records]]
     ) -> None:
         """Send records to one of the readers of an output."""
         if self.waits(node):

@@ -24,7 +24,7 @@ from cutwater.pipeline.functions import (
 )
 from cutwater.pipeline.graph import (
     Graph,
-    Node,
+    GraphNode,
     OperatorNode,
     Port,
     RowNode,
@@ -143,7 +143,7 @@ class Pipeline:
         """Return the graph as text: operators by level, chains, state, keys and watermarks."""
         return explained(self.name, self.graph)
 
-    def _stream(self, node: Node) -> Stream:
+    def _stream(self, node: GraphNode) -> Stream:
         self.graph.add(node)
         self._check()
         return Stream(self, Port(node.order))
@@ -393,14 +393,14 @@ class Stream:
     # ---------------------------------------------------------------------------------------------------------- helpers
 
     @property
-    def _node(self) -> Node:
+    def _node(self) -> GraphNode:
         return self._pipeline.graph.nodes[self._port.node]
 
     @property
     def _order(self) -> int:
         return len(self._pipeline.graph.nodes)
 
-    def _add(self, node: Node) -> Stream:
+    def _add(self, node: GraphNode) -> Stream:
         return self._pipeline._stream(node)
 
     def _row_function(

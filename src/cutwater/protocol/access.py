@@ -12,7 +12,7 @@ METADATA_NODE = "metadata repository"
 """The roles of servers in the handshake."""
 
 
-class Access(Struct, frozen=True):
+class MethodAccess(Struct, frozen=True):
     """The peers that may call a method: the servers that are named, or clients if none are.
 
     ``subject`` returns the number of the server for which the argument speaks; it must be the caller's own.

@@ -10,7 +10,7 @@ from msgspec import Struct
 from cutwater.core.messages import GroupOutcome, LeaderMessage
 from cutwater.core.requests import Answer, Request
 from cutwater.protocol.methods import Method, Notice
-from cutwater.protocol.storage_api import Addresses, Complaint, JoinAnswer, JoinArguments, NodeDescription
+from cutwater.protocol.storage_api import Addresses, Complaint, JoinAnswer, JoinArguments, NodeSelfDescription
 from cutwater.types import LeaderEpoch, MetadataNodeId, Report, StorageNodeId
 
 # Clients and operators.
@@ -39,7 +39,9 @@ class ChangeVolumes(Struct, frozen=True):
     is_removal: bool = False
 
 
-CHANGE_VOLUMES: Method[ChangeVolumes, NodeDescription] = Method("change_volumes", ChangeVolumes, NodeDescription)
+CHANGE_VOLUMES: Method[ChangeVolumes, NodeSelfDescription] = Method(
+    "change_volumes", ChangeVolumes, NodeSelfDescription
+)
 """Any metadata node passes this on to the storage node, to which it proves its identity."""
 
 # Nodes of the metadata repository among each other.

@@ -13,19 +13,19 @@ from msgspec.structs import replace
 
 from cutwater.core import requests as r
 from cutwater.protocol import metadata_api, scan_api, storage_api
-from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE, Access
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE, MethodAccess
 
-CLIENT = Access()
-FROM_STORAGE = Access((STORAGE_NODE,))
-FROM_METADATA = Access((METADATA_NODE,))
-INTERNAL = Access(is_internal=True)
-
-
-def _by_its_own(kind: str, field: str, *, is_admission: bool = False) -> Access:
-    return Access((kind,), attrgetter(field), is_admission)
+CLIENT = MethodAccess()
+FROM_STORAGE = MethodAccess((STORAGE_NODE,))
+FROM_METADATA = MethodAccess((METADATA_NODE,))
+INTERNAL = MethodAccess(is_internal=True)
 
 
-STORAGE_NODE_ACCESS: dict[str, Access] = {
+def _by_its_own(kind: str, field: str, *, is_admission: bool = False) -> MethodAccess:
+    return MethodAccess((kind,), attrgetter(field), is_admission)
+
+
+STORAGE_NODE_ACCESS: dict[str, MethodAccess] = {
     storage_api.APPEND.name: CLIENT,
     storage_api.READ.name: CLIENT,
     storage_api.FOLLOW.name: CLIENT,
@@ -56,7 +56,7 @@ STORAGE_NODE_ACCESS: dict[str, Access] = {
     storage_api.REMOVE_VOLUME.name: FROM_METADATA,
 }
 
-METADATA_ACCESS: dict[str, Access] = {
+METADATA_ACCESS: dict[str, MethodAccess] = {
     metadata_api.ASK.name: CLIENT,
     metadata_api.WHO_LEADS.name: CLIENT,
     metadata_api.CHANGE_VOLUMES.name: CLIENT,
@@ -76,7 +76,7 @@ METADATA_ACCESS: dict[str, Access] = {
     metadata_api.RELAY_DOWN.name: FROM_METADATA,
 }
 
-REQUEST_ACCESS: dict[type, Access] = {
+REQUEST_ACCESS: dict[type, MethodAccess] = {
     r.FoundClusterRequest: INTERNAL,
     r.JoinRequest: INTERNAL,
     r.StagedRequest: _by_its_own(STORAGE_NODE, "node"),

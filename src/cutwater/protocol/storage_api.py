@@ -215,7 +215,7 @@ class VolumeRoom(Struct, frozen=True):
     free_bytes: int
 
 
-class NodeDescription(Struct, frozen=True):
+class NodeSelfDescription(Struct, frozen=True):
     """The identity of a storage node.
 
     ``cluster_key`` is None until it has been added to a cluster. ``node_key`` is empty, since clients need not know it.
@@ -313,7 +313,7 @@ FIND: Method[FindArguments, FindAnswer] = Method("find", FindArguments, FindAnsw
 EVENT_TIME: Method[EventTimeArguments, EventTimeAnswer] = Method("event_time", EventTimeArguments, EventTimeAnswer)
 FATE: Method[FateArguments, Fate] = Method("fate", FateArguments, Fate)
 STATUS: Method[None, NodeStatus] = Method("status", None, NodeStatus)
-DESCRIBE: Method[None, NodeDescription] = Method("describe", None, NodeDescription)
+DESCRIBE: Method[None, NodeSelfDescription] = Method("describe", None, NodeSelfDescription)
 VERIFY: Method[LogStreamId, tuple[VerifyFinding, ...]] = Method("verify", int, tuple[VerifyFinding, ...])
 STAGE: Method[StageArguments, StageAnswer] = Method("stage", StageArguments, StageAnswer)
 """Frames that are sent again, because an answer was lost, are not stored twice. ``NotFound``: the node does not have
@@ -325,9 +325,9 @@ DISCARD_PART: Method[str, None] = Method("discard_part", str, None)
 """Drops an incomplete part that is no longer wanted."""
 STAGED: Method[None, tuple[StagedInfo, ...]] = Method("staged", None, tuple[StagedInfo, ...])
 VERIFY_STAGED: Method[None, tuple[VerifyFinding, ...]] = Method("verify_staged", None, tuple[VerifyFinding, ...])
-ADD_VOLUME: Method[str, NodeDescription] = Method("add_volume", str, NodeDescription)
+ADD_VOLUME: Method[str, NodeSelfDescription] = Method("add_volume", str, NodeSelfDescription)
 """Adds a directory on the machine of the storage node. When the answer comes, it is in use and in the catalog."""
-REMOVE_VOLUME: Method[str, NodeDescription] = Method("remove_volume", str, NodeDescription)
+REMOVE_VOLUME: Method[str, NodeSelfDescription] = Method("remove_volume", str, NodeSelfDescription)
 """Refused while any data lies there."""
 
 # Storage nodes among each other.

@@ -22,7 +22,7 @@ from cutwater.runtime.permissions import make_directory, open_file
 _READ_BYTES = 1 << 20
 
 
-class Seen(Struct, frozen=True):
+class FileSummary(Struct, frozen=True):
     """What reading a whole file tells about it. ``rows`` is −1 if it is not a complete Parquet file."""
 
     bytes: int
@@ -47,11 +47,11 @@ class Files(Protocol):
     def delete(self, path: str) -> None:
         """Delete a file, or a directory with its contents. It need not exist."""
 
-    def settle(self, paths: Iterable[str]) -> Mapping[str, Seen]:
+    def settle(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
         """Make files durable that other processes have written, and read them. The result has the paths as they are
         given."""
 
-    def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:
+    def look(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
         """Read files. Missing files are left out."""
 
     def qualified(self, path: str) -> str:
@@ -93,7 +93,7 @@ class LocalFiles:
         else:
             place.unlink(missing_ok=True)
 
-    def settle(self, paths: Iterable[str]) -> Mapping[str, Seen]:
+    def settle(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
         paths = list(paths)
         places = [local(path) for path in paths]
         for place in places:
@@ -102,7 +102,7 @@ class LocalFiles:
             _sync(directory)
         return self.look(paths)
 
-    def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:
+    def look(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
         return {path: _seen(local(path)) for path in paths if os.path.exists(local(path))}
 
     def qualified(self, path: str) -> str:
@@ -126,13 +126,13 @@ def _sync(path: str) -> None:
         os.close(handle)
 
 
-def _seen(path: str) -> Seen:
+def _seen(path: str) -> FileSummary:
     digest, size = hashlib.sha256(), 0
     with open(path, "rb") as file:
         while part := file.read(_READ_BYTES):
             digest.update(part)
             size += len(part)
-    return Seen(size, digest.hexdigest(), rows_of(path))
+    return FileSummary(size, digest.hexdigest(), rows_of(path))
 
 
 def rows_of(source: str | bytes) -> int:

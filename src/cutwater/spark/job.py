@@ -29,10 +29,10 @@ from cutwater.jobs.messages import (
     Loaded,
     Moved,
     Running,
-    Savepoint,
     Start,
     Stop,
     Taken,
+    TakeSavepoint,
     Told,
     ToProgram,
     line,
@@ -44,7 +44,7 @@ from cutwater.pipeline.keyed_state.keys import SLICES_DEFAULT
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.files import LocalFiles, is_local
 from cutwater.savepoints.savepoint import place_of
-from cutwater.spark.savepoint.checkpoints import Checkpoint, Note, Origin, Point
+from cutwater.spark.savepoint.checkpoints import Checkpoint, FinishedBatch, Note, Origin
 
 TOKEN = "CUTWATER_TOKEN"
 OPEN_SECONDS = 60.0
@@ -57,7 +57,7 @@ COMMANDS_MAX = 16
 READ_BYTES = 1 << 16
 
 
-class Supervisor:
+class SupervisorConnection:
     """The connection to the process that started this one."""
 
     def __init__(self, events: int) -> None:
@@ -98,7 +98,7 @@ def end_all() -> NoReturn:
 
 
 def main(events: str, file: str, variable: str, log: str) -> None:
-    supervisor = Supervisor(int(events))
+    supervisor = SupervisorConnection(int(events))
     try:
         pipeline = load_pipeline(file, variable)
         if log:
@@ -152,7 +152,7 @@ def sizes(start: Start, note: Note | None) -> tuple[int, int]:
     return note.parallelism, note.slices
 
 
-def restored(checkpoint: Checkpoint, done: Point | None, origin: Origin | None) -> Restored | None:
+def restored(checkpoint: Checkpoint, done: FinishedBatch | None, origin: Origin | None) -> Restored | None:
     """Return what a start goes on from. ``done`` is the last micro-batch before it; ``origin`` is the savepoint that
     the checkpoint began with."""
     if done is not None:
@@ -163,7 +163,7 @@ def restored(checkpoint: Checkpoint, done: Point | None, origin: Origin | None) 
 class SavepointWish:
     """A requested savepoint of a running pipeline. It can be taken as soon as a micro-batch is done."""
 
-    def __init__(self, wanted: Savepoint, checkpoint: Checkpoint) -> None:
+    def __init__(self, wanted: TakeSavepoint, checkpoint: Checkpoint) -> None:
         self._target, self._deadline = wanted.target, time.monotonic() + wanted.seconds
         self._checkpoint = checkpoint
 
@@ -181,7 +181,7 @@ class SavepointWish:
 
 
 class _Program:
-    def __init__(self, supervisor: Supervisor, pipeline: Pipeline, start: Start) -> None:
+    def __init__(self, supervisor: SupervisorConnection, pipeline: Pipeline, start: Start) -> None:
         self._supervisor, self._pipeline, self._start = supervisor, pipeline, start
 
     def run(self) -> None:
@@ -271,7 +271,7 @@ class _Program:
                 match self._supervisor.commands.get_nowait():
                     case Stop() as stop:
                         return self._stop(run, stop)
-                    case Savepoint() as wanted:
+                    case TakeSavepoint() as wanted:
                         wish = SavepointWish(wanted, checkpoint)
             taken = None if wish is None else wish.taken(run)
             if taken is not None:

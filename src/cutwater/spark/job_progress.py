@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cutwater.client.cluster.catalog_cache import View
+from cutwater.client.cluster.catalog_cache import CatalogView
 from cutwater.core.read.watermark import MAX_WATERMARK, NO_WATERMARK
 from cutwater.errors import CutwaterError
 from cutwater.jobs.messages import HeldBy, Progress
@@ -19,7 +19,7 @@ from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.stream import Pipeline
 from cutwater.protocol.scan_api import UNKNOWN
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.operator import dropped_late, late_sent, left_timers
 from cutwater.spark.session.worker_connections import link_to
 from cutwater.types import GLSN, MILLISECOND
@@ -71,7 +71,7 @@ class Watcher:
             late_sent=self._sent,
         )
 
-    def _counts(self, view: View, glsn: GLSN) -> tuple[int, int | None]:
+    def _counts(self, view: CatalogView, glsn: GLSN) -> tuple[int, int | None]:
         """Return how many records of the topics are at or below a position, and how many are above it."""
         read, lag, is_known = 0, 0, True
         for topic in self._topics:
@@ -94,21 +94,21 @@ class Watcher:
         return max(0.0, (read - before) / (now - since)) if now > since else 0.0
 
 
-def _offset(told: Mapping[str, Any] | None) -> Offset | None:
+def _offset(told: Mapping[str, Any] | None) -> PipelineOffset | None:
     sources = told.get("sources") if told else None
     end = sources[0].get("endOffset") if sources else None
     if end is None:
         return None
-    return Offset.of(msgspec.json.decode(end) if isinstance(end, str) else end)
+    return PipelineOffset.of(msgspec.json.decode(end) if isinstance(end, str) else end)
 
 
-def _watermark(offset: Offset) -> int | None:
+def _watermark(offset: PipelineOffset) -> int | None:
     """Return the lowest watermark of the pipeline's operators. Operators without a clock do not count."""
     least = min((own.watermark for own in _operators(offset)), default=NO_WATERMARK)
     return None if least in (NO_WATERMARK, MAX_WATERMARK) else least // MILLISECOND
 
 
-def _operators(offset: Offset) -> list[OperatorSnapshot]:
+def _operators(offset: PipelineOffset) -> list[OperatorSnapshot]:
     """Return the operators that have a clock."""
     if offset.clock is None:
         return []
@@ -116,7 +116,7 @@ def _operators(offset: Offset) -> list[OperatorSnapshot]:
     return [own for own in offset.clock.operators if with_clock.intersection(own.topics)]
 
 
-def _holder(offset: Offset) -> HeldBy | None:
+def _holder(offset: PipelineOffset) -> HeldBy | None:
     """Return the log stream that holds the lowest watermark of the pipeline back."""
     if not isinstance(offset.clock, ClockSnapshot) or offset.ended:
         return None

@@ -95,7 +95,7 @@ class Where(Struct, frozen=True):
         return Access(tls, self.token, self.insecure)
 
 
-class Point(Struct, frozen=True):
+class LogPoint(Struct, frozen=True):
     """Where to begin or to end: exactly one of an end of the log, an offset, or a time."""
 
     end: End | None = None
@@ -110,8 +110,8 @@ class ReadOptions(Struct, frozen=True):
     pattern: str
     columns: tuple[str, ...] | None
     headers: bool
-    start: Point
-    stop: Point
+    start: LogPoint
+    stop: LogPoint
     fail_on_data_loss: bool
     rows_max: int | None
     bytes_max: int | None
@@ -327,19 +327,19 @@ class _Given:
         certificate, key, authority = (Path(file or "") for file in files)
         return TlsFiles(certificate, key, authority)
 
-    def point(self, prefix: str, default: End, *, allowed: Literal["earliest", "latest", "both"]) -> Point:
+    def point(self, prefix: str, default: End, *, allowed: Literal["earliest", "latest", "both"]) -> LogPoint:
         offsets, timestamp = f"{prefix}Offsets", f"{prefix}Timestamp"
         if self.get(timestamp) is not None:
-            return Point(time=self._time(timestamp), option=timestamp)
+            return LogPoint(time=self._time(timestamp), option=timestamp)
         value = (self.get(offsets) or default).strip()
         words = ("earliest", "latest") if allowed == "both" else (allowed,)
         for word in words:
             if value.lower() == word:
-                return Point(end="earliest" if word == "earliest" else "latest", option=offsets)
+                return LogPoint(end="earliest" if word == "earliest" else "latest", option=offsets)
         wanted = f'{" or ".join(words)}, a GLSN from 1 on, or an offset as Spark shows it, {{"glsn": n}}, is wanted'
         if value.isdecimal() and int(value) >= 1:
             # A number is a position as clients name it: that of the first record to read, or the one after the last.
-            return Point(offset=GLSN(int(value) - 1), option=offsets)
+            return LogPoint(offset=GLSN(int(value) - 1), option=offsets)
         try:
             found = json.loads(value)
         except ValueError:
@@ -348,7 +348,7 @@ class _Given:
         glsn = found.get("glsn") if isinstance(found, dict) else None
         if not isinstance(glsn, int) or isinstance(glsn, bool) or glsn < 0:
             self.wrong(offsets, wanted)
-        return Point(offset=GLSN(glsn), option=offsets)
+        return LogPoint(offset=GLSN(glsn), option=offsets)
 
     def _time(self, name: str) -> CutTime:
         value = (self.get(name) or "").strip()

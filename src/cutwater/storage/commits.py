@@ -18,7 +18,7 @@ from typing import overload
 from cutwater.errors import InvalidArgument
 from cutwater.format.entry_codec import NO_TIME
 from cutwater.format.errors import DamagedFile
-from cutwater.storage.files import Files, lenient_pread, make_readable
+from cutwater.storage.files import StorageFiles, lenient_pread, make_readable
 from cutwater.storage.format import COMMITS, CONTEXT_BYTES, HEADER_BYTES, FileHeader, decode_context, encode_context
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.segment_log import SegmentOptions, file_name
@@ -38,7 +38,7 @@ _last_llsn = attrgetter("last_llsn")
 class CommitLog:
     """The commit contexts of a replica. One thread writes; others may read through ``contexts`` meanwhile."""
 
-    def __init__(self, files: Files, directory: Path, generation: int, options: SegmentOptions) -> None:
+    def __init__(self, files: StorageFiles, directory: Path, generation: int, options: SegmentOptions) -> None:
         self._files, self._directory = files, directory
         self._generation, self._per_file = generation, options.commits_per_file
         self._shape: tuple[tuple[LLSN, ...], int] = ((), 0)

@@ -61,7 +61,7 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
-class Files(Protocol):
+class StorageFiles(Protocol):
     def open(self, path: Path) -> File:
         """Open an existing file."""
 
@@ -210,7 +210,7 @@ class OsFiles:
         return _OsLock(descriptor)
 
 
-def replace(files: Files, path: Path, data: bytes) -> None:
+def replace(files: StorageFiles, path: Path, data: bytes) -> None:
     """Replace a whole file. Afterwards the new content is durable. A crash leaves the old content or the new."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import HardState
 from cutwater.format.checksum import Buffer, crc32c
-from cutwater.format.entry_codec import NO_TIME, NUMBER_MAX, Running
+from cutwater.format.entry_codec import NO_TIME, NUMBER_MAX, RunningEventTime
 from cutwater.format.errors import DamagedFile, NewerFormat
 from cutwater.types import (
     GLSN,
@@ -72,7 +72,7 @@ class FileHeader(Struct, frozen=True):
     first_llsn: LLSN
     points: int = 0
     interval: int = 0
-    running: Running = NO_TIME
+    running: RunningEventTime = NO_TIME
 
     @property
     def data_start(self) -> int:
@@ -81,16 +81,16 @@ class FileHeader(Struct, frozen=True):
         return HEADER_BYTES + sectors * SECTOR_BYTES
 
 
-class Mark(Struct, frozen=True):
+class SyncMark(Struct, frozen=True):
     """Notes that everything below ``offset``, the entries up to ``llsn``, was synced. Higher ``sequence`` counts."""
 
     sequence: int
     offset: int
     llsn: LLSN
-    running: Running = NO_TIME
+    running: RunningEventTime = NO_TIME
 
 
-class Manifest(Struct, frozen=True):
+class ReplicaManifest(Struct, frozen=True):
     """Identifies a replica's directory, and says which of its files count.
 
     These are the files of this generation that hold ``first_llsn``, at which the entries begin, or a later LLSN.
@@ -140,14 +140,14 @@ def _is_sound(sector: bytes) -> bool:
     return crc32c(sector[: -_CRC.size]) == int.from_bytes(sector[-_CRC.size :], "little")
 
 
-def _pack_running(running: Running) -> tuple[int, int, int]:
+def _pack_running(running: RunningEventTime) -> tuple[int, int, int]:
     flags = (running.time_max is not None) | (running.declared is not None) << 1 | running.idle << 2
     return flags, running.time_max or 0, running.declared or 0
 
 
-def _unpack_running(flags: int, time_max: int, declared: int) -> Running:
+def _unpack_running(flags: int, time_max: int, declared: int) -> RunningEventTime:
     most = EventTime(time_max) if flags & 1 else None
-    return Running(most, EventTime(declared) if flags & 2 else None, bool(flags & 4))
+    return RunningEventTime(most, EventTime(declared) if flags & 2 else None, bool(flags & 4))
 
 
 # Segment and commit files.
@@ -169,17 +169,17 @@ def decode_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
     return FileHeader(generation, LLSN(first_llsn), points, interval, _unpack_running(*running))
 
 
-def encode_mark(mark: Mark) -> bytes:
+def encode_mark(mark: SyncMark) -> bytes:
     """Encode the mark, one sector."""
     return _sector(_MARK.pack(mark.sequence, mark.offset, mark.llsn, *_pack_running(mark.running)))
 
 
-def decode_mark(sector: bytes) -> Mark | None:
+def decode_mark(sector: bytes) -> SyncMark | None:
     """Decode a mark. Returns None if there is none, or it is damaged."""
     if not _is_sound(sector):
         return None
     sequence, offset, llsn, *running = _MARK.unpack_from(sector)
-    return Mark(sequence, offset, LLSN(llsn), _unpack_running(*running)) if sequence else None
+    return SyncMark(sequence, offset, LLSN(llsn), _unpack_running(*running)) if sequence else None
 
 
 def encode_point(llsn: LLSN, offset: int) -> bytes:
@@ -268,12 +268,12 @@ def _decode_body(data: bytes, magic: bytes, path: Path, kind: type[T]) -> T:
         raise DamagedFile(path, f"its checksum is right but its content is not: {error}") from error
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: ReplicaManifest) -> bytes:
     return encode_whole(MANIFEST, msgspec.msgpack.encode(manifest))
 
 
-def decode_manifest(data: bytes, path: Path) -> Manifest:
-    return _decode_body(data, MANIFEST, path, Manifest)
+def decode_manifest(data: bytes, path: Path) -> ReplicaManifest:
+    return _decode_body(data, MANIFEST, path, ReplicaManifest)
 
 
 def encode_hard_state(hard_state: HardState) -> bytes:

@@ -14,8 +14,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from cutwater.core.replica.deduplication import DedupCheckpoint
-from cutwater.core.replica.recovery import Found, HardState
-from cutwater.format.entry_codec import NO_TIME, Frame, FrameHeader, Outline, Running
+from cutwater.core.replica.recovery import FoundFiles, HardState
+from cutwater.format.entry_codec import NO_TIME, EntryFrame, FrameHeader, Outline, RunningEventTime
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
@@ -26,7 +26,7 @@ class Synced(Struct, frozen=True):
     context: CommitContext | None
 
 
-class Range(Struct, frozen=True):
+class EntryRange(Struct, frozen=True):
     """Consecutive entries as they are stored.
 
     ``data`` is all frames in one buffer, ``frames`` are its parts, and ``commits`` are the commit contexts that give
@@ -34,7 +34,7 @@ class Range(Struct, frozen=True):
     """
 
     data: memoryview
-    frames: tuple[Frame, ...]
+    frames: tuple[EntryFrame, ...]
     commits: tuple[CommitContext, ...]
 
     @property
@@ -56,7 +56,7 @@ class Located(Struct, frozen=True):
     commits: Sequence[CommitContext]
 
 
-class Finding(Struct, frozen=True):
+class StorageFinding(Struct, frozen=True):
     """A fault that ``verify`` found, with the LLSNs that are affected, if they are known."""
 
     where: str
@@ -67,12 +67,12 @@ class Finding(Struct, frozen=True):
     """The bytes are as they were written, on all replicas, but their content is malformed. Nothing can repair them."""
 
 
-FrameCheck = Callable[[Frame], str]
+FrameCheck = Callable[[EntryFrame], str]
 """Returns the fault in the content of an intact frame, or an empty string if it is sound."""
 
 
-def malformed(where: str, problem: str, header: FrameHeader) -> Finding:
-    return Finding(where, f"malformed content: {problem}", header.first_llsn, header.last_llsn, is_content=True)
+def malformed(where: str, problem: str, header: FrameHeader) -> StorageFinding:
+    return StorageFinding(where, f"malformed content: {problem}", header.first_llsn, header.last_llsn, is_content=True)
 
 
 class ReplicaStorage(Protocol):
@@ -106,7 +106,7 @@ class ReplicaStorage(Protocol):
     def contexts(self) -> Sequence[CommitContext]:
         """All stored commit contexts, for the searches of ``core.read.commit_index``."""
 
-    def find(self) -> Found:
+    def find(self) -> FoundFiles:
         """Return what opening the files found, for ``core.replica.recovery.judge``."""
 
     # Writing. All methods raise ``DiskFull`` if there is no room: then nothing is lost, and the caller may try again.
@@ -135,7 +135,7 @@ class ReplicaStorage(Protocol):
     def truncate(self, end: LLSN) -> None:
         """Remove the entries above ``end``, none of which is committed."""
 
-    def restart(self, first_llsn: LLSN, running: Running = NO_TIME, keep_end: LLSN | None = None) -> None:
+    def restart(self, first_llsn: LLSN, running: RunningEventTime = NO_TIME, keep_end: LLSN | None = None) -> None:
         """Remove all commit contexts, and all entries except those from ``first_llsn`` to ``keep_end``.
 
         The entries that are kept are durable afterwards. If none is kept, the next entry is ``first_llsn``. ``running``
@@ -151,7 +151,7 @@ class ReplicaStorage(Protocol):
         If either is None, nothing is removed. After ``StorageBroken``, this is the only call that can succeed.
         """
 
-    def repair(self, entry: Entry, running: Running | None = None) -> bool:
+    def repair(self, entry: Entry, running: RunningEventTime | None = None) -> bool:
         """Replace a damaged entry with an intact copy. Returns False if the copy does not belong there.
 
         If several entries in a row are damaged beyond recognition, the first or the last one can be repaired, one after
@@ -167,7 +167,7 @@ class ReplicaStorage(Protocol):
 
     # Reading. Everything is verified. Damaged data is never returned; ``Damaged`` is raised instead.
 
-    def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
+    def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> EntryRange:
         """Read committed entries, beginning with the one that holds ``from_llsn``.
 
         Returns at least one entry, otherwise at most ``bytes_max``, and perhaps fewer than there are.
@@ -184,7 +184,7 @@ class ReplicaStorage(Protocol):
     def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
         """Return the same entries with empty bodies, which are not read. Damaged trimmed entries are left out."""
 
-    def running_before(self, llsn: LLSN) -> Running:
+    def running_before(self, llsn: LLSN) -> RunningEventTime:
         """Return event time before the entry that begins with this LLSN."""
 
     def from_glsn(self, glsn: GLSN) -> LLSN | None:
@@ -206,8 +206,8 @@ class ReplicaStorage(Protocol):
     def bytes_through(self, llsns: Sequence[LLSN]) -> list[int]:
         """Return about how many bytes the entries up to each of these LLSNs take. Only differences are meaningful."""
 
-    def check_files(self) -> list[Finding]:
+    def check_files(self) -> list[StorageFinding]:
         """Return faults of small files, headers, marks and indexes. Entries and commits are not read."""
 
-    def verify(self, check: FrameCheck | None = None) -> list[Finding]:
+    def verify(self, check: FrameCheck | None = None) -> list[StorageFinding]:
         """Read everything and check that it is consistent. ``check`` also checks the content of each entry."""

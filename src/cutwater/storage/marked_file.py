@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cutwater.format.checksum import Buffer
-from cutwater.format.entry_codec import Running
+from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedFile, StorageBroken
-from cutwater.storage.files import File, Files, is_full, lenient_pread, make_readable, replace
+from cutwater.storage.files import File, StorageFiles, is_full, lenient_pread, make_readable, replace
 from cutwater.storage.format import (
     HEADER_BYTES,
     SECTOR_BYTES,
     FileHeader,
-    Mark,
+    SyncMark,
     decode_header,
     decode_mark,
     encode_header,
@@ -38,7 +38,7 @@ POINTS_MAX = 1 << 16
 
 
 class MarkedFile:
-    def __init__(self, file: File, magic: bytes, header: FileHeader, mark: Mark | None) -> None:
+    def __init__(self, file: File, magic: bytes, header: FileHeader, mark: SyncMark | None) -> None:
         self.file, self.magic, self.header = file, magic, header
         self.newest = mark
         """The last mark that was set, or None if neither mark can be read."""
@@ -48,16 +48,16 @@ class MarkedFile:
         """Whether one of the two marks could not be read when the file was opened. Setting a mark replaces it."""
 
     @classmethod
-    def create(cls, files: Files, path: Path, magic: bytes, header: FileHeader) -> MarkedFile:
+    def create(cls, files: StorageFiles, path: Path, magic: bytes, header: FileHeader) -> MarkedFile:
         """Create a file. It gets its name when it is complete, so a wrong header is damage, never a half-made file."""
-        mark = Mark(1, header.data_start, LLSN(header.first_llsn - 1), header.running)
+        mark = SyncMark(1, header.data_start, LLSN(header.first_llsn - 1), header.running)
         sector = encode_header(magic, header)
         empty = sector + encode_mark(mark) + bytes(SECTOR_BYTES) + sector
         replace(files, path, empty.ljust(header.data_start, b"\0"))
         return cls(files.open(path), magic, header, mark)
 
     @classmethod
-    def open(cls, files: Files, path: Path, magic: bytes, generation: int, first_llsn: LLSN) -> MarkedFile:
+    def open(cls, files: StorageFiles, path: Path, magic: bytes, generation: int, first_llsn: LLSN) -> MarkedFile:
         """Open a file. Its header must match its name."""
         file = files.open(path)
         start = file.pread(HEADER_BYTES, 0)
@@ -73,14 +73,14 @@ class MarkedFile:
         return marked
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> SyncMark:
         if self.newest is None:
             raise DamagedFile(self.file.path, "both of its marks are wrong")
         return self.newest
 
-    def set_mark(self, offset: int, llsn: LLSN, running: Running) -> None:
+    def set_mark(self, offset: int, llsn: LLSN, running: RunningEventTime) -> None:
         """Note how far the file is durable. Call this only after the sync that made it so."""
-        mark = Mark(self.mark.sequence + 1, offset, llsn, running)
+        mark = SyncMark(self.mark.sequence + 1, offset, llsn, running)
         self.file.pwritev([encode_mark(mark)], SECTOR_BYTES * (1 + (mark.sequence - 1) % MARKS))
         self.newest, self.torn = mark, False
 
@@ -130,7 +130,7 @@ class MarkedFile:
         except OSError as error:
             raise StorageBroken(f"{self.file.path} cannot be synced ({error}): reopen and cut back") from error
 
-    def cut(self, offset: int, llsn: LLSN, running: Running) -> None:
+    def cut(self, offset: int, llsn: LLSN, running: RunningEventTime) -> None:
         """Durably remove what lies above ``offset``. What lies below must be durable already.
 
         The mark goes first, or it would point to removed data.
@@ -176,7 +176,7 @@ class MarkedFile:
         return problems
 
 
-def _mark_in(start: bytes, i: int, header: FileHeader) -> Mark | None:
+def _mark_in(start: bytes, i: int, header: FileHeader) -> SyncMark | None:
     mark = decode_mark(_slot(start, i))
     if mark is None or mark.offset < header.data_start or mark.llsn < header.first_llsn - 1:
         return None

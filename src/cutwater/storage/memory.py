@@ -12,13 +12,20 @@ from itertools import accumulate
 
 from cutwater.core.read.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
 from cutwater.core.replica.deduplication import DedupCheckpoint
-from cutwater.core.replica.recovery import Found, HardState
+from cutwater.core.replica.recovery import FoundFiles, HardState
 from cutwater.errors import NotYetCommitted, Trimmed
 from cutwater.format.checksum import crc32c
-from cutwater.format.entry_codec import NO_TIME, Frame, Running, decode_header, encode_frame, frame_bytes_of
+from cutwater.format.entry_codec import (
+    NO_TIME,
+    EntryFrame,
+    RunningEventTime,
+    decode_header,
+    encode_frame,
+    frame_bytes_of,
+)
 from cutwater.format.errors import DamagedEntries, StorageBroken, TrimmedEntries
 from cutwater.storage.commits import follows
-from cutwater.storage.interface import Finding, FrameCheck, Located, Range, Synced, malformed
+from cutwater.storage.interface import EntryRange, FrameCheck, Located, StorageFinding, Synced, malformed
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
@@ -31,7 +38,7 @@ class MemoryReplica:
         self.first_llsn = LLSN(1)
         self.base_running = NO_TIME
         """Event time before the first entry."""
-        self.frames: list[Frame] = []
+        self.frames: list[EntryFrame] = []
         self.contexts: list[CommitContext] = []
         self.frames_synced = 0
         self.contexts_synced = 0
@@ -97,7 +104,7 @@ class MemoryStorage:
         self._check()
         return tuple(self.memory.contexts)
 
-    def find(self) -> Found:
+    def find(self) -> FoundFiles:
         self._check()
         tail: list[Entry] = []
         damaged: LLSN | None = None
@@ -108,7 +115,7 @@ class MemoryStorage:
             tail.append(frame.header.entry(b""))
         memory = self.memory
         found = (memory.hard_state, self.last_commit, memory.first_llsn, self.end, tuple(tail), damaged)
-        return Found(*found, lacks_dedup=memory.dedup is None and self.first_llsn > 1)
+        return FoundFiles(*found, lacks_dedup=memory.dedup is None and self.first_llsn > 1)
 
     def _check(self) -> None:
         if self._closed:
@@ -161,7 +168,7 @@ class MemoryStorage:
         del self.memory.frames[self._index(LLSN(end + 1)) :]
         self.memory.frames_synced = len(self.memory.frames)
 
-    def restart(self, first_llsn: LLSN, running: Running = NO_TIME, keep_end: LLSN | None = None) -> None:
+    def restart(self, first_llsn: LLSN, running: RunningEventTime = NO_TIME, keep_end: LLSN | None = None) -> None:
         self._check()
         memory = self.memory
         kept = [] if keep_end is None else list(self.entries(first_llsn, keep_end))
@@ -198,7 +205,7 @@ class MemoryStorage:
         memory.contexts_synced = len(memory.contexts)
         self.truncate(min(end, self.end))
 
-    def repair(self, entry: Entry, running: Running | None = None) -> bool:
+    def repair(self, entry: Entry, running: RunningEventTime | None = None) -> bool:
         self._check()
         i = self._index(entry.first_llsn)
         if i == len(self.memory.frames) or self.memory.frames[i].header.first_llsn != entry.first_llsn:
@@ -226,13 +233,13 @@ class MemoryStorage:
 
     # Reading.
 
-    def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
+    def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> EntryRange:
         self._check()
         committed_end = self.committed_end
         if from_llsn > committed_end:
             raise NotYetCommitted(f"LLSN {from_llsn} is not committed here, only up to {committed_end}: wait for it")
         self._check_trimmed(from_llsn)
-        found: list[Frame] = []
+        found: list[EntryFrame] = []
         size = 0
         for frame in self.memory.frames[self._index(from_llsn) :]:
             size += frame.header.frame_bytes
@@ -242,7 +249,7 @@ class MemoryStorage:
             found.append(_sound(frame))
         first, last = found[0].header.first_llsn, found[-1].header.last_llsn
         commits = [c for c in self.memory.contexts if c.last_llsn >= first and c.first_llsn <= last]
-        return Range(memoryview(b"".join(frame.data for frame in found)), tuple(found), tuple(commits))
+        return EntryRange(memoryview(b"".join(frame.data for frame in found)), tuple(found), tuple(commits))
 
     def _check_trimmed(self, llsn: LLSN) -> None:
         if llsn < self.memory.first_llsn:
@@ -278,7 +285,7 @@ class MemoryStorage:
                 return
             yield frame.header.entry(b"")
 
-    def running_before(self, llsn: LLSN) -> Running:
+    def running_before(self, llsn: LLSN) -> RunningEventTime:
         self._check()
         i = self._index(llsn)
         if i < len(self.memory.frames):
@@ -323,36 +330,36 @@ class MemoryStorage:
         firsts = [frame.header.first_llsn for frame in self.memory.frames]
         return [ends[bisect_right(firsts, llsn)] for llsn in llsns]
 
-    def check_files(self) -> list[Finding]:
+    def check_files(self) -> list[StorageFinding]:
         self._check()
         return []
 
-    def verify(self, check: FrameCheck | None = None) -> list[Finding]:
+    def verify(self, check: FrameCheck | None = None) -> list[StorageFinding]:
         self._check()
         findings = []
         for frame in self.memory.frames:
             header = frame.header
             if frame.problem is not None:
-                findings.append(Finding("memory", frame.problem, header.first_llsn, header.last_llsn))
+                findings.append(StorageFinding("memory", frame.problem, header.first_llsn, header.last_llsn))
             elif check is not None and (problem := check(frame)):
                 findings.append(malformed("memory", problem, header))
             i = bisect_right(self.memory.contexts, header.first_llsn, key=lambda c: c.first_llsn) - 1
             context = self.memory.contexts[i] if i >= 0 else None
             if context is not None and header.first_llsn <= context.last_llsn < header.last_llsn:
                 findings.append(
-                    Finding("memory", "a commit ends within this entry", header.first_llsn, header.last_llsn)
+                    StorageFinding("memory", "a commit ends within this entry", header.first_llsn, header.last_llsn)
                 )
         return findings
 
 
-def _frame(entry: Entry, running: Running) -> Frame:
+def _frame(entry: Entry, running: RunningEventTime) -> EntryFrame:
     header, trailer = encode_frame(entry, running)
     decoded = decode_header(header)
     assert decoded is not None
-    return Frame(decoded, memoryview(b"".join((header, entry.batch.body, trailer))))
+    return EntryFrame(decoded, memoryview(b"".join((header, entry.batch.body, trailer))))
 
 
-def _sound(frame: Frame) -> Frame:
+def _sound(frame: EntryFrame) -> EntryFrame:
     problem = frame.problem
     if problem is not None:
         raise DamagedEntries("memory", frame.header.first_llsn, frame.header.last_llsn, problem)

@@ -25,11 +25,18 @@ from msgspec import Struct, structs
 from cutwater.core.publish.staged import PartSize, StagedPart
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.format.checksum import Buffer, crc32c
-from cutwater.format.entry_codec import BODY_BYTES_MAX, HEADER_BYTES_MAX, Frame, FrameHeader, decode_header, frames_in
+from cutwater.format.entry_codec import (
+    BODY_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    EntryFrame,
+    FrameHeader,
+    decode_header,
+    frames_in,
+)
 from cutwater.format.errors import DamagedFile, DiskFull, StorageBroken
-from cutwater.storage.files import TEMPORARY, File, Files, OsFiles, is_full
+from cutwater.storage.files import TEMPORARY, File, OsFiles, StorageFiles, is_full
 from cutwater.storage.format import STAGED, WHOLE_START_BYTES, decode_whole, encode_whole, whole_bytes
-from cutwater.storage.interface import Finding
+from cutwater.storage.interface import StorageFinding
 from cutwater.types import Batch
 
 SUFFIX = ".part"
@@ -72,7 +79,7 @@ class StagingFiles:
     there. The directory need not exist.
     """
 
-    def __init__(self, place: Callable[[], AbstractContextManager[Path]], files: Files | None = None) -> None:
+    def __init__(self, place: Callable[[], AbstractContextManager[Path]], files: StorageFiles | None = None) -> None:
         self._place = place
         self._files = files or OsFiles()
 
@@ -156,7 +163,7 @@ class StagingFiles:
                 failed += [(held, f"{directory}: {error}") for held in gone]
         return failed
 
-    def frames(self, held: Held) -> Iterator[Frame]:
+    def frames(self, held: Held) -> Iterator[EntryFrame]:
         """Yield all frames of a part. Raises ``Damaged`` at the first difference from what was staged."""
         if self._open(held.path) != held:
             raise DamagedFile(held.path, "it is not what it was when it was staged", _ADVICE)
@@ -171,13 +178,13 @@ class StagingFiles:
         if progress.size != held.size:
             raise DamagedFile(held.path, f"it holds {progress.size}, not {held.size}", _ADVICE)
 
-    def verify(self, held: Held) -> list[Finding]:
+    def verify(self, held: Held) -> list[StorageFinding]:
         """Read all of a part and check it."""
         try:
             for _ in self.frames(held):
                 pass
         except Damaged as error:
-            return [Finding(str(held.path), error.message)]
+            return [StorageFinding(str(held.path), error.message)]
         return []
 
     def _open(self, path: Path) -> Held:
@@ -216,7 +223,7 @@ class CannotUse(Struct, frozen=True):
 class PartWriter:
     """Writes one part. Only one thread may use it at a time."""
 
-    def __init__(self, files: Files, part: StagedPart, path: Path, checked: bool = False) -> None:
+    def __init__(self, files: StorageFiles, part: StagedPart, path: Path, checked: bool = False) -> None:
         self.part, self.size = part, PartSize()
         self._files, self._path, self._checked = files, path, checked
         header = encode_whole(STAGED, msgspec.msgpack.encode(_Header(**structs.asdict(part), checked=checked)))

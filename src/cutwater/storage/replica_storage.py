@@ -27,16 +27,16 @@ from msgspec import Struct, structs
 
 from cutwater.core.read.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
 from cutwater.core.replica.deduplication import DedupCheckpoint
-from cutwater.core.replica.recovery import Found, HardState
+from cutwater.core.replica.recovery import FoundFiles, HardState
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed, WrongIdentity
 from cutwater.format.checksum import crc32c
-from cutwater.format.entry_codec import NO_TIME, Running
+from cutwater.format.entry_codec import NO_TIME, RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile, DiskFull, StorageBroken, TrimmedEntries
 from cutwater.storage import commits, segment_log
 from cutwater.storage.commits import CommitLog, ContextView
-from cutwater.storage.files import TEMPORARY, Files, OsFiles, is_full, look_again, replace
+from cutwater.storage.files import TEMPORARY, OsFiles, StorageFiles, is_full, look_again, replace
 from cutwater.storage.format import (
-    Manifest,
+    ReplicaManifest,
     decode_dedup,
     decode_hard_state,
     decode_manifest,
@@ -44,8 +44,8 @@ from cutwater.storage.format import (
     encode_hard_state,
     encode_manifest,
 )
-from cutwater.storage.interface import Finding, FrameCheck, Located, Range, Synced
-from cutwater.storage.segment import Place
+from cutwater.storage.interface import EntryRange, FrameCheck, Located, StorageFinding, Synced
+from cutwater.storage.segment import EntryPlace
 from cutwater.storage.segment_log import SegmentLog, SegmentOptions, parse_name
 from cutwater.storage.verify import check_files, verify
 from cutwater.types import GLSN, LLSN, ClusterId, CommitContext, CutTime, Entry, LogStreamId, StorageNodeId
@@ -101,7 +101,7 @@ class SegmentStorage:
         directory: Path,
         identity: ReplicaIdentity,
         options: SegmentOptions | None = None,
-        files: Files | None = None,
+        files: StorageFiles | None = None,
     ) -> None:
         """Open the files, or begin empty. ``core.replica.recovery.judge`` decides whether that is allowed."""
         self._directory, self._identity = directory, identity
@@ -175,15 +175,15 @@ class SegmentStorage:
         log = SegmentLog(self._files, self._directory, 1, self._options)
         log.create(LLSN(1), NO_TIME)
         identity = self._identity
-        self._save_manifest(Manifest(identity.cluster, identity.node, identity.stream, 1, LLSN(1)))
+        self._save_manifest(ReplicaManifest(identity.cluster, identity.node, identity.stream, 1, LLSN(1)))
 
-    def _load_manifest(self, names: Sequence[str]) -> Manifest:
+    def _load_manifest(self, names: Sequence[str]) -> ReplicaManifest:
         try:
             return decode_manifest(self._read_whole("manifest"), self._directory / "manifest")
         except DamagedFile as error:
             return self._rebuild_manifest(names, error)
 
-    def _rebuild_manifest(self, names: Sequence[str], error: DamagedFile) -> Manifest:
+    def _rebuild_manifest(self, names: Sequence[str], error: DamagedFile) -> ReplicaManifest:
         """Rebuild the manifest from the names of the other files.
 
         They say which generation there is, if there is only one, and where it begins. They do not say which entries of
@@ -198,7 +198,9 @@ class SegmentStorage:
         if committed:
             first = max(first, min(llsn for _, llsn in committed))
         identity = self._identity
-        manifest = Manifest(identity.cluster, identity.node, identity.stream, generations.pop(), first, bool(committed))
+        manifest = ReplicaManifest(
+            identity.cluster, identity.node, identity.stream, generations.pop(), first, bool(committed)
+        )
         self._save_manifest(manifest)
         return self._manifest
 
@@ -250,7 +252,7 @@ class SegmentStorage:
             raise DamagedFile(path, f"implausible size: {size} bytes")
         return file.pread(size, 0)
 
-    def _save_manifest(self, manifest: Manifest) -> None:
+    def _save_manifest(self, manifest: ReplicaManifest) -> None:
         replace(self._files, self._directory / "manifest", encode_manifest(manifest))
         self._manifest = manifest
 
@@ -298,7 +300,7 @@ class SegmentStorage:
         self._guard.check()
         return self._commits.contexts
 
-    def find(self) -> Found:
+    def find(self) -> FoundFiles:
         self._guard.check()
         log = self._log
         tail: list[Entry] = []
@@ -311,7 +313,7 @@ class SegmentStorage:
                 bad.append(place.first_llsn)
         last = self._commits.last
         found = (self._hard_state, last, self.first_llsn, log.end_llsn, tuple(tail), min(bad, default=None), self._lost)
-        return Found(*found, lacks_dedup=self._dedup is None and self.first_llsn > 1)
+        return FoundFiles(*found, lacks_dedup=self._dedup is None and self.first_llsn > 1)
 
     # Writing.
 
@@ -364,7 +366,7 @@ class SegmentStorage:
             assert last is None or end >= last.last_llsn, (end, last)
             self._log.truncate(end)
 
-    def restart(self, first_llsn: LLSN, running: Running = NO_TIME, keep_end: LLSN | None = None) -> None:
+    def restart(self, first_llsn: LLSN, running: RunningEventTime = NO_TIME, keep_end: LLSN | None = None) -> None:
         with self._guard:
             before = self._manifest.generation
             manifest = structs.replace(self._manifest, generation=before + 1, first_llsn=first_llsn, has_commits=False)
@@ -420,7 +422,7 @@ class SegmentStorage:
             if self._log.end_llsn > end:
                 self._log.truncate(end)
 
-    def repair(self, entry: Entry, running: Running | None = None) -> bool:
+    def repair(self, entry: Entry, running: RunningEventTime | None = None) -> bool:
         with self._guard:
             if crc32c(entry.batch.body) != entry.batch.checksum:
                 return False
@@ -476,17 +478,17 @@ class SegmentStorage:
 
         return look_again(read, self._directory)
 
-    def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
+    def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> EntryRange:
         committed_end = self.committed_end
         if from_llsn > committed_end:
             raise NotYetCommitted(f"LLSN {from_llsn} is not committed here, only up to {committed_end}: wait for it")
 
-        def read() -> Range:
+        def read() -> EntryRange:
             # Take the commits first: while entries are read, a trim may remove both.
             contexts = self._commits.contexts
             found = self._log.read(from_llsn, min(to_llsn, committed_end), bytes_max)
             first, last = found.frames[0].header.first_llsn, found.frames[-1].header.last_llsn
-            return Range(found.data, found.frames, tuple(contexts.covering(first, last)))
+            return EntryRange(found.data, found.frames, tuple(contexts.covering(first, last)))
 
         return self._read(read, from_llsn)
 
@@ -527,7 +529,7 @@ class SegmentStorage:
                     raise DamagedEntries(str(self._directory), place.first_llsn, place.last_llsn, "wrong header")
             from_llsn = LLSN(places[-1].last_llsn + 1)
 
-    def _places(self, from_llsn: LLSN, to_llsn: LLSN) -> list[Place]:
+    def _places(self, from_llsn: LLSN, to_llsn: LLSN) -> list[EntryPlace]:
         return list(islice(self._log.places(from_llsn, to_llsn), HEADS_AT_ONCE))
 
     def _first_live(self) -> LLSN:
@@ -536,7 +538,7 @@ class SegmentStorage:
         live = self._read(lambda: first_llsn_at_or_after(self._commits.contexts, trimmed_before))
         return LLSN(self.committed_end + 1) if live is None else live
 
-    def running_before(self, llsn: LLSN) -> Running:
+    def running_before(self, llsn: LLSN) -> RunningEventTime:
         if llsn == self._log.end_llsn + 1:
             return self._log.running
         return self._read(lambda: self._log.frame_of(llsn), llsn).header.running
@@ -571,18 +573,18 @@ class SegmentStorage:
         gone = glsn_of_llsn(self._commits.contexts, LLSN(self.first_llsn - 1))
         return GLSN(max(hard_state.trimmed_before, (gone or hard_state.base_glsn) + 1))
 
-    def verify(self, check: FrameCheck | None = None) -> list[Finding]:
+    def verify(self, check: FrameCheck | None = None) -> list[StorageFinding]:
         self._guard.check()
         findings = verify(self._log, self._commits, self._whole_files(), check)
         # Trimmed entries may share a segment with others, but no replica has a copy of them and no reader needs them.
         first = self.first_llsn
         return [finding for finding in findings if finding.last_llsn is None or finding.last_llsn >= first]
 
-    def check_files(self) -> list[Finding]:
+    def check_files(self) -> list[StorageFinding]:
         self._guard.check()
         return self._read(lambda: check_files(self._log, self._commits, self._whole_files()))
 
-    def _whole_files(self) -> list[Finding]:
+    def _whole_files(self) -> list[StorageFinding]:
         """Return the small files that cannot be read any more."""
         findings = []
         for name, decode, there in (
@@ -595,7 +597,7 @@ class SegmentStorage:
                 if there:
                     decode(self._read_whole(name), path)
             except DamagedFile as error:
-                findings.append(Finding(str(path), error.what))
+                findings.append(StorageFinding(str(path), error.what))
             except OSError as error:
-                findings.append(Finding(str(path), str(error)))
+                findings.append(StorageFinding(str(path), str(error)))
         return findings

@@ -19,10 +19,10 @@ from cutwater.format.entry_codec import (
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
     TRAILER_BYTES,
-    Frame,
+    EntryFrame,
     FrameHeader,
     Outline,
-    Running,
+    RunningEventTime,
     Trailer,
     decode_header,
     decode_outline,
@@ -30,7 +30,7 @@ from cutwater.format.entry_codec import (
     encode_frame,
 )
 from cutwater.format.errors import DamagedEntries, DamagedFile
-from cutwater.storage.files import File, Files, lenient_pread, make_readable
+from cutwater.storage.files import File, StorageFiles, lenient_pread, make_readable
 from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SEGMENT, FileHeader, decode_point, encode_point
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.types import LLSN, Entry
@@ -40,7 +40,7 @@ SMALL_SHARE = 4
 """A write is small if at least this many like it fit into the room that it makes."""
 
 
-class Place(Struct, frozen=True):
+class EntryPlace(Struct, frozen=True):
     """The place of an entry. Without a header the place is damaged, and may hold more than one entry."""
 
     offset: int
@@ -56,7 +56,7 @@ class Frames(Struct, frozen=True):
     """Consecutive frames in one buffer, and the offset at which the next one begins."""
 
     data: memoryview
-    frames: tuple[Frame, ...]
+    frames: tuple[EntryFrame, ...]
     end: int
 
 
@@ -68,7 +68,7 @@ class Outlines(NamedTuple):
     found: Sequence[Outline]
 
 
-class End(NamedTuple):
+class SegmentEnd(NamedTuple):
     """The end of the entries in a file. Both fields change together, or a reader might see one without the other."""
 
     llsn: LLSN
@@ -83,12 +83,12 @@ class Segment:
         self._marked, self._file = marked, marked.file
         self.first_llsn = header.first_llsn
         self.data_start = header.data_start
-        self.end = self.durable = End(LLSN(header.first_llsn - 1), header.data_start)
+        self.end = self.durable = SegmentEnd(LLSN(header.first_llsn - 1), header.data_start)
         self.running = header.running
         """Event time after the last entry."""
         self.lost: LLSN | None = None
         """The first LLSN that was missing when the file was opened."""
-        self._unmarked: tuple[End, Running] | None = None
+        self._unmarked: tuple[SegmentEnd, RunningEventTime] | None = None
         """The end that is durable and not noted in the file yet."""
         self._points: list[tuple[LLSN, int]] = []
         self._slots_used = 0
@@ -108,11 +108,11 @@ class Segment:
     # Creating and opening.
 
     @classmethod
-    def create(cls, files: Files, path: Path, header: FileHeader) -> Segment:
+    def create(cls, files: StorageFiles, path: Path, header: FileHeader) -> Segment:
         return cls(MarkedFile.create(files, path, SEGMENT, header))
 
     @classmethod
-    def open_closed(cls, files: Files, path: Path, generation: int, first_llsn: LLSN, end_llsn: LLSN) -> Segment:
+    def open_closed(cls, files: StorageFiles, path: Path, generation: int, first_llsn: LLSN, end_llsn: LLSN) -> Segment:
         """Open a segment that is not the last one, so all of it was synced.
 
         Its mark says where it ends. If the mark is damaged, the length of the file does.
@@ -128,12 +128,14 @@ class Segment:
         mark, offset = segment._marked.newest, segment._file.size()
         if mark is not None and mark.llsn == end_llsn and mark.offset <= offset:
             offset = mark.offset
-        segment.end = segment.durable = End(end_llsn, offset)
+        segment.end = segment.durable = SegmentEnd(end_llsn, offset)
         segment._load_points(segment.end.offset)
         return segment
 
     @classmethod
-    def recover(cls, files: Files, path: Path, generation: int, first_llsn: LLSN, committed_end: LLSN) -> Segment:
+    def recover(
+        cls, files: StorageFiles, path: Path, generation: int, first_llsn: LLSN, committed_end: LLSN
+    ) -> Segment:
         """Open the last segment.
 
         Everything up to its mark, or up to ``committed_end``, was durable once. If any of it is missing, it is lost,
@@ -152,14 +154,14 @@ class Segment:
         segment._settle(size)
         return segment
 
-    def _last_point(self) -> tuple[LLSN, int, Running]:
+    def _last_point(self) -> tuple[LLSN, int, RunningEventTime]:
         for llsn, offset in reversed(self._points):
             header = decode_header(self._file.pread(HEADER_BYTES_MAX, offset))
             if header is not None and header.first_llsn == llsn:
                 return LLSN(llsn - 1), offset, header.running
         return LLSN(self.first_llsn - 1), self.data_start, self._marked.header.running
 
-    def _scan(self, start: tuple[LLSN, int, Running], size: int) -> None:
+    def _scan(self, start: tuple[LLSN, int, RunningEventTime], size: int) -> None:
         """Find the intact frames from here on, and their index points."""
         llsn, offset, running = start
         while offset < size:
@@ -171,7 +173,7 @@ class Segment:
                 self._slots_used += 1
             offset += frame.header.frame_bytes
             llsn, running = frame.header.last_llsn, frame.header.running.after(frame.header)
-        self.end, self.running = End(llsn, offset), running
+        self.end, self.running = SegmentEnd(llsn, offset), running
 
     def _settle(self, size: int) -> None:
         """Make what was found durable, since it may never have been synced. Then cut off the rest."""
@@ -264,7 +266,7 @@ class Segment:
             self._marked.shorten(self.end.offset)
             raise
         self._points += points
-        self.end, self.running = End(llsn, offset), running
+        self.end, self.running = SegmentEnd(llsn, offset), running
         return taken
 
     def _room_end(self, offset: int, room_ahead_bytes: int) -> int:
@@ -306,7 +308,7 @@ class Segment:
         self._write_points(0)
         self._marked.shorten(offset)
         self._marked.sync_all()
-        self.end = self.durable = End(end, offset)
+        self.end = self.durable = SegmentEnd(end, offset)
         self.running, self.lost = running, None
 
     def finish(self) -> None:
@@ -315,17 +317,17 @@ class Segment:
         self.mark()
         self._marked.finish(self.end.offset)
 
-    def go_on(self, running: Running) -> None:
+    def go_on(self, running: RunningEventTime) -> None:
         """Make a closed segment, complete and durable, the last one again."""
         self.running = running
         self._marked.set_mark(self.end.offset, self.end.llsn, running)
 
-    def _end_of(self, end: LLSN) -> tuple[int, Running]:
+    def _end_of(self, end: LLSN) -> tuple[int, RunningEventTime]:
         """Return where the entry that ends with this LLSN ends, and event time there."""
         if end == self.end.llsn:
             return self.end.offset, self.running
         running = self._marked.header.running
-        before: Place | None = None
+        before: EntryPlace | None = None
         for place in self.places(LLSN(max(end, self.first_llsn))):
             if place.first_llsn == end + 1:
                 if place.header is not None:
@@ -343,7 +345,7 @@ class Segment:
 
     # Reading.
 
-    def places(self, llsn: LLSN) -> Iterator[Place]:
+    def places(self, llsn: LLSN) -> Iterator[EntryPlace]:
         """Yield the places, intact and damaged, from the index point before this LLSN on, without gaps."""
         end = self.end
         expected, offset = self._point_before(llsn)
@@ -352,16 +354,16 @@ class Segment:
             header = decode_header(reader.read(HEADER_BYTES_MAX, offset))
             if _fits(header, expected, offset, end):
                 assert header is not None
-                place = Place(offset, offset + header.frame_bytes, expected, header.last_llsn, header)
+                place = EntryPlace(offset, offset + header.frame_bytes, expected, header.last_llsn, header)
             else:
                 place = self._damaged_place(offset, expected, end)
             yield place
             offset, expected = place.end, LLSN(place.last_llsn + 1)
         if expected <= end.llsn:
             # The file is shorter than it was.
-            yield Place(offset, offset, expected, end.llsn, None)
+            yield EntryPlace(offset, offset, expected, end.llsn, None)
 
-    def _damaged_place(self, offset: int, expected: LLSN, file_end: End) -> Place:
+    def _damaged_place(self, offset: int, expected: LLSN, file_end: SegmentEnd) -> EntryPlace:
         """Find how far the damage goes that begins at this offset, by walking back from the next known place."""
         after = bisect_right(self._points, offset, key=lambda point: point[1])
         llsn, end = self._points[after] if after < len(self._points) else (LLSN(file_end.llsn + 1), file_end.offset)
@@ -369,12 +371,12 @@ class Segment:
             trailer = decode_trailer(lenient_pread(self._file, TRAILER_BYTES, end - TRAILER_BYTES))
             start = end - trailer.frame_bytes if trailer else offset
             if trailer is None or start < offset or not expected <= trailer.first_llsn < llsn:
-                return Place(offset, end, expected, LLSN(llsn - 1), None)
+                return EntryPlace(offset, end, expected, LLSN(llsn - 1), None)
             if start == offset:
-                return Place(offset, end, expected, LLSN(llsn - 1), None, trailer)
+                return EntryPlace(offset, end, expected, LLSN(llsn - 1), None, trailer)
             llsn, end = trailer.first_llsn, start
 
-    def place_of(self, llsn: LLSN) -> Place:
+    def place_of(self, llsn: LLSN) -> EntryPlace:
         """Return the place that holds this LLSN, damaged or not."""
         return next(place for place in self.places(llsn) if llsn <= place.last_llsn)
 
@@ -388,7 +390,7 @@ class Segment:
         file_end = self.end
         size = min(max(bytes_max, READ_AHEAD_BYTES), file_end.offset - offset)
         data = memoryview(lenient_pread(self._file, size, offset))
-        frames: list[Frame] = []
+        frames: list[EntryFrame] = []
         at = 0
         while expected <= to_llsn and at < len(data):
             header = decode_header(data, at)
@@ -396,7 +398,7 @@ class Segment:
                 break
             if at + header.frame_bytes > (bytes_max if frames else len(data)):
                 break
-            frame = Frame(header, data[at : at + header.frame_bytes])
+            frame = EntryFrame(header, data[at : at + header.frame_bytes])
             if frame.problem is not None:
                 break
             frames.append(frame)
@@ -436,22 +438,22 @@ class Segment:
         place = self.place_of(llsn)
         return place.offset, place.first_llsn
 
-    def frame_of(self, llsn: LLSN) -> Frame:
+    def frame_of(self, llsn: LLSN) -> EntryFrame:
         """Return the intact frame that holds this LLSN. Raises if it is damaged."""
         return self._frame_of(llsn)[0]
 
-    def _frame_of(self, llsn: LLSN) -> tuple[Frame, int]:
+    def _frame_of(self, llsn: LLSN) -> tuple[EntryFrame, int]:
         place = self.place_of(llsn)
         return self.frame_at(place), place.end
 
-    def frame_at(self, place: Place) -> Frame:
+    def frame_at(self, place: EntryPlace) -> EntryFrame:
         """Return the intact frame at this place. Raises if it is damaged."""
         problem: str | None = "the header is wrong"
         if place.header is not None:
             data = lenient_pread(self._file, place.end - place.offset, place.offset)
             header = decode_header(data)
             if header == place.header:
-                frame = Frame(header, memoryview(data))
+                frame = EntryFrame(header, memoryview(data))
                 problem = frame.problem
                 if problem is None:
                     return frame
@@ -502,12 +504,12 @@ class Segment:
             problems.append("there is something between the index and the entries")
         return problems
 
-    def repair(self, entry: Entry, running: Running | None) -> bool:
+    def repair(self, entry: Entry, running: RunningEventTime | None) -> bool:
         """Replace a damaged entry durably with an intact copy. Returns False if the copy does not belong there.
 
         ``running`` is event time before the entry, if the copy says it.
         """
-        before: Running | None = self._marked.header.running
+        before: RunningEventTime | None = self._marked.header.running
         places = self.places(LLSN(max(entry.first_llsn - 1, self.first_llsn)))
         for place in places:
             if place.header is not None:
@@ -529,7 +531,9 @@ class Segment:
             return False
         return self._put(place.offset, [header, entry.batch.body, trailer])
 
-    def _repair_last(self, entry: Entry, running: Running | None, place: Place, following: Place | None) -> bool:
+    def _repair_last(
+        self, entry: Entry, running: RunningEventTime | None, place: EntryPlace, following: EntryPlace | None
+    ) -> bool:
         """Repair the last of several damaged entries, whose place is known from where they end.
 
         The first ones may be trimmed, and then no replica has a copy of them.
@@ -550,16 +554,16 @@ class Segment:
         return True
 
 
-def _frame_at(file: File, offset: int, expected: LLSN, size: int) -> Frame | None:
+def _frame_at(file: File, offset: int, expected: LLSN, size: int) -> EntryFrame | None:
     """Return the intact frame at this offset with this LLSN, or None."""
     header = decode_header(file.pread(HEADER_BYTES_MAX, offset))
     if header is None or header.first_llsn != expected or header.frame_bytes > min(size - offset, FRAME_BYTES_MAX):
         return None
-    frame = Frame(header, memoryview(file.pread(header.frame_bytes, offset)))
+    frame = EntryFrame(header, memoryview(file.pread(header.frame_bytes, offset)))
     return frame if decode_header(frame.data) == header and frame.problem is None else None
 
 
-def _fits(header: FrameHeader | Outline | None, expected: LLSN, offset: int, end: End) -> bool:
+def _fits(header: FrameHeader | Outline | None, expected: LLSN, offset: int, end: SegmentEnd) -> bool:
     return (
         header is not None
         and header.first_llsn == expected
@@ -568,7 +572,7 @@ def _fits(header: FrameHeader | Outline | None, expected: LLSN, offset: int, end
     )
 
 
-def _replaces(place: Place, entry: Entry, header: bytes, size: int) -> bool:
+def _replaces(place: EntryPlace, entry: Entry, header: bytes, size: int) -> bool:
     """Return whether the frame that begins with ``header`` is the one that was here before the damage."""
     if place.header is not None:
         return decode_header(header) == place.header

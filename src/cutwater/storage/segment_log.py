@@ -16,10 +16,10 @@ from threading import Lock
 from msgspec import Struct
 
 from cutwater.errors import Damaged
-from cutwater.format.entry_codec import Frame, Running
-from cutwater.storage.files import Files
+from cutwater.format.entry_codec import EntryFrame, RunningEventTime
+from cutwater.storage.files import StorageFiles
 from cutwater.storage.format import FileHeader
-from cutwater.storage.segment import Frames, Place, Segment
+from cutwater.storage.segment import EntryPlace, Frames, Segment
 from cutwater.types import LLSN, Entry
 
 SUFFIX = ".entries"
@@ -52,7 +52,7 @@ def parse_name(name: str, suffix: str) -> tuple[int, LLSN] | None:
 
 
 class SegmentLog:
-    def __init__(self, files: Files, directory: Path, generation: int, options: SegmentOptions) -> None:
+    def __init__(self, files: StorageFiles, directory: Path, generation: int, options: SegmentOptions) -> None:
         """Make an object without files. Call ``create`` or ``recover`` next."""
         self._files, self._directory, self._options = files, directory, options
         self.generation = generation
@@ -63,7 +63,7 @@ class SegmentLog:
         self._hints: dict[LLSN, int] = {}
         """First LLSN of the entry after a read → its offset. The next read of the same reader will ask for it."""
 
-    def create(self, first_llsn: LLSN, running: Running) -> None:
+    def create(self, first_llsn: LLSN, running: RunningEventTime) -> None:
         self._last = self._create_segment(first_llsn, running)
         self._firsts = [first_llsn]
 
@@ -88,7 +88,7 @@ class SegmentLog:
         return self._last.durable.llsn
 
     @property
-    def running(self) -> Running:
+    def running(self) -> RunningEventTime:
         return self._last.running
 
     @property
@@ -158,7 +158,7 @@ class SegmentLog:
         self._firsts = [*self._firsts, following.first_llsn]
         self._last = following
 
-    def _create_segment(self, first_llsn: LLSN, running: Running) -> Segment:
+    def _create_segment(self, first_llsn: LLSN, running: RunningEventTime) -> Segment:
         options = self._options
         points = -(-options.segment_bytes // options.index_interval_bytes)
         header = FileHeader(self.generation, first_llsn, points, options.index_interval_bytes, running)
@@ -218,10 +218,10 @@ class SegmentLog:
             self._hints[following] = found.end
         return found
 
-    def frame_of(self, llsn: LLSN) -> Frame:
+    def frame_of(self, llsn: LLSN) -> EntryFrame:
         return self.segment_of(llsn).frame_of(llsn)
 
-    def places(self, llsn: LLSN, to_llsn: LLSN) -> Iterator[Place]:
+    def places(self, llsn: LLSN, to_llsn: LLSN) -> Iterator[EntryPlace]:
         """Yield the places that hold these LLSNs, intact and damaged."""
         while llsn <= to_llsn:
             for place in self.segment_of(llsn).places(llsn):
@@ -231,7 +231,7 @@ class SegmentLog:
                     yield place
                     llsn = LLSN(place.last_llsn + 1)
 
-    def repair(self, entry: Entry, running: Running | None) -> bool:
+    def repair(self, entry: Entry, running: RunningEventTime | None) -> bool:
         return self.segment_of(entry.first_llsn).repair(entry, running)
 
     def segment_of(self, llsn: LLSN) -> Segment:

@@ -12,14 +12,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, Unavailable
-from cutwater.format.entry_codec import Running
+from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.commits import CommitLog, follows
 from cutwater.storage.files import lenient_pread
 from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES, POINT_BYTES, decode_context, decode_point
-from cutwater.storage.interface import Finding, FrameCheck, malformed
+from cutwater.storage.interface import FrameCheck, StorageFinding, malformed
 from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.segment import Place, Segment
+from cutwater.storage.segment import EntryPlace, Segment
 from cutwater.storage.segment_log import SegmentLog
 from cutwater.types import LLSN, CommitContext
 
@@ -36,21 +36,21 @@ class _Head(Struct, frozen=True):
 
 
 def verify(
-    log: SegmentLog, commits: CommitLog, findings: list[Finding], check: FrameCheck | None = None
-) -> list[Finding]:
+    log: SegmentLog, commits: CommitLog, findings: list[StorageFinding], check: FrameCheck | None = None
+) -> list[StorageFinding]:
     """Return all faults of the entries and commit contexts of a replica. ``check`` checks the content of entries."""
     findings = list(findings)
     durable_commit = commits.durable
     if log.lost is not None:
-        findings.append(Finding("entries", "they end too early", log.lost))
+        findings.append(StorageFinding("entries", "they end too early", log.lost))
     contexts = _check_commits(commits, findings)
     _check_against_commits(_check_segments(log, findings, check), contexts, findings)
     if durable_commit is not None and durable_commit.last_llsn > log.durable_llsn:
-        findings.append(Finding("commits", "they go beyond the entries", LLSN(log.durable_llsn + 1)))
+        findings.append(StorageFinding("commits", "they go beyond the entries", LLSN(log.durable_llsn + 1)))
     return findings
 
 
-def check_files(log: SegmentLog, commits: CommitLog, findings: list[Finding]) -> list[Finding]:
+def check_files(log: SegmentLog, commits: CommitLog, findings: list[StorageFinding]) -> list[StorageFinding]:
     """Return faults of headers, marks and indexes. Neither entries nor commit contexts are read."""
     findings = list(findings)
     for first in list(log.firsts):
@@ -59,15 +59,15 @@ def check_files(log: SegmentLog, commits: CommitLog, findings: list[Finding]) ->
         except FileNotFoundError:
             continue
         except CutwaterError as error:
-            findings.append(Finding(_place(error), _cause(error), first))
+            findings.append(StorageFinding(_place(error), _cause(error), first))
             continue
         _check_header(segment.marked, findings)
-        findings += [Finding(str(segment.path), problem) for problem in _persistent(segment.index_problems)]
+        findings += [StorageFinding(str(segment.path), problem) for problem in _persistent(segment.index_problems)]
     try:
         for _, marked, _ in commits.files():
             _check_header(marked, findings)
     except (FileNotFoundError, DamagedFile) as error:
-        findings.append(Finding(_place(error, "commits"), _cause(error)))
+        findings.append(StorageFinding(_place(error, "commits"), _cause(error)))
     return findings
 
 
@@ -93,28 +93,28 @@ def _persistent(look: Callable[[], list[str]]) -> list[str]:
     return problems
 
 
-def _check_header(marked: MarkedFile, findings: list[Finding]) -> None:
+def _check_header(marked: MarkedFile, findings: list[StorageFinding]) -> None:
     problems = _persistent(marked.header_problems)
-    findings += [Finding(str(marked.file.path), problem) for problem in problems]
+    findings += [StorageFinding(str(marked.file.path), problem) for problem in problems]
 
 
 # Entries.
 
 
-def _check_segments(log: SegmentLog, findings: list[Finding], look: FrameCheck | None) -> Iterator[_Head]:
-    running: Running | None = None
+def _check_segments(log: SegmentLog, findings: list[StorageFinding], look: FrameCheck | None) -> Iterator[_Head]:
+    running: RunningEventTime | None = None
     firsts = list(log.firsts)
     for i, first in enumerate(firsts):
         try:
             segment = log.segment_of(first)
         except FileNotFoundError as error:
             if first >= log.first_llsn:
-                findings.append(Finding(str(error.filename), "the segment is missing", first))
+                findings.append(StorageFinding(str(error.filename), "the segment is missing", first))
             running = None
             continue
         except CutwaterError as error:
             last = LLSN(firsts[i + 1] - 1) if i + 1 < len(firsts) else None
-            findings.append(Finding(_place(error), _cause(error), first, last))
+            findings.append(StorageFinding(_place(error), _cause(error), first, last))
             running = None
             continue
         _check_header(segment.marked, findings)
@@ -125,11 +125,15 @@ def _check_segments(log: SegmentLog, findings: list[Finding], look: FrameCheck |
 
 class _SegmentCheck:
     def __init__(
-        self, segment: Segment, findings: list[Finding], running: Running | None, look: FrameCheck | None
+        self,
+        segment: Segment,
+        findings: list[StorageFinding],
+        running: RunningEventTime | None,
+        look: FrameCheck | None,
     ) -> None:
         self.segment, self.findings, self._look = segment, findings, look
         self.end = segment.durable
-        self.running: Running | None = segment.marked.header.running
+        self.running: RunningEventTime | None = segment.marked.header.running
         self._starts: dict[int, LLSN] = {}
         if running is not None and running != self.running:
             self._find("event time does not go on from the segment before", segment.first_llsn)
@@ -153,7 +157,7 @@ class _SegmentCheck:
                 self._find(f"it ends at LLSN {llsn}, not at {self.end.llsn}", LLSN(llsn + 1))
         self._check_index()
 
-    def _check_place(self, place: Place) -> _Head:
+    def _check_place(self, place: EntryPlace) -> _Head:
         segment = self.segment
         if place.header is None:
             self._find("the header is wrong", place.first_llsn, place.last_llsn)
@@ -192,13 +196,13 @@ class _SegmentCheck:
             self._find("there is something between the index and the entries")
 
     def _find(self, what: str, first: LLSN | None = None, last: LLSN | None = None) -> None:
-        self.findings.append(Finding(str(self.segment.path), what, first, last))
+        self.findings.append(StorageFinding(str(self.segment.path), what, first, last))
 
 
 # Commit contexts.
 
 
-def _check_commits(commits: CommitLog, findings: list[Finding]) -> list[CommitContext | None]:
+def _check_commits(commits: CommitLog, findings: list[StorageFinding]) -> list[CommitContext | None]:
     """Return all commit contexts, with None for each damaged one."""
     found: list[CommitContext | None] = []
     try:
@@ -206,12 +210,12 @@ def _check_commits(commits: CommitLog, findings: list[Finding]) -> list[CommitCo
             _check_header(marked, findings)
             _check_records(marked, first, count, found, findings)
     except (FileNotFoundError, DamagedFile) as error:
-        findings.append(Finding(_place(error, "commits"), _cause(error)))
+        findings.append(StorageFinding(_place(error, "commits"), _cause(error)))
     return found
 
 
 def _check_records(
-    marked: MarkedFile, first: LLSN, count: int, found: list[CommitContext | None], findings: list[Finding]
+    marked: MarkedFile, first: LLSN, count: int, found: list[CommitContext | None], findings: list[StorageFinding]
 ) -> None:
     path = str(marked.file.path)
     data = lenient_pread(marked.file, count * CONTEXT_BYTES, HEADER_BYTES)
@@ -219,16 +223,18 @@ def _check_records(
         context = decode_context(data[i * CONTEXT_BYTES : (i + 1) * CONTEXT_BYTES], i)
         before = found[-1] if found else None
         if context is None:
-            findings.append(Finding(path, f"commit context {i} is wrong"))
+            findings.append(StorageFinding(path, f"commit context {i} is wrong"))
         elif before is not None and not follows(before, context):
-            findings.append(Finding(path, f"commit context {i} does not follow the one before", context.first_llsn))
+            findings.append(
+                StorageFinding(path, f"commit context {i} does not follow the one before", context.first_llsn)
+            )
         elif i == 0 and context.first_llsn != first:
-            findings.append(Finding(path, f"it begins with LLSN {context.first_llsn}, not {first}"))
+            findings.append(StorageFinding(path, f"it begins with LLSN {context.first_llsn}, not {first}"))
         found.append(context)
 
 
 def _check_against_commits(
-    heads: Iterator[_Head], contexts: list[CommitContext | None], findings: list[Finding]
+    heads: Iterator[_Head], contexts: list[CommitContext | None], findings: list[StorageFinding]
 ) -> None:
     """Check that each commit begins and ends with an entry of its epoch, and that all together cover the entries."""
     good = [context for context in contexts if context is not None]
@@ -242,9 +248,9 @@ def _check_against_commits(
         context, where = good[i], str(head.path)
         if head.first_llsn < context.first_llsn:
             if complete:
-                findings.append(Finding(where, "no commit covers this entry", head.first_llsn, head.last_llsn))
+                findings.append(StorageFinding(where, "no commit covers this entry", head.first_llsn, head.last_llsn))
         elif head.epoch and head.last_llsn > context.last_llsn:
-            findings.append(Finding(where, "a commit ends within this entry", head.first_llsn, head.last_llsn))
+            findings.append(StorageFinding(where, "a commit ends within this entry", head.first_llsn, head.last_llsn))
         elif head.epoch and head.epoch != context.epoch:
             what = f"an entry of epoch {head.epoch} was committed in epoch {context.epoch}"
-            findings.append(Finding(where, what, head.first_llsn, head.last_llsn))
+            findings.append(StorageFinding(where, what, head.first_llsn, head.last_llsn))

@@ -36,7 +36,7 @@ from msgspec import Struct, structs
 from cutwater.errors import InvalidArgument, Refused, WrongIdentity
 from cutwater.format.errors import DamagedFile, DiskFull, NodeExists, VolumeConflict, VolumeLocked, VolumeUnusable
 from cutwater.runtime.permissions import close_to_others
-from cutwater.storage.files import TEMPORARY, Files, Lock, OsFiles, is_full, replace
+from cutwater.storage.files import TEMPORARY, Lock, OsFiles, StorageFiles, is_full, replace
 from cutwater.storage.format import NODE, decode_whole, encode_whole
 from cutwater.types import ClusterId, Incarnation, LogStreamId, StorageNodeId
 
@@ -116,7 +116,7 @@ class NodeVolumes:
         error_if_exists: bool = False,
         forget: Sequence[Path] = (),
         forget_metadata_keys: bool = False,
-        files: Files | None = None,
+        files: StorageFiles | None = None,
         make_key: Callable[[], str] = lambda: secrets.token_hex(16),
         room: Callable[[Iterable[Path]], dict[Path, int]] = free_bytes,
     ) -> None:

@@ -28,7 +28,7 @@ class Histogram:
         self.seconds += seconds
 
 
-class Counters(Struct):
+class NodeCounters(Struct):
     """Counts since the process started; changed on the event loop only."""
 
     appends: int = 0

@@ -40,8 +40,8 @@ from cutwater.errors import (
 from cutwater.format.errors import DiskFull
 from cutwater.protocol.storage_api import AppendAnswer, AppendArguments, Complaint
 from cutwater.storage.interface import ReplicaStorage
-from cutwater.storagenode.counters import Counters
-from cutwater.storagenode.outside import Asker, Outside, Stores
+from cutwater.storagenode.counters import NodeCounters
+from cutwater.storagenode.outside import AppendWaiter, Outside, Stores
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.replica.sync_scheduler import HandingOver
 from cutwater.storagenode.replica.writer import Job, Writer
@@ -100,13 +100,13 @@ class StorageNode:
         """Replicas that the leader has replaced by others. Damage in them does not matter."""
         self.state = NodeState.READY
         self.leader_epoch = LeaderEpoch(0)
-        self.counters = Counters()
+        self.counters = NodeCounters()
         self._outside = outside
         self._stores = stores
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._handing_over = HandingOver(outside.may_wait_for_disk, outside.flush_peers, self._report_if_due)
-        self._waiters: dict[Waiter, tuple[Asker, int]] = {}
+        self._waiters: dict[Waiter, tuple[AppendWaiter, int]] = {}
         self._waiting_bytes = 0
         self._next_waiter = 0
         self._sequence = 0
@@ -211,7 +211,7 @@ class StorageNode:
 
     # Appends and the chain.
 
-    def append(self, arguments: AppendArguments, batch: Batch, asker: Asker) -> None:
+    def append(self, arguments: AppendArguments, batch: Batch, asker: AppendWaiter) -> None:
         """Append a batch. ``batch`` is the one of the arguments, with its body."""
         driver, size = self.replicas.get(arguments.stream) or self.driver(arguments.stream), len(batch.body)
         self._outside.take_room(size)

@@ -12,7 +12,7 @@ from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LogStreamId, Report, StorageNodeId
 
 
-class Asker(Protocol):
+class AppendWaiter(Protocol):
     """The caller of an append. It gets either an answer or an error."""
 
     def answer(self, value: AppendAnswer) -> None: ...

@@ -40,7 +40,7 @@ from cutwater.storagenode.memory_budget import BUDGET_BYTES, MemoryBudget, relea
 from cutwater.storagenode.metadata_links import MetadataLinks
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.peer_connections import Peers
-from cutwater.storagenode.publish.part_store import ASK_SECONDS, STAGED_BYTES_MAX, Staging
+from cutwater.storagenode.publish.part_store import ASK_SECONDS, STAGED_BYTES_MAX, PartStore
 from cutwater.storagenode.publish.publishing import Publishing
 from cutwater.storagenode.repair.damage_repair import Mender, damage_of, verified
 from cutwater.storagenode.repair.scrubbing import Scrubber, ScrubOptions
@@ -53,7 +53,7 @@ from cutwater.storagenode.serving.reading import Reading
 from cutwater.storagenode.serving.scanning import Scanning
 from cutwater.storagenode.validation.content_checks import ContentChecks
 from cutwater.storagenode.validation.entry_validation import check_batch
-from cutwater.storagenode.validation.topic_forms import Topics
+from cutwater.storagenode.validation.topic_forms import KnownTopics
 from cutwater.types import Entry, Incarnation, LogStreamId, MetadataNodeId, Report, Revision, StorageNodeId
 from cutwater.wire.addresses import format_address
 from cutwater.wire.calls.handlers import LATER, Later, Methods
@@ -148,11 +148,11 @@ class StorageNodeServer:
         self._syncing = Syncing(self.node)
         self.memory = MemoryBudget(options.memory_bytes_max)
         self._verify_lock = asyncio.Lock()
-        self.topics = Topics(self._ask_catalog)
+        self.topics = KnownTopics(self._ask_catalog)
         name = f"checks of storage node {volumes.identity.node}"
         self.content = ContentChecks(self.topics, self.node.replicas, self.memory, name)
         staged_files = StagingFiles(volumes.staging)
-        self.staging = Staging(
+        self.staging = PartStore(
             self.node,
             staged_files,
             self.room.has,
@@ -265,9 +265,9 @@ class StorageNodeServer:
             return False
         return stopping.result()
 
-    def describe(self) -> api.NodeDescription:
+    def describe(self) -> api.NodeSelfDescription:
         identity = self.volumes.identity
-        return api.NodeDescription(
+        return api.NodeSelfDescription(
             identity.cluster,
             identity.node,
             "",
@@ -521,7 +521,7 @@ class StorageNodeServer:
             release_unused()
             self._verify_lock.release()
 
-    async def _add_volume(self, call: Call[str]) -> api.NodeDescription:
+    async def _add_volume(self, call: Call[str]) -> api.NodeSelfDescription:
         before = self.volumes.staged
         found = await self.node.in_thread(partial(self.volumes.add, Path(call.argument)))
         await self.node.in_thread(partial(load_or_make, self.volumes.server_key_files))
@@ -530,12 +530,12 @@ class StorageNodeServer:
         _log.warning("volume %s is used from now on, with %s replicas on it", call.argument, len(found))
         return await self._tell_volumes()
 
-    async def _remove_volume(self, call: Call[str]) -> api.NodeDescription:
+    async def _remove_volume(self, call: Call[str]) -> api.NodeSelfDescription:
         await self.node.in_thread(partial(self.volumes.take_away, Path(call.argument)))
         _log.warning("volume %s is not used any more", call.argument)
         return await self._tell_volumes()
 
-    async def _tell_volumes(self) -> api.NodeDescription:
+    async def _tell_volumes(self) -> api.NodeSelfDescription:
         """Report the current volumes; they are in the catalog when this returns."""
         await self.room.look_aside()
         if self._metadata is not None:

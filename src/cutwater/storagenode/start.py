@@ -40,7 +40,7 @@ class StopTimedOut(Unavailable):
     code = "stop_timed_out"
 
 
-class StartOptions(Struct, frozen=True):
+class NodeStartOptions(Struct, frozen=True):
     cluster: ClusterId
     node: StorageNodeId
     volumes: tuple[Path, ...]
@@ -61,7 +61,7 @@ class StartOptions(Struct, frozen=True):
     forget_metadata_keys: bool = False
 
 
-class Serving(Struct, frozen=True):
+class NodeServing(Struct, frozen=True):
     """What a node announces when it begins to serve."""
 
     cluster: ClusterId
@@ -75,7 +75,7 @@ class Serving(Struct, frozen=True):
 
 
 def run_storage_node(
-    options: StartOptions, on_serving: Callable[[Serving], None], on_hang: Callable[[CutwaterError], None]
+    options: NodeStartOptions, on_serving: Callable[[NodeServing], None], on_hang: Callable[[CutwaterError], None]
 ) -> None:
     """Serve until SIGTERM or SIGINT, then stop cleanly. Raises the error that keeps the node from serving. ``on_hang``
     is called in another thread if the node cannot even be stopped."""
@@ -83,7 +83,7 @@ def run_storage_node(
     run(_serve(_checked(options), options, on_serving, on_hang))
 
 
-def _checked(options: StartOptions) -> NodeOptions:
+def _checked(options: NodeStartOptions) -> NodeOptions:
     if not options.metadata:
         raise InvalidArgument("a storage node needs a metadata repository: give one with --metadata HOST:PORT")
     for address in options.metadata:
@@ -111,8 +111,8 @@ def _checked(options: StartOptions) -> NodeOptions:
 
 async def _serve(
     node_options: NodeOptions,
-    options: StartOptions,
-    on_serving: Callable[[Serving], None],
+    options: NodeStartOptions,
+    on_serving: Callable[[NodeServing], None],
     on_hang: Callable[[CutwaterError], None],
 ) -> None:
     asked = asyncio.Event()
@@ -157,7 +157,7 @@ def _hear_signals(stop: Callable[[], None]) -> None:
     threading.Thread(target=hear, name="signals", daemon=True).start()
 
 
-def _watchdog(options: StartOptions, on_hang: Callable[[CutwaterError], None]) -> StopTimedOut:
+def _watchdog(options: NodeStartOptions, on_hang: Callable[[CutwaterError], None]) -> StopTimedOut:
     """Limit the time that the node has to stop from now on; return the error for the case that it does not."""
     hang = StopTimedOut(f"storage node {options.node} could not be stopped within {options.stop_seconds} s")
     watchdog = threading.Timer(options.stop_seconds + 2.0, on_hang, [hang])
@@ -166,9 +166,9 @@ def _watchdog(options: StartOptions, on_hang: Callable[[CutwaterError], None]) -
     return hang
 
 
-def _serving(server: StorageNodeServer, opened_ms: int, metrics: str | None) -> Serving:
+def _serving(server: StorageNodeServer, opened_ms: int, metrics: str | None) -> NodeServing:
     identity, node = server.volumes.identity, server.node
-    return Serving(
+    return NodeServing(
         identity.cluster,
         identity.node,
         server.address,
@@ -183,7 +183,7 @@ def _serving(server: StorageNodeServer, opened_ms: int, metrics: str | None) -> 
 async def _serve_until(
     asked: asyncio.Event,
     server: StorageNodeServer,
-    options: StartOptions,
+    options: NodeStartOptions,
     on_serving: Callable[[str | None], None],
     on_hang: Callable[[CutwaterError], None],
 ) -> None:

@@ -16,7 +16,7 @@ from random import Random
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import structs
 
-from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
+from cutwater.admin.local_cluster import CLUSTER_ID, ClusterMember, LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.client.append.plain_arrow import Single, plain_body
 from cutwater.client.cluster.metadata_client import Repository
@@ -33,7 +33,7 @@ from cutwater.runtime import processes
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.volume import replica_path
 from cutwater.testing.simulator.checkers import Evidence, ReplicaDump
-from cutwater.testing.simulator.record import AppendOp, Outcome, Record, TailOp, event_times
+from cutwater.testing.simulator.record import AppendOp, SimHistory, SimOutcome, TailOp, event_times
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -63,7 +63,7 @@ def now_us() -> int:
     return time.monotonic_ns() // 1_000
 
 
-async def leader_of(cluster: LocalCluster, seconds: float = 20.0) -> Member:
+async def leader_of(cluster: LocalCluster, seconds: float = 20.0) -> ClusterMember:
     """Return the live metadata node that leads, according to any node that answers. It may take a while until one is
     elected, and until the others have noticed."""
     async with asyncio.timeout(seconds):
@@ -76,7 +76,7 @@ async def leader_of(cluster: LocalCluster, seconds: float = 20.0) -> Member:
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def who_leads(member: Member) -> metadata_api.MetadataNode | None:
+async def who_leads(member: ClusterMember) -> metadata_api.MetadataNode | None:
     try:
         connection = await connect(Endpoint(ANY_CLUSTER, "test"), *parse_address(member.address), timeout_ms=500)
         try:
@@ -87,11 +87,11 @@ async def who_leads(member: Member) -> metadata_api.MetadataNode | None:
         return None
 
 
-class Load:
+class ClusterLoad:
     """Appenders on one topic, each with one append at a time, and the catalog that they share."""
 
     def __init__(self, cluster: LocalCluster, topic: str, seed: int) -> None:
-        self.record = Record()
+        self.record = SimHistory()
         self.topic = topic
         self._rng = Random(f"load/{seed}")
         self._endpoint = Endpoint(ClusterId(CLUSTER_ID), "load")
@@ -147,7 +147,7 @@ class Load:
         try:
             connection = await self._connected(stream.chain[0])
         except CutwaterError:
-            self._settle(op, Outcome.FAIL)
+            self._settle(op, SimOutcome.FAIL)
             self._catalog = None
             await asyncio.sleep(PAUSE_SECONDS)
             return
@@ -156,16 +156,16 @@ class Load:
         try:
             answer = await connection.call(api.APPEND, arguments, body, timeout_ms=APPEND_MS)
         except CutwaterError as error:
-            self._settle(op, Outcome.UNKNOWN if is_unknown(error) else Outcome.FAIL)
+            self._settle(op, SimOutcome.UNKNOWN if is_unknown(error) else SimOutcome.FAIL)
             if isinstance(error, DeadlineExceeded):
                 await self._repository.complain(stream.stream, stream.chain[0], timeout_ms=CONNECT_MS)
             self._catalog = None
             await asyncio.sleep(PAUSE_SECONDS)
         else:
             op.ack = answer.value.ack
-            self._settle(op, Outcome.OK)
+            self._settle(op, SimOutcome.OK)
 
-    def _settle(self, op: AppendOp, outcome: Outcome) -> None:
+    def _settle(self, op: AppendOp, outcome: SimOutcome) -> None:
         op.outcome, op.completed = outcome, now_us()
 
     async def _choose(self) -> r.StreamInfo:
@@ -275,7 +275,7 @@ def is_unknown(error: CutwaterError) -> bool:
 def evidence_of(
     directory: Path,
     cluster: LocalCluster,
-    record: Record,
+    record: SimHistory,
     decisions: Iterable[Decision],
     members: dict[LogStreamId, tuple[StorageNodeId, ...]],
 ) -> Evidence:

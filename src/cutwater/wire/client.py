@@ -12,7 +12,7 @@ from cutwater.wire import inprocess_transport
 from cutwater.wire.addresses import format_address, is_loopback
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint, Expect
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 
 PORT_MAX = 65_535
 
@@ -85,7 +85,7 @@ async def greeted(
     except BaseException:
         connection.abort()
         raise
-    if connection.state is State.FAILED or connection.state is State.CLOSED:
+    if connection.state is ConnectionState.FAILED or connection.state is ConnectionState.CLOSED:
         assert connection.error is not None
         # The caller gets an error instead of the connection, so it must be closed here.
         connection.abort()

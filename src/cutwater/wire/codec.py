@@ -18,7 +18,7 @@ import msgspec
 from cutwater.errors import CutwaterError
 from cutwater.protocol.errors import FrameTooLarge, MalformedFrame
 from cutwater.protocol.methods import Body
-from cutwater.wire.messages import FIXED, FIXED_BYTES, HEADERS, PACK_FIXED, WITH_BODY, Frame, Kind
+from cutwater.wire.messages import FIXED, FIXED_BYTES, HEADERS, PACK_FIXED, WITH_BODY, FrameKind, WireFrame
 
 LARGE_BYTES = 16 * 1024
 """Frames above this size do not wait in the common buffer until they are complete."""
@@ -26,7 +26,7 @@ LARGE_BYTES = 16 * 1024
 Admit = Callable[[int, int, int], bool]
 """Returns whether there is room for a frame of this kind, call id and size."""
 
-_KINDS_MAX = max(Kind) + 1
+_KINDS_MAX = max(FrameKind) + 1
 _BODY_MAX = [0xFFFF_FFFF if kind in WITH_BODY else 0 for kind in range(_KINDS_MAX)]
 _HEADER_MAX = [0xFFFF_FFFF if HEADERS.get(kind) is not None else 0 for kind in range(_KINDS_MAX)]
 _DECODE = [
@@ -110,7 +110,7 @@ class FrameDecoder:
             self._data = data
         self._position = 0
 
-    def next_frame(self) -> Frame | None:
+    def next_frame(self) -> WireFrame | None:
         """Return the next complete frame, or None if there is none yet."""
         if self._error is not None:
             raise self._error
@@ -143,13 +143,13 @@ class FrameDecoder:
                 header = None if decode is None else decode(data[start:middle])
             except _DECODE_ERRORS as error:
                 raise _senseless(kind, error) from None
-            return Frame(kind, flags, call, header, data[middle:end], size)
+            return WireFrame(kind, flags, call, header, data[middle:end], size)
         except CutwaterError as error:
             self._error = error
             self._data, self._position, self.large, self._skip = b"", 0, None, 0
             raise
 
-    def _begin_large(self, fixed: tuple[int, int, int, int, int]) -> Frame | None:
+    def _begin_large(self, fixed: tuple[int, int, int, int, int]) -> WireFrame | None:
         """Begin a large frame: its fixed part was received, the rest was not."""
         body_bytes, header_bytes, call, kind, flags = fixed
         size = header_bytes + body_bytes
@@ -158,14 +158,14 @@ class FrameDecoder:
         if self._admit is not None and not self._admit(kind, call, size):
             self._skip = size - len(rest)
             self.frames += 1
-            return Frame(kind, flags, call, None, b"", size, True)
+            return WireFrame(kind, flags, call, None, b"", size, True)
         self._fixed = fixed
         self.large = bytearray(size)
         self.large[: len(rest)] = rest
         self._filled = len(rest)
         return None
 
-    def _finish_large(self) -> Frame:
+    def _finish_large(self) -> WireFrame:
         assert self.large is not None
         body_bytes, header_bytes, call, kind, flags = self._fixed
         view = memoryview(self.large).toreadonly()
@@ -176,16 +176,16 @@ class FrameDecoder:
         )
 
 
-def whole_frame(kind: int, flags: int, call: int, header: bytes, body: Body, size: int) -> Frame:
+def whole_frame(kind: int, flags: int, call: int, header: bytes, body: Body, size: int) -> WireFrame:
     """Return a frame of a known kind, whose header is still encoded."""
     decode = _DECODE[kind]
     if decode is None:
-        return Frame(kind, flags, call, None, body, size)
+        return WireFrame(kind, flags, call, None, body, size)
     try:
-        return Frame(kind, flags, call, decode(header), body, size)
+        return WireFrame(kind, flags, call, decode(header), body, size)
     except _DECODE_ERRORS as error:
         raise _senseless(kind, error) from None
 
 
 def _senseless(kind: int, error: Exception) -> MalformedFrame:
-    return MalformedFrame(f"the header of a {Kind(kind).name} frame makes no sense: {error}")
+    return MalformedFrame(f"the header of a {FrameKind(kind).name} frame makes no sense: {error}")

@@ -22,13 +22,13 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, 
 from cutwater.protocol.errors import ConnectionLost, Unproven, encode_error, from_wire, why_lost
 from cutwater.protocol.methods import Method, Notice, Payload, Received, StreamMethod
 from cutwater.runtime.event_loop import receive_buffer
-from cutwater.wire.calls.incoming_calls import Serving, unforeseen
+from cutwater.wire.calls.incoming_calls import IncomingCalls, unforeseen
 from cutwater.wire.calls.outbox import Outbox
 from cutwater.wire.calls.outgoing_calls import Calling
 from cutwater.wire.calls.streams import WINDOW_BYTES, WINDOW_ITEMS, SharedCredit, StreamReceiver
 from cutwater.wire.codec import FrameDecoder
 from cutwater.wire.frame_transport import FrameProtocol, FrameQueue, FrameTransport
-from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, Identity
+from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, PeerIdentity
 from cutwater.wire.identity.handshake import (
     Endpoint,
     Expect,
@@ -40,10 +40,10 @@ from cutwater.wire.identity.handshake import (
     judge_proof,
     judge_welcome,
 )
-from cutwater.wire.keepalive import Keepalive, Verdict
-from cutwater.wire.messages import ENCODE, Frame, Kind, Welcome
+from cutwater.wire.keepalive import Keepalive, KeepaliveVerdict
+from cutwater.wire.messages import ENCODE, FrameKind, Welcome, WireFrame
 from cutwater.wire.options import Budget
-from cutwater.wire.states import Snapshot, State
+from cutwater.wire.states import ConnectionSnapshot, ConnectionState
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Connection(FrameProtocol):
     ) -> None:
         self.endpoint = endpoint
         self.options = options = endpoint.options
-        self.state = State.GREETING
+        self.state = ConnectionState.GREETING
         self.peer: Peer | None = None
         self.error: CutwaterError | None = None
         """Why the connection failed. Either side may have found the error."""
@@ -107,7 +107,7 @@ class Connection(FrameProtocol):
         )
         self._calling = Calling(loop, outbox)
         self._calling.refusal = self._not_open
-        self._serving = Serving(self, loop, outbox, endpoint.methods, budget or Budget(options.call_bytes_max))
+        self._serving = IncomingCalls(self, loop, outbox, endpoint.methods, budget or Budget(options.call_bytes_max))
         limit = options.handshake_bytes_max
         self._from_bytes = FrameDecoder(limit, limit, self._admit)
         self._decoder: FrameDecoder | FrameQueue = self._from_bytes
@@ -126,10 +126,10 @@ class Connection(FrameProtocol):
         self._heard = True
         self._keepalive: Keepalive
         self._scratch = receive_buffer()
-        self._on: list[Callable[[Frame], None]] = [self._out_of_place] * (max(Kind) + 1)
-        self._on[Kind.HELLO] = self._take_hello
-        self._on[Kind.WELCOME] = self._take_welcome
-        self._on[Kind.GOAWAY] = self._take_goaway
+        self._on: list[Callable[[WireFrame], None]] = [self._out_of_place] * (max(FrameKind) + 1)
+        self._on[FrameKind.HELLO] = self._take_hello
+        self._on[FrameKind.WELCOME] = self._take_welcome
+        self._on[FrameKind.GOAWAY] = self._take_goaway
 
     @property
     def greeting_ms_max(self) -> int:
@@ -167,7 +167,7 @@ class Connection(FrameProtocol):
 
         If the waiting task is cancelled, the handler is cancelled too.
         """
-        future: asyncio.Future[Frame] = self._loop.create_future()
+        future: asyncio.Future[WireFrame] = self._loop.create_future()
         number = self._calling.start(method.name, argument, body, timeout_ms, future)
         if self._is_choked:
             self._unchoke()
@@ -195,7 +195,7 @@ class Connection(FrameProtocol):
         Returns a number for ``cancel``. After ``cancel``, ``on_answer`` is not called.
         """
 
-        def sink(outcome: Frame | CutwaterError) -> None:
+        def sink(outcome: WireFrame | CutwaterError) -> None:
             if isinstance(outcome, CutwaterError):
                 on_answer(outcome)
                 return
@@ -250,7 +250,7 @@ class Connection(FrameProtocol):
                 f"{notice.name}: {outbox.size} bytes wait already for {self._address}, which reads too slowly",
                 retry_ms=self.options.retry_ms,
             )
-        outbox.send(Kind.NOTIFY, 0, ENCODE((notice.name, argument)), body, is_alone=is_alone)
+        outbox.send(FrameKind.NOTIFY, 0, ENCODE((notice.name, argument)), body, is_alone=is_alone)
         self._told_until = outbox.position
         if self._is_choked:
             self._unchoke()
@@ -259,8 +259,8 @@ class Connection(FrameProtocol):
         """Write everything that was sent in this turn now. Call this before waiting for something else."""
         self._outbox.flush()
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(
+    def snapshot(self) -> ConnectionSnapshot:
+        return ConnectionSnapshot(
             self.state,
             self._calling.count,
             self._calling.bytes,
@@ -276,15 +276,15 @@ class Connection(FrameProtocol):
         """Stop sending and accepting requests, wait until the requests under way are answered, and close."""
         deadline = self._loop.time() + timeout_ms / 1_000
         try:
-            if self.state is State.OPEN:
+            if self.state is ConnectionState.OPEN:
                 self._begin_closing()
-            if self.state is State.CLOSING and self._drained is not None:
+            if self.state is ConnectionState.CLOSING and self._drained is not None:
                 waiting = {self._drained, self.closed}
                 await asyncio.wait(waiting, timeout=timeout_ms / 1_000, return_when="FIRST_COMPLETED")
-            if self._transport is not None and self.state is not State.FAILED:
+            if self._transport is not None and self.state is not ConnectionState.FAILED:
                 self._outbox.flush()
                 self._transport.close()
-            if self.state is not State.CLOSED:
+            if self.state is not ConnectionState.CLOSED:
                 await asyncio.wait({self.closed}, timeout=max(deadline - self._loop.time(), 0.1))
         finally:
             # A caller that is cancelled while closing must not leave a connection open that has no owner.
@@ -295,12 +295,12 @@ class Connection(FrameProtocol):
         """Close at once, without waiting for answers."""
         if self._transport is not None:
             self._transport.abort()
-        elif self.state is not State.CLOSED:
+        elif self.state is not ConnectionState.CLOSED:
             self.connection_lost(None)
 
     def fail(self, error: CutwaterError) -> None:
         """End the connection because of what the peer did: send the peer the error, and process no more frames."""
-        if self.state in (State.FAILED, State.CLOSED):
+        if self.state in (ConnectionState.FAILED, ConnectionState.CLOSED):
             return
         if self.peer is not None and not isinstance(error, Unproven):
             # Peers that have not greeted are logged by the listener, and peers that fail to prove that they are servers
@@ -308,7 +308,7 @@ class Connection(FrameProtocol):
             _log.info("%r closed: %s", self, error.message)
         self._fall(error)
         told = encode_error(error, self._outbox.header_bytes_max - 1)
-        self._outbox.send(Kind.GOAWAY, 0, ENCODE((Raw(told),)))
+        self._outbox.send(FrameKind.GOAWAY, 0, ENCODE((Raw(told),)))
         self._outbox.flush()
         transport = self._transport
         if transport is not None and not transport.is_closing():
@@ -321,7 +321,7 @@ class Connection(FrameProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             # The connection was given up while it was being made.
             transport.abort()
             return
@@ -339,11 +339,11 @@ class Connection(FrameProtocol):
             return
         self._later("handshake", self.options.handshake_ms_max, self._handshake_is_late)
         if self._hello is not None:
-            self._outbox.send(Kind.HELLO, 0, self._hello)
+            self._outbox.send(FrameKind.HELLO, 0, self._hello)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         self._is_direct = False
-        if self._from_bytes.large is not None and self.state is not State.FAILED:
+        if self._from_bytes.large is not None and self.state is not ConnectionState.FAILED:
             target = self._from_bytes.target()
             if target is not None:
                 self._is_direct = True
@@ -354,13 +354,13 @@ class Connection(FrameProtocol):
         self._heard = True
         if self._is_direct:
             self._from_bytes.filled(nbytes)
-        elif self.state is not State.FAILED:
+        elif self.state is not ConnectionState.FAILED:
             self._from_bytes.feed(self._scratch[:nbytes].tobytes())
         self._process()
 
     def frames_received(self) -> None:
         self._heard = True
-        if self.state is State.FAILED and isinstance(self._decoder, FrameQueue):
+        if self.state is ConnectionState.FAILED and isinstance(self._decoder, FrameQueue):
             self._decoder.clear()
         self._process()
 
@@ -379,17 +379,17 @@ class Connection(FrameProtocol):
 
     def _settled(self) -> None:
         """Runs one turn after much was written. A transport that cannot keep up has called ``pause_writing`` by now."""
-        if self._is_deaf and not self._is_choked and self.state in (State.OPEN, State.CLOSING):
+        if self._is_deaf and not self._is_choked and self.state in (ConnectionState.OPEN, ConnectionState.CLOSING):
             self._listen_again()
         if not self._outbox.is_paused:
             self._serving.wake_streams()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             return
-        if self.state is not State.FAILED:
+        if self.state is not ConnectionState.FAILED:
             self._fall(self._why_lost(exc))
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED
         self._transport = None
         self._outbox.detach()
         for timer in self._timers.values():
@@ -427,9 +427,9 @@ class Connection(FrameProtocol):
         Unrequested frames count against the budget that all connections share. A request for which there is no room is
         skipped and refused.
         """
-        if kind in (Kind.RESPONSE, Kind.STREAM_ITEM):
+        if kind in (FrameKind.RESPONSE, FrameKind.STREAM_ITEM):
             return self._calling.expects(kind, call)
-        is_request = kind in (Kind.REQUEST, Kind.STREAM_OPEN)
+        is_request = kind in (FrameKind.REQUEST, FrameKind.STREAM_OPEN)
         if self._serving.reserve(size, is_request=is_request):
             return True
         if not is_request:
@@ -437,8 +437,8 @@ class Connection(FrameProtocol):
             raise self._serving.exhausted(f"there is no room now for a message of {size} bytes")
         return False
 
-    def _out_of_place(self, frame: Frame) -> None:
-        raise ProtocolViolation(f"a {Kind(frame.kind).name} frame has no place while {self.state.value}")
+    def _out_of_place(self, frame: WireFrame) -> None:
+        raise ProtocolViolation(f"a {FrameKind(frame.kind).name} frame has no place while {self.state.value}")
 
     def _require_transport(self) -> asyncio.Transport:
         assert self._transport is not None
@@ -448,7 +448,7 @@ class Connection(FrameProtocol):
         """Much waits to be written: stop reading for this turn, or until the peer has read."""
         if self._outbox.is_paused:
             self._choke()
-        elif self.state in (State.OPEN, State.CLOSING):
+        elif self.state in (ConnectionState.OPEN, ConnectionState.CLOSING):
             # The next turn shows whether the transport can keep up.
             self._is_deaf = True
             self._require_transport().pause_reading()
@@ -456,7 +456,7 @@ class Connection(FrameProtocol):
     def _choke(self) -> None:
         outbox = self._outbox
         is_telling = self._told_until > outbox.position - outbox.size
-        if self.state in (State.OPEN, State.CLOSING) and self._calling.is_idle and not is_telling:
+        if self.state in (ConnectionState.OPEN, ConnectionState.CLOSING) and self._calling.is_idle and not is_telling:
             self._is_choked = self._is_deaf = True
             self._require_transport().pause_reading()
 
@@ -470,19 +470,19 @@ class Connection(FrameProtocol):
             self._listen_again()
 
     def _listen_again(self) -> None:
-        if self._transport is not None and self.state is not State.FAILED:
+        if self._transport is not None and self.state is not ConnectionState.FAILED:
             self._is_deaf = False
             self._transport.resume_reading()
             self._loop.call_soon(self._process)
 
     # Handshake.
 
-    def _take_hello(self, frame: Frame) -> None:
+    def _take_hello(self, frame: WireFrame) -> None:
         if self._hello is not None:
             self._out_of_place(frame)
         transport = self._require_transport()
         theirs, welcome, peer = judge_hello(self.endpoint, frame.header, self._address, accepted_at(transport))
-        self._on[Kind.HELLO] = self._out_of_place
+        self._on[FrameKind.HELLO] = self._out_of_place
         hello = bytes(frame.header) if welcome.nonce else b""
         if self._authenticate is None:
             self._welcome(hello, welcome, peer, ANONYMOUS)
@@ -490,14 +490,14 @@ class Connection(FrameProtocol):
         certificate = transport.get_extra_info("peercert") or {}
         shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, self._address)
         identity = self._authenticate(shown)
-        if isinstance(identity, Identity):
+        if isinstance(identity, PeerIdentity):
             self._welcome(hello, welcome, peer, identity)
             return
         self._is_deaf = True
         transport.pause_reading()
         self._judging = self._loop.create_task(self._judge(hello, welcome, peer, identity))
 
-    async def _judge(self, hello: bytes, welcome: Welcome, peer: Peer, identity: Awaitable[Identity]) -> None:
+    async def _judge(self, hello: bytes, welcome: Welcome, peer: Peer, identity: Awaitable[PeerIdentity]) -> None:
         try:
             self._welcome(hello, welcome, peer, await identity)
         except CutwaterError as error:
@@ -508,26 +508,26 @@ class Connection(FrameProtocol):
         else:
             self._listen_again()
 
-    def _welcome(self, hello: bytes, welcome: Welcome, peer: Peer, identity: Identity) -> None:
+    def _welcome(self, hello: bytes, welcome: Welcome, peer: Peer, identity: PeerIdentity) -> None:
         """Send the WELCOME. A client is connected now; a peer that claims to be a server must prove which one first."""
-        if self.state is not State.GREETING:
+        if self.state is not ConnectionState.GREETING:
             return
         encoded = ENCODE(welcome)
-        self._outbox.send(Kind.WELCOME, 0, encoded)
+        self._outbox.send(FrameKind.WELCOME, 0, encoded)
         peer = replace(peer, identity=identity)
         if hello:
             self._unproven = peer, hello, encoded
-            self._on[Kind.PROOF] = self._take_proof
+            self._on[FrameKind.PROOF] = self._take_proof
         else:
             self._open(peer)
 
-    def _take_proof(self, frame: Frame) -> None:
+    def _take_proof(self, frame: WireFrame) -> None:
         assert self._unproven is not None
         peer, hello, welcome = self._unproven
         self._unproven = None
         self._open(replace(peer, server=judge_proof(hello, welcome, frame.header.signature, self._address)))
 
-    def _take_welcome(self, frame: Frame) -> None:
+    def _take_welcome(self, frame: WireFrame) -> None:
         hello = self._hello
         if hello is None:
             self._out_of_place(frame)
@@ -536,12 +536,12 @@ class Connection(FrameProtocol):
         if self._expect is not None:
             self._expect(peer.server)
         if is_proof_wanted and self.endpoint.key is not None:
-            self._outbox.send(Kind.PROOF, 0, encode_proof(self.endpoint.key, hello, bytes(frame.header)))
+            self._outbox.send(FrameKind.PROOF, 0, encode_proof(self.endpoint.key, hello, bytes(frame.header)))
         self._open(peer)
 
     def _open(self, peer: Peer) -> None:
         self.peer = peer
-        self.state = State.OPEN
+        self.state = ConnectionState.OPEN
         self._decoder.frame_bytes_max = self.options.frame_bytes_max
         self._decoder.header_bytes_max = self.options.header_bytes_max
         self._outbox.frame_bytes_max = peer.limits.frame_bytes_max
@@ -558,19 +558,19 @@ class Connection(FrameProtocol):
 
     def _take_everything(self) -> None:
         on, calling, serving, outbox = self._on, self._calling, self._serving, self._outbox
-        on[Kind.HELLO] = on[Kind.WELCOME] = on[Kind.PROOF] = self._out_of_place
-        on[Kind.REQUEST] = serving.request
-        on[Kind.STREAM_OPEN] = serving.stream_open
-        on[Kind.NOTIFY] = serving.notify
-        on[Kind.CANCEL] = serving.cancel
-        on[Kind.CREDIT] = serving.credit
-        on[Kind.RESPONSE] = calling.response
-        on[Kind.ERROR] = calling.error
-        on[Kind.STREAM_ITEM] = calling.stream_item
-        on[Kind.BLOCKED] = calling.blocked
-        on[Kind.STREAM_END] = calling.stream_end
-        on[Kind.PING] = lambda frame: outbox.send(Kind.PONG, frame.call, b"")
-        on[Kind.PONG] = lambda frame: None
+        on[FrameKind.HELLO] = on[FrameKind.WELCOME] = on[FrameKind.PROOF] = self._out_of_place
+        on[FrameKind.REQUEST] = serving.request
+        on[FrameKind.STREAM_OPEN] = serving.stream_open
+        on[FrameKind.NOTIFY] = serving.notify
+        on[FrameKind.CANCEL] = serving.cancel
+        on[FrameKind.CREDIT] = serving.credit
+        on[FrameKind.RESPONSE] = calling.response
+        on[FrameKind.ERROR] = calling.error
+        on[FrameKind.STREAM_ITEM] = calling.stream_item
+        on[FrameKind.BLOCKED] = calling.blocked
+        on[FrameKind.STREAM_END] = calling.stream_end
+        on[FrameKind.PING] = lambda frame: outbox.send(FrameKind.PONG, frame.call, b"")
+        on[FrameKind.PONG] = lambda frame: None
 
     def _handshake_is_late(self) -> None:
         self.fail(DeadlineExceeded(f"there was no handshake within {self.options.handshake_ms_max} ms"))
@@ -578,7 +578,7 @@ class Connection(FrameProtocol):
     # Closing.
 
     def _begin_closing(self) -> None:
-        self.state = State.CLOSING
+        self.state = ConnectionState.CLOSING
         self._drained = self._loop.create_future()
         self._calling.refusal = self._not_open
         self._serving.refusal = lambda: Unavailable("this side is closing, so nothing was done: ask elsewhere")
@@ -591,11 +591,11 @@ class Connection(FrameProtocol):
     def _say_goaway(self) -> None:
         if not self._has_said_goaway:
             self._has_said_goaway = True
-            self._outbox.send(Kind.GOAWAY, 0, ENCODE((None,)))
+            self._outbox.send(FrameKind.GOAWAY, 0, ENCODE((None,)))
 
-    def _take_goaway(self, frame: Frame) -> None:
+    def _take_goaway(self, frame: WireFrame) -> None:
         wire = frame.header.error
-        if wire is not None or self.state is State.GREETING:
+        if wire is not None or self.state is ConnectionState.GREETING:
             error = from_wire(wire) if wire is not None else Unavailable("the peer is closing")
             self._fall(error)
             if self._transport is not None:
@@ -614,7 +614,7 @@ class Connection(FrameProtocol):
 
     def _fall(self, error: CutwaterError) -> None:
         """Enter the state FAILED, from which the connection can only close. Every waiting caller gets an error."""
-        self.state = State.FAILED
+        self.state = ConnectionState.FAILED
         self.error = error
         self._calling.refusal = self._not_open
         self._calling.on_idle = self._serving.on_idle = None
@@ -631,7 +631,7 @@ class Connection(FrameProtocol):
         self._serving.lost()
 
     def _why_lost(self, exc: Exception | None) -> CutwaterError:
-        is_greeting = self.state is State.GREETING and self._hello is not None
+        is_greeting = self.state is ConnectionState.GREETING and self._hello is not None
         return why_lost(self._address, exc, is_greeting=is_greeting, has_tls=self._has_tls)
 
     def _not_open(self) -> ConnectionLost:
@@ -642,7 +642,7 @@ class Connection(FrameProtocol):
         return ConnectionLost(f"{self._address} is closing: connect again, or elsewhere", outcome_unknown=False)
 
     def _overflow(self, size: int) -> None:
-        if self.state not in (State.FAILED, State.CLOSED):
+        if self.state not in (ConnectionState.FAILED, ConnectionState.CLOSED):
             error = ResourceExhausted(
                 f"{size} bytes wait to be read by {self._address}, more than the limit of {self._outbox.bytes_max}",
                 retry_ms=self.options.retry_ms,
@@ -665,11 +665,11 @@ class Connection(FrameProtocol):
             is_amid_frame=decoder.is_amid_frame and not self._is_choked,
         )
         self._heard = False
-        if verdict is Verdict.ASK:
-            self._outbox.send(Kind.PING, 0, b"")
-        elif verdict is Verdict.STUCK:
+        if verdict is KeepaliveVerdict.ASK:
+            self._outbox.send(FrameKind.PING, 0, b"")
+        elif verdict is KeepaliveVerdict.STUCK:
             self.fail(DeadlineExceeded(f"a message did not arrive within {self.options.frame_ms_max} ms"))
-        elif verdict is Verdict.GONE:
+        elif verdict is KeepaliveVerdict.GONE:
             message = f"{self._address} has not been heard of for {2 * self.options.ping_ms} ms"
             self._fall(ConnectionLost(message, outcome_unknown=True))
             self.abort()

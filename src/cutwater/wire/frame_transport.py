@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from cutwater.protocol.errors import FrameTooLarge
 from cutwater.protocol.methods import Body
 from cutwater.wire.codec import LARGE_BYTES, Admit, whole_frame
-from cutwater.wire.messages import FIXED_BYTES, Frame
+from cutwater.wire.messages import FIXED_BYTES, WireFrame
 
 TURN_BYTES_MAX = 4 * 1024 * 1024
 """Bytes that one side may read in one turn of the event loop, so that others get their turn."""
@@ -57,7 +57,7 @@ class FrameQueue:
     def begin_turn(self) -> None:
         self._turn_bytes = TURN_BYTES_MAX
 
-    def next_frame(self) -> Frame | None:
+    def next_frame(self) -> WireFrame | None:
         """Return the next frame, or None if there is none or the turn is over."""
         if not self._waiting or self._turn_bytes <= 0 or self._admit is None:
             return None
@@ -71,7 +71,7 @@ class FrameQueue:
             raise FrameTooLarge("a message", size, self.frame_bytes_max)
         self.frames += 1
         if size > LARGE_BYTES and not self._admit(kind, call, size):
-            return Frame(kind, 0, call, None, b"", size, True)
+            return WireFrame(kind, 0, call, None, b"", size, True)
         return whole_frame(kind, 0, call, header, body, size)
 
     def clear(self) -> None:

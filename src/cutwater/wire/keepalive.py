@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 
 
-class Verdict(enum.Enum):
+class KeepaliveVerdict(enum.Enum):
     FINE = "fine"
     ASK = "ask"
     """The peer sent nothing for an interval: ask whether it is there."""
@@ -36,7 +36,7 @@ class Keepalive:
         self._unsent = 0
         self._is_asked = False
 
-    def judge(self, now: float, *, heard: bool, unsent: int, frames: int, is_amid_frame: bool) -> Verdict:
+    def judge(self, now: float, *, heard: bool, unsent: int, frames: int, is_amid_frame: bool) -> KeepaliveVerdict:
         """Return what to do next.
 
         ``heard``: bytes came since the last call. ``unsent``: bytes that wait to be sent; if there are fewer than last
@@ -48,11 +48,11 @@ class Keepalive:
         if is_late or not is_amid_frame or frames != self._frames:
             self._frames, self._frames_since = frames, now
         elif now - self._frames_since > self._frame_seconds_max:
-            return Verdict.STUCK
+            return KeepaliveVerdict.STUCK
         if heard or is_reading or is_late:
             self._is_asked = False
-            return Verdict.FINE
+            return KeepaliveVerdict.FINE
         if self._is_asked:
-            return Verdict.GONE
+            return KeepaliveVerdict.GONE
         self._is_asked = True
-        return Verdict.ASK
+        return KeepaliveVerdict.ASK

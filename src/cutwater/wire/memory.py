@@ -42,7 +42,7 @@ class Faults(Struct, frozen=True, kw_only=True):
 class MemoryTransport(asyncio.Transport):
     """One end of a link."""
 
-    def __init__(self, link: Link, protocol: asyncio.BufferedProtocol, address: str, peer_address: str) -> None:
+    def __init__(self, link: MemoryLink, protocol: asyncio.BufferedProtocol, address: str, peer_address: str) -> None:
         super().__init__({"sockname": address, "peername": peer_address})
         self.link = link
         self.protocol = protocol
@@ -135,7 +135,7 @@ class MemoryTransport(asyncio.Transport):
 class Pipe:
     """One direction of a link."""
 
-    def __init__(self, link: Link, sender: MemoryTransport, receiver: MemoryTransport, seed: int) -> None:
+    def __init__(self, link: MemoryLink, sender: MemoryTransport, receiver: MemoryTransport, seed: int) -> None:
         self.link = link
         self.sender, self.receiver = sender, receiver
         self.waiting = bytearray()
@@ -189,7 +189,7 @@ class Pipe:
                 receiver.close()
 
 
-class Link:
+class MemoryLink:
     """A connection between two ends, with the means to disturb it."""
 
     def __init__(
@@ -257,7 +257,7 @@ class MemoryNetwork:
 
     def __init__(self) -> None:
         self.listeners: dict[str, MemoryListener] = {}
-        self.links: list[Link] = []
+        self.links: list[MemoryLink] = []
 
     def listen(
         self,
@@ -290,7 +290,7 @@ class MemoryNetwork:
             if listener is None:
                 raise ConnectionLost(f"{address} cannot be reached: nobody listens there", outcome_unknown=False)
             server = listener.gate.enter(source)
-            self.links.append(Link(connection, server, address, len(self.links), faults or Faults()))
+            self.links.append(MemoryLink(connection, server, address, len(self.links), faults or Faults()))
 
         connection = Connection(endpoint, token=token, expect=expect)
         return await greeted(connection, attach, address, timeout_ms)
@@ -301,9 +301,9 @@ class MemoryNetwork:
         protocol: asyncio.BufferedProtocol,
         faults: Faults | None = None,
         source: str = SOURCE,
-    ) -> Link:
+    ) -> MemoryLink:
         """Connect a protocol that need not follow the rules of Cutwater's protocol."""
         server = self.listeners[address].gate.enter(source)
-        link = Link(protocol, server, address, len(self.links), faults or Faults())
+        link = MemoryLink(protocol, server, address, len(self.links), faults or Faults())
         self.links.append(link)
         return link

@@ -50,7 +50,7 @@ VERSION_MAX = 2
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """The kind of a frame. The numbers are part of the format."""
 
     HELLO = 1
@@ -71,7 +71,9 @@ class Kind(enum.IntEnum):
     PROOF = 16
 
 
-WITH_BODY: frozenset[int] = frozenset({Kind.REQUEST, Kind.RESPONSE, Kind.STREAM_OPEN, Kind.STREAM_ITEM, Kind.NOTIFY})
+WITH_BODY: frozenset[int] = frozenset(
+    {FrameKind.REQUEST, FrameKind.RESPONSE, FrameKind.STREAM_OPEN, FrameKind.STREAM_ITEM, FrameKind.NOTIFY}
+)
 
 
 class PeerLimits(Struct, frozen=True, array_like=True):
@@ -186,26 +188,26 @@ class GoAway(Struct, frozen=True, array_like=True):
 
 
 HEADERS: dict[int, type[Struct] | type[Raw] | None] = {
-    Kind.HELLO: Raw,  # It may be of another version; ``handshake`` looks at that first.
-    Kind.WELCOME: Raw,
-    Kind.REQUEST: RequestHeader,
-    Kind.RESPONSE: Raw,  # Only the caller knows the type.
-    Kind.ERROR: WireError,
-    Kind.STREAM_OPEN: OpenHeader,
-    Kind.STREAM_ITEM: ItemHeader,
-    Kind.BLOCKED: BlockedHeader,
-    Kind.CREDIT: CreditHeader,
-    Kind.STREAM_END: None,
-    Kind.CANCEL: None,
-    Kind.NOTIFY: NotifyHeader,
-    Kind.PING: None,
-    Kind.PONG: None,
-    Kind.GOAWAY: GoAway,
-    Kind.PROOF: Proof,
+    FrameKind.HELLO: Raw,  # It may be of another version; ``handshake`` looks at that first.
+    FrameKind.WELCOME: Raw,
+    FrameKind.REQUEST: RequestHeader,
+    FrameKind.RESPONSE: Raw,  # Only the caller knows the type.
+    FrameKind.ERROR: WireError,
+    FrameKind.STREAM_OPEN: OpenHeader,
+    FrameKind.STREAM_ITEM: ItemHeader,
+    FrameKind.BLOCKED: BlockedHeader,
+    FrameKind.CREDIT: CreditHeader,
+    FrameKind.STREAM_END: None,
+    FrameKind.CANCEL: None,
+    FrameKind.NOTIFY: NotifyHeader,
+    FrameKind.PING: None,
+    FrameKind.PONG: None,
+    FrameKind.GOAWAY: GoAway,
+    FrameKind.PROOF: Proof,
 }
 
 
-class Frame(Struct, gc=False):
+class WireFrame(Struct, gc=False):
     """One received frame. ``header`` is of the type in ``HEADERS``, if any. ``size`` counts header and body.
 
     ``skipped``: the frame was discarded while it was received, because the receiver had no room for it.

@@ -14,7 +14,7 @@ import enum
 from msgspec import Struct
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     GREETING = "greeting"
     OPEN = "open"
     CLOSING = "closing"
@@ -22,10 +22,10 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-class Snapshot(Struct, frozen=True):
+class ConnectionSnapshot(Struct, frozen=True):
     """What a connection holds at the moment."""
 
-    state: State
+    state: ConnectionState
     calls: int
     call_bytes: int
     served: int

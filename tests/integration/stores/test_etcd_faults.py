@@ -19,7 +19,7 @@ from cutwater.metadata.etcd import etcd_pb2 as pb
 from cutwater.metadata.etcd.address import EtcdAddress
 from cutwater.metadata.etcd.client import STATUS
 from cutwater.metadata.stores.etcd_store import EtcdStore
-from cutwater.metadata.stores.store_interface import LeaderInfo, Loaded
+from cutwater.metadata.stores.store_interface import LeaderInfo, LoadedState
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.testing.local_etcd import EtcdServer, LocalEtcd
 from cutwater.types import LeaderEpoch
@@ -154,7 +154,7 @@ async def proxied(backend: Etcd) -> AsyncIterator[tuple[EtcdStore, EtcdStore, Fa
 
 
 async def with_lost_answer(
-    proxy: FaultProxy, call: Awaitable[object], direct: EtcdStore, has_happened: Callable[[Loaded], bool]
+    proxy: FaultProxy, call: Awaitable[object], direct: EtcdStore, has_happened: Callable[[LoadedState], bool]
 ) -> None:
     """Make the call, lose its answer after it has been carried out, and let the client find out for itself."""
     connections = proxy.connections

@@ -10,7 +10,7 @@ import pytest
 
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, LeaderFenced, Unavailable
-from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, Loaded, MetadataStore
+from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, LoadedState, MetadataStore
 from cutwater.types import DecisionIndex, LeaderEpoch
 from tests.integration.stores.conftest import Backend
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History, cursors
@@ -18,7 +18,7 @@ from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, His
 E0, E1, E2 = LeaderEpoch(0), LeaderEpoch(1), LeaderEpoch(2)
 
 
-def fold(loaded: Loaded) -> Snapshot:
+def fold(loaded: LoadedState) -> Snapshot:
     return OrderState(loaded.snapshot, loaded.decisions).snapshot()
 
 
@@ -31,7 +31,7 @@ async def store_led_by_one(backend: Backend) -> MetadataStore:
 async def test_at_first_there_is_nothing_and_nobody(backend: Backend) -> None:
     store = await backend.open()
     assert await store.leader() == NOBODY
-    assert await store.load() == Loaded(NOBODY, Snapshot(), ())
+    assert await store.load() == LoadedState(NOBODY, Snapshot(), ())
     with pytest.raises(LeaderFenced, match="no node has ever led"):
         await store.append(E0, START, History().next())
     with pytest.raises(LeaderFenced):
@@ -57,7 +57,7 @@ async def test_keys_of_metadata_nodes_are_kept_and_replaced_and_are_no_decisions
     await two.announce(TWO, "another key")
     await two.announce(TWO, "another key")
     assert await one.members() == {ONE: "a key", TWO: "another key"}
-    assert await one.load() == Loaded(NOBODY, Snapshot(), ())
+    assert await one.load() == LoadedState(NOBODY, Snapshot(), ())
     assert await one.acquire(ONE, HERE, E0) == E1
     await one.append(E1, START, History().next())
     await two.announce(TWO, "a new key")
@@ -92,7 +92,7 @@ async def test_what_is_appended_is_loaded(backend: Backend) -> None:
     for count in (1, 7, 30):
         after = history.state.index
         await store.append(E1, after, history.next(count))
-    expected = Loaded(LeaderInfo(E1, ONE, HERE), Snapshot(), tuple(history.made))
+    expected = LoadedState(LeaderInfo(E1, ONE, HERE), Snapshot(), tuple(history.made))
     assert await store.load() == expected
     again = await backend.reopen()
     assert await again.load() == expected
@@ -128,7 +128,7 @@ async def test_the_same_append_again_succeeds_and_is_stored_once(backend: Backen
         await store.append(E1, DecisionIndex(6), decisions)
     await store.trim(E1, history.state.snapshot())
     await store.append(E1, DecisionIndex(6), decisions)
-    assert await store.load() == Loaded(LeaderInfo(E1, ONE, HERE), history.state.snapshot(), ())
+    assert await store.load() == LoadedState(LeaderInfo(E1, ONE, HERE), history.state.snapshot(), ())
 
 
 async def test_another_append_at_the_same_place_is_refused(backend: Backend) -> None:
@@ -177,11 +177,11 @@ async def test_a_snapshot_takes_the_place_of_decisions(backend: Backend) -> None
         highest = max(index, highest)
         await store.trim(E1, snapshots[index])
         loaded = await store.load()
-        assert loaded == Loaded(LeaderInfo(E1, ONE, HERE), snapshots[highest], tuple(history.made[highest:]))
+        assert loaded == LoadedState(LeaderInfo(E1, ONE, HERE), snapshots[highest], tuple(history.made[highest:]))
         assert fold(loaded) == history.state.snapshot()
         await store.append(E1, DecisionIndex(37), ())
     again = await backend.reopen()
-    assert await again.load() == Loaded(LeaderInfo(E1, ONE, HERE), history.state.snapshot(), ())
+    assert await again.load() == LoadedState(LeaderInfo(E1, ONE, HERE), history.state.snapshot(), ())
     await again.append(E1, DecisionIndex(37), history.next(2))
     assert fold(await again.load()) == history.state.snapshot()
 
@@ -215,7 +215,7 @@ async def test_appends_go_on_while_a_large_snapshot_is_stored(backend: Backend) 
             await store.append(E1, state.index, (decision,))
             state.apply(decision)
         await trimming
-        assert await store.load() == Loaded(LeaderInfo(E1, ONE, HERE), snapshot, more)
+        assert await store.load() == LoadedState(LeaderInfo(E1, ONE, HERE), snapshot, more)
     again = await backend.reopen()
     assert fold(await again.load()) == state.snapshot()
 

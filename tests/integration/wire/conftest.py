@@ -34,7 +34,7 @@ from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.inprocess_transport import NearTransport
 from cutwater.wire.listen.server import Listener, listen
 from cutwater.wire.memory import Faults, MemoryListener, MemoryNetwork
-from cutwater.wire.messages import FIXED, FIXED_BYTES, Frame, Kind
+from cutwater.wire.messages import FIXED, FIXED_BYTES, FrameKind, WireFrame
 from cutwater.wire.options import ListenerOptions, WireOptions
 
 # Lets the tests of this folder import ``wire_kit`` by name.
@@ -49,7 +49,7 @@ class Raw(asyncio.BufferedProtocol):
 
     def __init__(self, *, stays: bool) -> None:
         self.transport: Any = None
-        self.frames: list[Frame] = []
+        self.frames: list[WireFrame] = []
         self.stays = stays
         """Whether it keeps its end open when the other has closed."""
         self.made = asyncio.get_running_loop().create_future()
@@ -77,17 +77,17 @@ class Raw(asyncio.BufferedProtocol):
     def send(self, data: bytes) -> None:
         self.transport.write(data)
 
-    async def until(self, condition: Callable[[list[Frame]], object]) -> None:
+    async def until(self, condition: Callable[[list[WireFrame]], object]) -> None:
         async with asyncio.timeout(5):
             while not condition(self.frames):
                 await asyncio.sleep(0.005)
 
     async def farewell(self) -> CutwaterError:
         """The reason that the other side gave before it closed."""
-        await self.until(lambda frames: any(frame.kind == Kind.GOAWAY for frame in frames))
+        await self.until(lambda frames: any(frame.kind == FrameKind.GOAWAY for frame in frames))
         if not self.stays:
             await asyncio.wait_for(self.gone, 5)
-        (error,) = [from_wire(frame.header.error) for frame in self.frames if frame.kind == Kind.GOAWAY]
+        (error,) = [from_wire(frame.header.error) for frame in self.frames if frame.kind == FrameKind.GOAWAY]
         return error
 
 

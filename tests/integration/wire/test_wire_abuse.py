@@ -17,16 +17,16 @@ from wire_kit import OF_BYTES
 from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted
 from cutwater.protocol.errors import ConnectionLost, FrameTooLarge, MalformedFrame, from_wire, to_wire
 from cutwater.protocol.methods import Method, Notice, StreamMethod
-from cutwater.wire.calls.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.calls.handlers import LATER, Later, Methods, ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.calls.outbox import FLUSH_BYTES
 from cutwater.wire.calls.streams import SharedCredit, StreamSender
 from cutwater.wire.codec import encode_frame
 from cutwater.wire.connection import Connection
 from cutwater.wire.memory import Faults
-from cutwater.wire.messages import FIXED, GoAway, Kind, PeerLimits
+from cutwater.wire.messages import FIXED, FrameKind, GoAway, PeerLimits
 from cutwater.wire.options import ListenerOptions, WireOptions
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 
 ECHO = Method[None, None]("echo", None, None)
 GIVE = Method[int, None]("give", int, None)
@@ -44,15 +44,15 @@ class Server:
         self.methods = methods = Methods()
         self.held: list[Call[None]] = []
         self.flooded = 0
-        methods.answers(ECHO)(lambda call: Reply(None, call.body))
-        methods.answers(GIVE)(lambda call: Reply(None, bytes(call.argument)))
+        methods.answers(ECHO)(lambda call: ReplyWithBody(None, call.body))
+        methods.answers(GIVE)(lambda call: ReplyWithBody(None, bytes(call.argument)))
         methods.answers(GIVE_IN_A_TASK)(self.give_in_a_task)
         methods.answers(HOLD)(self.hold)
         methods.streams_to(FLOOD)(self.flood)
 
-    async def give_in_a_task(self, call: Call[int]) -> Reply[None]:
+    async def give_in_a_task(self, call: Call[int]) -> ReplyWithBody[None]:
         await asyncio.sleep(0.01)
-        return Reply(None, bytes(call.argument))
+        return ReplyWithBody(None, bytes(call.argument))
 
     def hold(self, call: Call[None]) -> Later:
         self.held.append(call)
@@ -66,14 +66,14 @@ class Server:
 
 
 def request(number: int, method: str, argument: Any = None, body: bytes = b"", timeout_ms: int = 60_000) -> bytes:
-    return encode_frame(Kind.REQUEST, number, msgpack.encode((method, timeout_ms, argument)), body)
+    return encode_frame(FrameKind.REQUEST, number, msgpack.encode((method, timeout_ms, argument)), body)
 
 
 async def greeted(network: Any, listener: Any, *, reading: bool = True) -> Any:
     """A peer that has greeted and will misbehave from now on."""
     before = listener.gate.snapshot().connections
     raw = await network.raw(listener, reading=reading)
-    raw.send(encode_frame(Kind.HELLO, 0, msgpack.encode(("cutwater", 1, 1, 1, "raw", "r", "", GENEROUS))))
+    raw.send(encode_frame(FrameKind.HELLO, 0, msgpack.encode(("cutwater", 1, 1, 1, "raw", "r", "", GENEROUS))))
     async with asyncio.timeout(5):
         while listener.gate.snapshot().connections == before:
             await asyncio.sleep(0.002)
@@ -172,7 +172,7 @@ async def test_refusals_that_are_not_read_end_the_connection(network: Any) -> No
     served = served_by(listener)
     asked = asyncio.create_task(served.call(ECHO, None, timeout_ms=60_000))
     most = number = 0
-    while served.state is State.OPEN:
+    while served.state is ConnectionState.OPEN:
         raw.send(b"".join(request(number + i, "hold") for i in range(1, 1_001)))
         number += 1_000
         await asyncio.sleep(0.002)
@@ -212,7 +212,7 @@ async def test_notices_to_a_peer_that_does_not_read_are_refused(network: Any) ->
         assert "reads too slowly" in str(refused)
         with pytest.raises(ResourceExhausted, match="reads too slowly"):
             await served.call(ECHO, None, timeout_ms=1_000)
-        assert served.state is State.OPEN
+        assert served.state is ConnectionState.OPEN
         raw.transport.resume_reading()
         await raw.until(lambda frames: len(frames) > told)
         served.notify(TELL, told)
@@ -234,7 +234,7 @@ async def test_a_loop_that_tells_without_a_pause_is_refused_too(network: Any) ->
     with pytest.raises(ResourceExhausted, match="reads too slowly"):
         tell()
     assert served.snapshot().send_bytes <= 1_000 * KIB + 2 * FLUSH_BYTES
-    assert served.state is State.OPEN
+    assert served.state is ConnectionState.OPEN
 
 
 async def test_a_call_that_is_one_too_much_ends_at_once(network: Any) -> None:
@@ -258,7 +258,7 @@ async def test_a_peer_that_says_why_it_goes_and_then_hangs_is_not_waited_for(net
     served = served_by(listener)
     for i in range(500):
         served.notify(TELL, i, bytes(20 * KIB))
-    raw.send(encode_frame(Kind.GOAWAY, 0, msgpack.encode(GoAway(to_wire(DeadlineExceeded("enough"))))))
+    raw.send(encode_frame(FrameKind.GOAWAY, 0, msgpack.encode(GoAway(to_wire(DeadlineExceeded("enough"))))))
     await asyncio.wait_for(served.closed, 5)
     assert isinstance(served.error, DeadlineExceeded)
 
@@ -286,7 +286,7 @@ async def test_a_stream_to_a_reader_that_does_not_read_is_bounded(network: Any) 
     most = 0
     async with undisturbed(friend):
         header = msgpack.encode(("flood", 0, 50 * KIB, 2**62, 2**62))
-        raw.send(encode_frame(Kind.STREAM_OPEN, 1, header))
+        raw.send(encode_frame(FrameKind.STREAM_OPEN, 1, header))
         for _ in range(60):
             await asyncio.sleep(0.005)
             most = max(most, served.snapshot().send_bytes)
@@ -302,8 +302,8 @@ async def test_a_stream_to_a_reader_that_does_not_read_is_bounded(network: Any) 
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        pytest.param(FIXED.pack(20 * KIB * KIB, 0, 1, Kind.REQUEST, 0), FrameTooLarge, id="oversized"),
-        pytest.param(FIXED.pack(0, 2 * KIB * KIB, 1, Kind.REQUEST, 0), FrameTooLarge, id="oversized header"),
+        pytest.param(FIXED.pack(20 * KIB * KIB, 0, 1, FrameKind.REQUEST, 0), FrameTooLarge, id="oversized"),
+        pytest.param(FIXED.pack(0, 2 * KIB * KIB, 1, FrameKind.REQUEST, 0), FrameTooLarge, id="oversized header"),
         pytest.param(b"\xff" * 1_000, MalformedFrame, id="garbage"),
         pytest.param(bytes(1_000), MalformedFrame, id="zeros"),
         pytest.param(random.Random(1).randbytes(100_000), CutwaterError, id="noise"),
@@ -317,9 +317,9 @@ async def test_bytes_that_are_no_frames_end_the_connection(network: Any, data: b
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        pytest.param(encode_frame(Kind.REQUEST, 1, b"\xc1"), MalformedFrame, id="broken header"),
-        pytest.param(encode_frame(Kind.RESPONSE, 77, b"\xc0"), ProtocolViolation, id="an answer to nothing"),
-        pytest.param(encode_frame(Kind.STREAM_END, 77, b""), ProtocolViolation, id="the end of nothing"),
+        pytest.param(encode_frame(FrameKind.REQUEST, 1, b"\xc1"), MalformedFrame, id="broken header"),
+        pytest.param(encode_frame(FrameKind.RESPONSE, 77, b"\xc0"), ProtocolViolation, id="an answer to nothing"),
+        pytest.param(encode_frame(FrameKind.STREAM_END, 77, b""), ProtocolViolation, id="the end of nothing"),
         pytest.param(request(1, "hold") + request(1, "hold"), ProtocolViolation, id="a call made twice"),
     ],
 )
@@ -345,7 +345,7 @@ async def test_what_an_oversized_frame_announces_is_not_allocated(tcp: Any) -> N
     raw = await greeted(tcp, listener)
     tracemalloc.start()
     try:
-        raw.send(FIXED.pack(1 << 30, 0, 1, Kind.REQUEST, 0) + bytes(1_000))
+        raw.send(FIXED.pack(1 << 30, 0, 1, FrameKind.REQUEST, 0) + bytes(1_000))
         reason = await raw.farewell()
         _, most = tracemalloc.get_traced_memory()
     finally:
@@ -360,24 +360,24 @@ async def test_noise_after_the_end_is_not_kept(network: Any) -> None:
     listener = await network.listen(options=WireOptions(linger_ms_max=100))
     raw = await greeted(network, listener)
     served = served_by(listener)
-    raw.send(encode_frame(Kind.REQUEST, 1, b"\xc1"))
+    raw.send(encode_frame(FrameKind.REQUEST, 1, b"\xc1"))
     async with asyncio.timeout(5):
         while not raw.gone.done():
             raw.send(bytes(10_000))
             assert served.snapshot().receive_bytes == 0
             await asyncio.sleep(0.01)
-    assert served.state is State.CLOSED
+    assert served.state is ConnectionState.CLOSED
 
 
 async def test_what_the_peer_need_not_know_of_is_ignored(network: Any) -> None:
     server = Server()
     listener = await network.listen(server.methods)
     raw = await greeted(network, listener)
-    raw.send(encode_frame(Kind.CANCEL, 99, b""))
-    raw.send(encode_frame(Kind.CREDIT, 99, msgpack.encode((1, 1))))
-    raw.send(encode_frame(Kind.PONG, 99, b""))
-    raw.send(encode_frame(Kind.PING, 42, b""))
-    await raw.until(lambda frames: any(frame.kind == Kind.PONG and frame.call == 42 for frame in frames))
+    raw.send(encode_frame(FrameKind.CANCEL, 99, b""))
+    raw.send(encode_frame(FrameKind.CREDIT, 99, msgpack.encode((1, 1))))
+    raw.send(encode_frame(FrameKind.PONG, 99, b""))
+    raw.send(encode_frame(FrameKind.PING, 42, b""))
+    await raw.until(lambda frames: any(frame.kind == FrameKind.PONG and frame.call == 42 for frame in frames))
 
 
 async def test_items_without_credit_end_the_connection(network: Any) -> None:
@@ -385,8 +385,8 @@ async def test_items_without_credit_end_the_connection(network: Any) -> None:
     listener = await network.listen(options=CURT)
     raw = await greeted(network, listener)
     stream = served_by(listener).open_stream(FLOOD, 1, credit=SharedCredit(2, 1_000))
-    await raw.until(lambda frames: any(frame.kind == Kind.STREAM_OPEN for frame in frames))
-    item = encode_frame(Kind.STREAM_ITEM, 1, msgpack.encode((0, 0, None)))
+    await raw.until(lambda frames: any(frame.kind == FrameKind.STREAM_OPEN for frame in frames))
+    item = encode_frame(FrameKind.STREAM_ITEM, 1, msgpack.encode((0, 0, None)))
     raw.send(item * 3)
     assert "without credit" in str(await raw.farewell())
     assert await stream.receive(timeout_ms=1_000) is not None
@@ -400,9 +400,9 @@ async def test_a_message_that_never_ends_is_not_waited_for(network: Any) -> None
     options = WireOptions(ping_ms=40, frame_ms_max=120, linger_ms_max=50)
     listener = await network.listen(options=options)
     raw = await greeted(network, listener)
-    raw.send(FIXED.pack(1_000_000, 0, 1, Kind.REQUEST, 0))
+    raw.send(FIXED.pack(1_000_000, 0, 1, FrameKind.REQUEST, 0))
     async with asyncio.timeout(5):
-        while not any(frame.kind == Kind.GOAWAY for frame in raw.frames):
+        while not any(frame.kind == FrameKind.GOAWAY for frame in raw.frames):
             raw.send(b"x")
             await asyncio.sleep(0.01)
     assert isinstance(await raw.farewell(), DeadlineExceeded)
@@ -417,7 +417,7 @@ async def test_more_requests_than_are_served_at_a_time_are_refused(network: Any)
     raw = await greeted(network, listener)
     raw.send(b"".join(request(i, "hold") for i in range(1, 11)))
     await raw.until(lambda frames: len(frames) >= 7)
-    errors = [frame for frame in raw.frames if frame.kind == Kind.ERROR]
+    errors = [frame for frame in raw.frames if frame.kind == FrameKind.ERROR]
     assert [frame.call for frame in errors] == [5, 6, 7, 8, 9, 10]
     error = from_wire(errors[0].header)
     assert isinstance(error, ResourceExhausted)
@@ -426,7 +426,7 @@ async def test_more_requests_than_are_served_at_a_time_are_refused(network: Any)
         call.answer()
     raw.send(request(11, "echo"))
     await raw.until(lambda frames: frames[-1].call == 11)
-    assert raw.frames[-1].kind == Kind.RESPONSE
+    assert raw.frames[-1].kind == FrameKind.RESPONSE
     assert served_by(listener).snapshot().refused == 6
 
 
@@ -479,7 +479,7 @@ async def test_more_bytes_than_fit_are_passed_over_and_refused(network: Any) -> 
         while len(raw.frames) < 3:
             most = max(most, served.snapshot().receive_bytes)
             await asyncio.sleep(0)
-    assert [(frame.kind, frame.call) for frame in raw.frames[1:]] == [(Kind.ERROR, 2), (Kind.RESPONSE, 3)]
+    assert [(frame.kind, frame.call) for frame in raw.frames[1:]] == [(FrameKind.ERROR, 2), (FrameKind.RESPONSE, 3)]
     assert isinstance(from_wire(raw.frames[1].header), ResourceExhausted)
     assert most < 100 * KIB
     assert served.snapshot().served_bytes < 501 * KIB
@@ -526,11 +526,11 @@ async def test_large_notices_share_the_budget_of_the_listener(network: Any) -> N
     raw = await greeted(network, listener)
     header = msgpack.encode(("tell", 1))
     async with undisturbed(friend):
-        raw.send(encode_frame(Kind.NOTIFY, 0, header, bytes(300 * KIB)))
+        raw.send(encode_frame(FrameKind.NOTIFY, 0, header, bytes(300 * KIB)))
         raw.send(request(1, "echo"))
         await raw.until(lambda frames: len(frames) > 1)
         assert listener.gate.snapshot().bytes == 0, "what was dealt with does not count any more"
-        notice = encode_frame(Kind.NOTIFY, 0, header, bytes(600 * KIB))
+        notice = encode_frame(FrameKind.NOTIFY, 0, header, bytes(600 * KIB))
         raw.send(notice[:1_000] if network.has_bytes else notice)
         reason = await raw.farewell()
     assert isinstance(reason, ResourceExhausted)
@@ -555,7 +555,7 @@ async def test_a_thousand_connections_beyond_the_limit(network: Any) -> None:
         except CutwaterError as error:
             refused.append(error)
         else:
-            assert connection.state is State.OPEN
+            assert connection.state is ConnectionState.OPEN
         snapshot = listener.gate.snapshot()
         most = max(most, snapshot.connections + snapshot.handshakes + snapshot.refusals)
 
@@ -571,7 +571,7 @@ async def test_a_thousand_connections_beyond_the_limit(network: Any) -> None:
     async with asyncio.timeout(5):
         while listener.gate.snapshot().connections > 1:
             await asyncio.sleep(0.005)
-    assert (await network.connect(listener)).state is State.OPEN
+    assert (await network.connect(listener)).state is ConnectionState.OPEN
 
 
 async def test_the_oldest_of_too_many_handshakes_makes_room_and_is_told(tcp: Any) -> None:
@@ -585,7 +585,7 @@ async def test_the_oldest_of_too_many_handshakes_makes_room_and_is_told(tcp: Any
             await asyncio.wait_for(silent.gone, 5)
             assert not silent.frames, "no more than refusals_max are told at a time"
         assert not any(stranger.gone.done() for stranger in strangers[7:]), "the newest wait on"
-        assert (await tcp.connect(listener)).state is State.OPEN, "nobody is kept out meanwhile"
+        assert (await tcp.connect(listener)).state is ConnectionState.OPEN, "nobody is kept out meanwhile"
     assert {type(reason) for reason in reasons} == {ResourceExhausted}
     assert {reason.retry_ms for reason in reasons} == {700}
     assert listener.gate.snapshot().evicted_total == 8
@@ -635,7 +635,7 @@ async def test_a_handshake_has_one_deadline_however_slowly_it_comes(tcp: Any) ->
     listener = await tcp.listen(Server().methods, limits=ListenerOptions(handshake_ms_max=300))
     raw = await tcp.raw(listener, stays=True)
     started = asyncio.get_running_loop().time()
-    hello = encode_frame(Kind.HELLO, 0, msgpack.encode(("cutwater", 1, 1, 1, "raw", "r", "", GENEROUS)))
+    hello = encode_frame(FrameKind.HELLO, 0, msgpack.encode(("cutwater", 1, 1, 1, "raw", "r", "", GENEROUS)))
     for byte in hello:
         if raw.gone.done() or raw.frames:
             break
@@ -664,7 +664,7 @@ async def test_a_half_open_connection_is_found_over_tcp(tcp: Any) -> None:
     raw = await greeted(tcp, listener)
     served = served_by(listener)
     await asyncio.wait_for(served.closed, 5)
-    assert any(frame.kind == Kind.PING for frame in raw.frames)
+    assert any(frame.kind == FrameKind.PING for frame in raw.frames)
 
 
 async def test_an_idle_connection_stays(network: Any) -> None:
@@ -672,5 +672,5 @@ async def test_an_idle_connection_stays(network: Any) -> None:
     listener = await network.listen(Server().methods, options=options)
     connection = await network.connect(listener, options=options)
     await asyncio.sleep(0.5)
-    assert connection.state is State.OPEN
+    assert connection.state is ConnectionState.OPEN
     assert (await connection.call(ECHO, None, b"x", timeout_ms=1_000)).body == b"x"

@@ -33,12 +33,12 @@ from cutwater.errors import (
 )
 from cutwater.protocol.errors import ConnectionLost, FrameTooLarge, InternalError, MalformedFrame, UnknownMethod
 from cutwater.protocol.methods import Method, Notice, Received, StreamMethod
-from cutwater.wire.calls.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.calls.handlers import LATER, Later, Methods, ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.calls.streams import SharedCredit
 from cutwater.wire.connection import Connection
 from cutwater.wire.options import WireOptions
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 
 
 async def test_a_call_and_its_answer(network: Any) -> None:
@@ -96,9 +96,9 @@ async def test_both_sides_may_begin_with_much_at_the_same_time(network: Any) -> 
 
     methods = Methods()
     methods.answers(BACK)(ask_back)
-    methods.answers(ECHO)(lambda call: Reply(None, call.body))
+    methods.answers(ECHO)(lambda call: ReplyWithBody(None, call.body))
     mine = Methods()
-    mine.answers(ECHO)(lambda call: Reply(None, call.body))
+    mine.answers(ECHO)(lambda call: ReplyWithBody(None, call.body))
     connection = await network.connect(await network.listen(methods), mine)
     await connection.call(BACK, "", timeout_ms=2_000)
     received = await connection.call(ECHO, None, body, timeout_ms=20_000)
@@ -151,7 +151,7 @@ async def test_an_argument_of_another_type_is_refused(network: Any) -> None:
         await connection.call(Method[str, str]("slow", str, str), "7", timeout_ms=2_000)
     with pytest.raises(MalformedFrame, match=r"ask: the answer is not as expected"):
         await connection.call(Method[Question, int]("ask", Question, int), Question("x", 1), timeout_ms=2_000)
-    assert connection.state is State.OPEN
+    assert connection.state is ConnectionState.OPEN
 
 
 async def test_a_call_ends_at_its_deadline_and_so_does_its_handler(network: Any) -> None:
@@ -184,7 +184,7 @@ async def test_no_call_without_a_deadline(network: Any) -> None:
             await connection.call(ECHO, None, timeout_ms=timeout_ms)
         with pytest.raises(InvalidArgument, match="a timeout is 1 to"):
             connection.open_stream(FOREVER, None, timeout_ms=timeout_ms)
-    assert connection.state is State.OPEN
+    assert connection.state is ConnectionState.OPEN
 
 
 async def test_cancelling_the_caller_cancels_the_handler(network: Any) -> None:
@@ -371,7 +371,7 @@ async def test_a_graceful_close_by_the_client_lets_its_calls_finish(network: Any
         await connection.call(ECHO, None, timeout_ms=1_000)
     assert (await task).value == "slept"
     await closing
-    assert connection.state is State.CLOSED
+    assert connection.state is ConnectionState.CLOSED
     await asyncio.sleep(0.05)
     assert listener.gate.snapshot().connections == 0
 
@@ -451,7 +451,7 @@ async def test_two_busy_sides_do_not_wait_for_each_other(network: Any) -> None:
     opened: list[Connection] = []
     listener = await network.listen(server.methods, on_open=opened.append)
     mine = Methods()
-    mine.answers(ECHO)(lambda call: Reply(None, call.body))
+    mine.answers(ECHO)(lambda call: ReplyWithBody(None, call.body))
     connection = await network.connect(listener, mine)
     body = bytes(1_500_000)
 

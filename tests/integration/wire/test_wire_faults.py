@@ -19,14 +19,14 @@ from cutwater.protocol.errors import ConnectionLost
 from cutwater.protocol.methods import Method, Notice, StreamMethod
 from cutwater.runtime.event_loop import new_event_loop
 from cutwater.types import ClusterId
-from cutwater.wire.calls.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.calls.handlers import LATER, Later, Methods, ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call, Notification
 from cutwater.wire.calls.streams import SharedCredit, StreamSender
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint
-from cutwater.wire.memory import Faults, Link, MemoryNetwork
+from cutwater.wire.memory import Faults, MemoryLink, MemoryNetwork
 from cutwater.wire.options import WireOptions
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 
 ECHO = Method[int, int]("echo", int, int)
 SLEEP = Method[int, int]("sleep", int, int)
@@ -57,7 +57,7 @@ class Side:
         self.numbers: list[int] = []
         self.told = 0
         self.running = 0
-        methods.answers(ECHO)(lambda call: Reply(call.argument, call.body))
+        methods.answers(ECHO)(lambda call: ReplyWithBody(call.argument, call.body))
         methods.answers(SLEEP)(self.sleep)
         methods.answers(LATE)(self.late)
         methods.streams_to(ITEMS)(self.items)
@@ -149,7 +149,7 @@ class Side:
             self.told += 1
 
 
-async def trouble(rng: random.Random, link: Link) -> None:
+async def trouble(rng: random.Random, link: MemoryLink) -> None:
     """What happens to the network meanwhile."""
     for _ in range(rng.randrange(5)):
         await asyncio.sleep(rng.random() * 0.03)
@@ -186,7 +186,7 @@ async def run(seed: int, faults: Faults) -> None:
         task.result()
     await nemesis
     await asyncio.sleep(0.01)
-    is_whole = connection.state is State.OPEN and accepted[0].state is State.OPEN
+    is_whole = connection.state is ConnectionState.OPEN and accepted[0].state is ConnectionState.OPEN
     if is_whole and not network.links[0].is_silent:
         # A last call on each side comes after all notices.
         for _, end in both:
@@ -212,7 +212,7 @@ async def check_nothing_is_left(both: list[tuple[Side, Connection]], listener: A
             await asyncio.sleep(0.002)
     for _, end in both:
         snapshot = end.snapshot()
-        assert snapshot.state is State.CLOSED
+        assert snapshot.state is ConnectionState.CLOSED
         assert (snapshot.calls, snapshot.call_bytes, snapshot.served, snapshot.served_bytes) == (0, 0, 0, 0)
         assert snapshot.send_bytes == 0
     assert listener.gate.snapshot().bytes == 0

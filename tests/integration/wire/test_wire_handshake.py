@@ -28,12 +28,12 @@ from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.client import connect
 from cutwater.wire.codec import encode_frame
 from cutwater.wire.connection import Connection
-from cutwater.wire.identity.auth import Credentials, Identity, TokenAuthenticator, by_certificate
+from cutwater.wire.identity.auth import Credentials, PeerIdentity, TokenAuthenticator, by_certificate
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint, judge_hello, judge_welcome
 from cutwater.wire.listen import server as wire_server
-from cutwater.wire.messages import Hello, Kind, PeerLimits
+from cutwater.wire.messages import FrameKind, Hello, PeerLimits
 from cutwater.wire.options import ListenerOptions, WireOptions
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 
 WHO = Method[None, str]("who", None, str)
 QUICK = WireOptions(handshake_ms_max=100, linger_ms_max=50)
@@ -46,7 +46,7 @@ methods.answers(WHO)(lambda call: call.connection.peer.identity.name if call.con
 
 def hello(*, limits: PeerLimits = LIMITS, **changes: Any) -> bytes:
     fields = {"magic": "cutwater", "low": 1, "high": 1, "cluster": 1, "role": "raw", "name": "r", "token": ""} | changes
-    return encode_frame(Kind.HELLO, 0, msgpack.encode((*fields.values(), limits)))
+    return encode_frame(FrameKind.HELLO, 0, msgpack.encode((*fields.values(), limits)))
 
 
 async def test_another_cluster_is_refused(network: Any) -> None:
@@ -64,7 +64,7 @@ async def test_a_client_that_knows_no_cluster_learns_it(network: Any) -> None:
 
 
 async def test_a_token_is_asked_for(network: Any) -> None:
-    tokens = TokenAuthenticator({"open sesame": Identity("ali"), "other": Identity("baba")})
+    tokens = TokenAuthenticator({"open sesame": PeerIdentity("ali"), "other": PeerIdentity("baba")})
     listener = await network.listen(methods, authenticate=tokens)
     with pytest.raises(Unauthenticated, match="a token is needed"):
         await network.connect(listener)
@@ -75,11 +75,11 @@ async def test_a_token_is_asked_for(network: Any) -> None:
 
 
 async def test_an_authenticator_may_take_its_time(network: Any) -> None:
-    async def slowly(credentials: Credentials) -> Identity:
+    async def slowly(credentials: Credentials) -> PeerIdentity:
         await asyncio.sleep(0.05)
         if credentials.token != "yes":
             raise Unauthenticated("thought about it: no")
-        return Identity(f"{credentials.role} {credentials.name}")
+        return PeerIdentity(f"{credentials.role} {credentials.name}")
 
     listener = await network.listen(methods, authenticate=slowly)
     with pytest.raises(Unauthenticated, match="thought about it"):
@@ -89,10 +89,10 @@ async def test_an_authenticator_may_take_its_time(network: Any) -> None:
 
 
 async def test_an_authenticator_that_breaks_lets_nobody_in(network: Any, caplog: pytest.LogCaptureFixture) -> None:
-    async def later(credentials: Credentials) -> Identity:
+    async def later(credentials: Credentials) -> PeerIdentity:
         raise KeyError("a secret")
 
-    def at_once(credentials: Credentials) -> Identity:
+    def at_once(credentials: Credentials) -> PeerIdentity:
         raise KeyError("a secret")
 
     for authenticate in (later, at_once):
@@ -103,9 +103,9 @@ async def test_an_authenticator_that_breaks_lets_nobody_in(network: Any, caplog:
 
 
 async def test_an_authenticator_that_hangs_is_not_waited_for(network: Any) -> None:
-    async def never(credentials: Credentials) -> Identity:
+    async def never(credentials: Credentials) -> PeerIdentity:
         await asyncio.sleep(60)
-        return Identity("")
+        return PeerIdentity("")
 
     listener = await network.listen(methods, authenticate=never, options=QUICK)
     with pytest.raises(DeadlineExceeded, match="no handshake within 100 ms"):
@@ -124,7 +124,7 @@ async def test_no_common_version(network: Any) -> None:
 async def test_a_greeting_of_an_unknown_shape_still_finds_out_about_versions(network: Any) -> None:
     listener = await network.listen(options=CURT)
     raw = await network.raw(listener)
-    raw.send(encode_frame(Kind.HELLO, 0, msgpack.encode(("cutwater", 3, 9, {"all": "new"}))))
+    raw.send(encode_frame(FrameKind.HELLO, 0, msgpack.encode(("cutwater", 3, 9, {"all": "new"}))))
     assert type(await raw.farewell()) is WrongVersion
 
 
@@ -133,7 +133,7 @@ async def test_a_newer_peer_that_speaks_ours_too_is_welcome(network: Any) -> Non
     raw = await network.raw(listener)
     raw.send(hello(high=9))
     await raw.until(lambda frames: frames)
-    assert [frame.kind for frame in raw.frames] == [Kind.WELCOME]
+    assert [frame.kind for frame in raw.frames] == [FrameKind.WELCOME]
     assert msgpack.decode(raw.frames[0].header)[:3] == ["cutwater", 2, 2]
 
 
@@ -154,10 +154,10 @@ async def test_who_speaks_something_else_hears_what_is_wrong(network: Any, data:
     [
         pytest.param(hello(cluster=9), "this is cluster 1, not 9", id="another cluster"),
         pytest.param(hello(magic="kafka"), "does not speak the protocol", id="another magic"),
-        pytest.param(encode_frame(Kind.HELLO, 0, msgpack.encode(["cutwater"])), "does not greet", id="too short"),
-        pytest.param(encode_frame(Kind.REQUEST, 1, msgpack.encode(("who", 1, None))), "no place", id="a request"),
-        pytest.param(encode_frame(Kind.WELCOME, 0, msgpack.encode(1)), "no place", id="a welcome"),
-        pytest.param(encode_frame(Kind.PING, 0, b""), "no place", id="a ping"),
+        pytest.param(encode_frame(FrameKind.HELLO, 0, msgpack.encode(["cutwater"])), "does not greet", id="too short"),
+        pytest.param(encode_frame(FrameKind.REQUEST, 1, msgpack.encode(("who", 1, None))), "no place", id="a request"),
+        pytest.param(encode_frame(FrameKind.WELCOME, 0, msgpack.encode(1)), "no place", id="a welcome"),
+        pytest.param(encode_frame(FrameKind.PING, 0, b""), "no place", id="a ping"),
         pytest.param(hello(token="x" * 20_000), "exceeds the limit of 16384", id="a huge token"),
         pytest.param(hello(name="x" * 300), "longer than any can be", id="a huge name"),
         pytest.param(hello() + hello(), "no place", id="twice"),
@@ -177,7 +177,7 @@ async def check_hears(network: Any, data: bytes, error: str) -> None:
     reason = await raw.farewell()
     assert isinstance(reason, CutwaterError)
     assert re.search(error, str(reason)) is not None
-    assert friend.state is State.OPEN
+    assert friend.state is ConnectionState.OPEN
 
 
 async def test_who_says_nothing_is_sent_away(network: Any) -> None:
@@ -344,7 +344,7 @@ async def test_listening_beyond_this_machine_needs_tls_and_authentication(
         raise Unavailable("it would listen now")
 
     monkeypatch.setattr(wire_server, "_bind", bind)
-    tokens = TokenAuthenticator({"t": Identity("x")})
+    tokens = TokenAuthenticator({"t": PeerIdentity("x")})
     endpoint = Endpoint(ClusterId(1), "server")
     for refused in ({}, {"authenticate": tokens}, {"tls": certificates.server()}):
         with pytest.raises(InvalidArgument, match=r"would let anyone on the network in.*insecure"):
@@ -391,7 +391,7 @@ async def test_a_connection_that_was_given_up_while_it_was_made(tcp: Any) -> Non
     connection.abort()
     transport, _ = await asyncio.get_running_loop().create_connection(lambda: connection, "127.0.0.1", listener.port)
     assert transport.is_closing()
-    assert connection.state is State.CLOSED
+    assert connection.state is ConnectionState.CLOSED
     async with asyncio.timeout(5):
         while listener.gate.snapshot().handshakes:
             await asyncio.sleep(0.005)
@@ -438,4 +438,4 @@ def test_a_greeting_tells_what_this_side_takes() -> None:
 
 def test_an_empty_token_would_let_everyone_in() -> None:
     with pytest.raises(ValueError, match="empty"):
-        TokenAuthenticator({"": Identity("x")})
+        TokenAuthenticator({"": PeerIdentity("x")})

@@ -12,7 +12,7 @@ from cutwater.errors import (
 )
 from cutwater.protocol.methods import Method, Notice, StreamMethod
 from cutwater.types import GLSN
-from cutwater.wire.calls.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.calls.handlers import LATER, Later, Methods, ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call, Notification
 from cutwater.wire.calls.streams import StreamSender
 from cutwater.wire.connection import Connection
@@ -51,7 +51,7 @@ class Server:
         self.told: list[tuple[str, bytes]] = []
         self.late: list[Call[int]] = []
         methods.answers(ASK)(self.ask)
-        methods.answers(ECHO)(lambda call: Reply(None, call.body))
+        methods.answers(ECHO)(lambda call: ReplyWithBody(None, call.body))
         methods.answers(SLOW)(self.slow)
         methods.answers(FAIL)(self.fail)
         methods.answers(LATE)(self.answer_late)

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.writing import write_savepoint
-from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.operator import SENT
 from cutwater.spark.pipeline.program import Program
 from cutwater.spark.pipeline.state import SliceManifest
 from cutwater.spark.savepoint import savepoints
-from cutwater.spark.savepoint.checkpoints import FORMAT, Checkpoint, Note, Point
+from cutwater.spark.savepoint.checkpoints import FORMAT, Checkpoint, FinishedBatch, Note
 from cutwater.spark.savepoint.savepoint_restore import _late
 
 UNUSED: Any = None
@@ -33,7 +33,7 @@ def test_late_rows_of_all_slices_go_into_a_savepoint(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(savepoints, "_Source", Source)
     note = Note(FORMAT, 1, "pays", 4, 1, "log", program_of(pipeline()), {})
-    kept, point = Checkpoint(str(tmp_path), LocalFiles()), Point(0, Offset(1, 4), "key")
+    kept, point = Checkpoint(str(tmp_path), LocalFiles()), FinishedBatch(0, PipelineOffset(1, 4), "key")
     states = savepoints._written(UNUSED, kept, note, point, str(tmp_path), LocalFiles())
     assert {s.operator.uid: (s.dropped_late, s.late_sent) for s in states} == {"last": (0, 0), "w": (2, 7)}
 

@@ -19,12 +19,12 @@ from msgspec import Struct
 
 from cutwater.cli.framework.client import open_client
 from cutwater.cli.framework.command import command, verbs
-from cutwater.cli.framework.declarations import Declared, IdleOption, WatermarkOption, parse_declared
+from cutwater.cli.framework.declarations import DeclaredOptions, IdleOption, WatermarkOption, parse_declared
 from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
 from cutwater.cli.framework.interrupts import Interrupts
-from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.io import inputs
-from cutwater.cli.io.inputs import STANDARD_INPUT, Piece
+from cutwater.cli.io.inputs import STANDARD_INPUT, InputRecords
 from cutwater.cli.io.ndjson import Rows
 from cutwater.cli.io.output import show
 from cutwater.client.client import Client, Producer
@@ -48,7 +48,7 @@ class Format(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class AppendedLog(Log):
+class AppendedLog(LogTarget):
     timeout: Annotated[
         float, typer.Option(envvar="CUTWATER_TIMEOUT", min=0.1, help="Seconds that each append may take.")
     ] = 30.0
@@ -150,7 +150,7 @@ def append(
     show(appended, str(appended))
 
 
-def _pieces(paths: list[Path], form: Format) -> Iterator[Piece]:
+def _pieces(paths: list[Path], form: Format) -> Iterator[InputRecords]:
     if form is Format.FILE:
         yield from inputs.whole_files(paths)
         return
@@ -159,7 +159,9 @@ def _pieces(paths: list[Path], form: Format) -> Iterator[Piece]:
             yield from inputs.lines(fd, inputs.name_of(path))
 
 
-def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended, declared: Declared | None) -> None:
+def _append(
+    sending: _Sending, pieces: Iterable[InputRecords], appended: Appended, declared: DeclaredOptions | None
+) -> None:
     """Append all pieces. In any case, print what was acknowledged until then."""
     try:
         try:
@@ -200,7 +202,7 @@ class _Sending:
         self._client, self._appended, self._advance = client, appended, advance
         self._rows, self._key = rows, key
         self._producer: Producer | None = None if producer is None else client.producer(appended.topic, id=producer)
-        self._waiting: deque[tuple[Piece, concurrent.futures.Future[Ack]]] = deque()
+        self._waiting: deque[tuple[InputRecords, concurrent.futures.Future[Ack]]] = deque()
         self._is_sending, self._is_choosy = False, is_choosy
         self._refusal: InvalidArgument | None = None
 
@@ -209,7 +211,7 @@ class _Sending:
         """Whether something may be in the log whose outcome is not known here."""
         return self._is_sending or bool(self._waiting)
 
-    def send(self, piece: Piece) -> None:
+    def send(self, piece: InputRecords) -> None:
         records: list[Any] = piece.records
         keys: Any = self._key
         if self._rows is not None:
@@ -227,14 +229,14 @@ class _Sending:
         self._is_sending = False
         self.settle(RECORDS_IN_FLIGHT_MAX if self._is_choosy else IN_FLIGHT_MAX)
 
-    def _send_each(self, producer: Producer, piece: Piece, records: list[Any], keys: Any) -> None:
+    def _send_each(self, producer: Producer, piece: InputRecords, records: list[Any], keys: Any) -> None:
         for row, record in enumerate(records):
-            one = Piece([piece.records[row]], [piece.places[row]], piece.source)
+            one = InputRecords([piece.records[row]], [piece.places[row]], piece.source)
             with _placed(one, partial(self._why, [record])):
                 future = producer.send([record], key=[keys[row]] if isinstance(keys, list) else keys)
             self._waiting.append((one, future))
 
-    def declare(self, declared: Declared) -> list[int]:
+    def declare(self, declared: DeclaredOptions) -> list[int]:
         """Declare after everything that was sent; return the GLSNs."""
         watermark, idle = declared
         self._is_sending = True
@@ -275,7 +277,7 @@ class _Sending:
             with suppress(CutwaterError):
                 self._count(piece, future.result())
 
-    def _count(self, piece: Piece, ack: Ack) -> None:
+    def _count(self, piece: InputRecords, ack: Ack) -> None:
         size = sum(map(len, piece.records))
         self._appended.count(ack, size)
         # Counts newlines too, so that the sum is the size of a file of lines.
@@ -283,7 +285,7 @@ class _Sending:
 
 
 @contextmanager
-def _placed(piece: Piece, why: Callable[[InvalidRecord], str] = lambda error: error.what) -> Iterator[None]:
+def _placed(piece: InputRecords, why: Callable[[InvalidRecord], str] = lambda error: error.what) -> Iterator[None]:
     """Add the place to errors: an error about one record names it; an error about a piece says where the piece begins
     and ends. ``why`` returns what is wrong with a record, in words for a user who writes lines and files."""
     try:

@@ -14,11 +14,11 @@ import typer
 from msgspec import Struct
 
 from cutwater.admin.doctor import SYNC_BYTES, sync_ms
-from cutwater.admin.load_test import Part, Plan, measure, own_topic
+from cutwater.admin.load_test import LoadMeasurement, LoadPlan, measure, own_topic
 from cutwater.cli.framework.command import command, verbs
 from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
 from cutwater.cli.framework.interrupts import Interrupts
-from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.io.output import show, table
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster.credentials import Access
@@ -33,8 +33,8 @@ class Benchmark(Struct):
     """The results. ``fdatasync_ms``: the median on the disk of a log on this machine; None if that disk is not
     known."""
 
-    plan: Plan
-    parts: list[Part]
+    plan: LoadPlan
+    parts: list[LoadMeasurement]
     fdatasync_ms: float | None
     is_complete: bool = False
 
@@ -51,7 +51,7 @@ def bench(
         int | None, typer.Option(help="Copies of every record; by default three, or as many as there are nodes.")
     ] = None,
     *,
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Measure how fast a cluster or an embedded log takes and delivers records.
 
@@ -59,7 +59,7 @@ def bench(
     disk takes for a sync. It measures one client: a cluster may do more for many. If no log is named, a new embedded
     one in the current directory is measured and removed.
     """
-    plan = Plan(
+    plan = LoadPlan(
         seconds=seconds,
         bytes_max=mib * MIB,
         value_bytes=value_bytes,
@@ -84,7 +84,7 @@ def bench(
 
 
 @contextmanager
-def _served(log: Log) -> Iterator[tuple[str, Path | None]]:
+def _served(log: LogTarget) -> Iterator[tuple[str, Path | None]]:
     """Yield the address to connect to, and a directory on the disk of the log, if it is known. If no log is named, make
     a new one in the current directory for this context."""
     if log.nearest is not None:

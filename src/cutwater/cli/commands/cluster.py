@@ -15,7 +15,7 @@ from cutwater.admin.operations import MetadataStatus
 from cutwater.admin.status_text import node_state, stream_row, time_of
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.exit_codes import UNHEALTHY, Settings
-from cutwater.cli.framework.target import Cluster
+from cutwater.cli.framework.target import ClusterTarget
 from cutwater.cli.io.output import show, table
 from cutwater.core.text import counted
 
@@ -68,7 +68,7 @@ def restart(directory: RequiredDir) -> None:
 
 
 @command(app)
-def status(log: Cluster) -> None:
+def status(log: ClusterTarget) -> None:
     """Show metadata nodes, storage nodes and log streams, as the leader sees them."""
     found, metadata = log.administer(lambda admin: admin.status())
     local = local_cluster.load(log.local) if log.local is not None else None
@@ -106,12 +106,12 @@ def _metadata_rows(
         yield number, node.address, _pid(member) if member is not None else None, state
 
 
-def _pid(member: local_cluster.Member) -> str:
+def _pid(member: local_cluster.ClusterMember) -> str:
     return str(member.pid) if local_cluster.is_up(member) else "does not run"
 
 
 @command(app)
-def health(log: Cluster) -> None:
+def health(log: ClusterTarget) -> None:
     """Check whether all is well with a cluster: exit code 0 if so, 3 if not."""
     url, place = log.place, log.local
     cluster = local_cluster.load(place) if place is not None else local_cluster.LocalCluster(str(url), [], [])
@@ -125,7 +125,7 @@ def health(log: Cluster) -> None:
 def events(
     after: Annotated[int, typer.Option(help="Only those after this decision.")] = 0,
     *,
-    log: Cluster,
+    log: ClusterTarget,
 ) -> None:
     """Show recent decisions, when and why they were made; the newest last."""
     found = log.administer(lambda admin: admin.events(after))

@@ -8,7 +8,7 @@ import typer
 
 from cutwater.cli.framework.client import open_client
 from cutwater.cli.framework.command import command, noun
-from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.framework.times import parse_glsn
 from cutwater.cli.io.output import show
 from cutwater.errors import NotFound
@@ -19,7 +19,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the c
 
 
 @command(app)
-def get(name: NameArgument, log: Log) -> None:
+def get(name: NameArgument, log: LogTarget) -> None:
     """Print the last GLSN that the consumer has processed."""
     with open_client(log) as client:
         glsn = client.cursor(name).get()
@@ -34,7 +34,7 @@ def commit(
     glsn: Annotated[
         int, typer.Argument(metavar="GLSN", parser=parse_glsn, help="The last position that is done with.")
     ],
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Note that everything up to a position is processed. Durable when it returns."""
     with open_client(log) as client:
@@ -43,7 +43,7 @@ def commit(
 
 
 @command(app)
-def drop(name: NameArgument, log: Log) -> None:
+def drop(name: NameArgument, log: LogTarget) -> None:
     """Forget a cursor."""
     with open_client(log) as client:
         client.cursor(name).drop()

@@ -14,7 +14,7 @@ from cutwater.admin.doctor import Check, Verdict, check_machine
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.cli.framework.command import command, verbs
 from cutwater.cli.framework.exit_codes import UNHEALTHY
-from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.io.output import show, table
 from cutwater.errors import CutwaterError
 
@@ -30,7 +30,7 @@ def doctor(
         ),
     ] = None,
     *,
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Check whether this machine, and a cluster, are fit for Cutwater.
 
@@ -45,7 +45,7 @@ def doctor(
         raise typer.Exit(UNHEALTHY)
 
 
-def _check_cluster(log: Log) -> Iterator[Check]:
+def _check_cluster(log: LogTarget) -> Iterator[Check]:
     try:
         with log.serving() as url:
             # A cluster that is not known to be local has no processes to check, and is asked in the same way.

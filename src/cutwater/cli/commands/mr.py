@@ -13,7 +13,7 @@ from cutwater.cli.framework.exit_codes import Settings
 from cutwater.cli.framework.listen_limits import ListenLimits
 from cutwater.cli.framework.logs import LogOptions
 from cutwater.cli.framework.security import ServerSecurity
-from cutwater.metadata.start import Serving, StartOptions, run_metadata_node
+from cutwater.metadata.start import MetadataServing, MetadataStartOptions, run_metadata_node
 from cutwater.types import ClusterId, MetadataNodeId
 
 app = noun("The metadata repository: orders the log and keeps the catalog.")
@@ -93,7 +93,7 @@ def start(
 ) -> None:
     """Run a node of the metadata repository until SIGTERM or SIGINT. Prints one line when it serves."""
     logs.configure()
-    options = StartOptions(
+    options = MetadataStartOptions(
         ClusterId(cluster_id),
         MetadataNodeId(node_id),
         listen,
@@ -115,7 +115,7 @@ def start(
     run_metadata_node(options, _announce)
 
 
-def _announce(serving: Serving) -> None:
+def _announce(serving: MetadataServing) -> None:
     if Settings.is_json:
         print(msgspec.json.encode(serving).decode(), flush=True)
         return

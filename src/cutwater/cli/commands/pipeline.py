@@ -28,11 +28,11 @@ from cutwater.durations import milliseconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.control import ask
-from cutwater.jobs.job_file import LOG_FILE, Job, JobDirectory, State, has_begun, list_jobs
-from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
+from cutwater.jobs.job_file import LOG_FILE, Job, JobDirectory, JobState, has_begun, list_jobs
+from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Start, Stop, TakeSavepoint
 from cutwater.jobs.places import all_jobs, find
 from cutwater.jobs.restarts import DEFAULT, parse, written
-from cutwater.jobs.supervisor import Asked, Supervisor
+from cutwater.jobs.supervisor import JobOptions, Supervisor
 from cutwater.pipeline.local.spark_import import no_spark, on_spark
 from cutwater.runtime.permissions import open_file
 from cutwater.wire.listen.listen_checks import check_metrics
@@ -75,7 +75,7 @@ class OneJob(Bundle):
     def ask(self, request: Any) -> Any:
         return ask(self.directory.require(), request, self.timeout + MARGIN_SECONDS)
 
-    def saved(self, request: Savepoint | Stop | Rescale) -> str:
+    def saved(self, request: TakeSavepoint | Stop | Rescale) -> str:
         """Ask for a savepoint, and return where it is. The result is what was done, not what was requested."""
         answer: Answer = self.ask(request)
         if answer.savepoint is None:
@@ -86,7 +86,7 @@ class OneJob(Bundle):
 
 
 @dataclass(frozen=True)
-class RunOptions(Bundle):
+class PipelineRunOptions(Bundle):
     """Options of a run; ``cutwater.spark.pipeline.runner`` explains them."""
 
     parallelism: Annotated[
@@ -167,11 +167,11 @@ class RunOptions(Bundle):
         typer.Option("--insecure", help="--metrics may be reached from other machines.", rich_help_panel=_METRICS),
     ] = False
 
-    def asked(self, file: str, root: Path | None, token: str) -> Asked:
+    def asked(self, file: str, root: Path | None, token: str) -> JobOptions:
         path, variable = split_name(file)
         if self.metrics is not None:
             check_metrics(self.metrics, insecure=self.insecure)
-        return Asked(
+        return JobOptions(
             str(Path(path).absolute()),
             variable,
             self.log,
@@ -255,7 +255,7 @@ def run(
     timeout: TimeoutOption = 300.0,
     token: TokenOption = "",
     *,
-    options: RunOptions,
+    options: PipelineRunOptions,
 ) -> None:
     """Run a pipeline, and start it again when it fails. Continues with its checkpoint, if there is one.
 
@@ -333,7 +333,7 @@ def describe(job: OneJob) -> None:
         left = [f"{counted(timers, 'timer')} of {uid!r}" for uid, timers in progress.left_timers.items()]
         if left:
             lines.append(f"  left:       {', '.join(left)} did not fire when the input ended (--drain-firings)")
-    elif answer is not None and found.state is State.RUNNING:
+    elif answer is not None and found.state is JobState.RUNNING:
         lines.append("  progress:   no micro-batch yet since it was started")
     show(None, "\n".join(lines))
 
@@ -373,14 +373,14 @@ def stop(
     else:
         taken = job.saved(Stop(_target(job.name, savepoint_dir), job.timeout))
         told = f" with savepoint {taken}"
-    show({"pipeline": job.name, "state": State.STOPPED, "savepoint": taken}, f"stopped {job.name!r}{told}")
+    show({"pipeline": job.name, "state": JobState.STOPPED, "savepoint": taken}, f"stopped {job.name!r}{told}")
 
 
 @command(app)
 def cancel(job: OneJob) -> None:
     """End a pipeline now. Its checkpoint stays, and `cutwater pipeline run` goes on from there."""
     job.ask(Cancel())
-    show({"pipeline": job.name, "state": State.CANCELLED}, f"cancelled {job.name!r}")
+    show({"pipeline": job.name, "state": JobState.CANCELLED}, f"cancelled {job.name!r}")
 
 
 @command(app)
@@ -388,7 +388,7 @@ def savepoint(savepoint_dir: SavepointDirOption = "savepoints", *, job: OneJob) 
     """Take a savepoint from the last micro-batch, while the pipeline runs on, or after it has ended."""
     target = _target(job.name, savepoint_dir)
     is_at_rest = not job.directory.require().is_alive
-    taken = _saved_at_rest(job, target) if is_at_rest else job.saved(Savepoint(target, job.timeout))
+    taken = _saved_at_rest(job, target) if is_at_rest else job.saved(TakeSavepoint(target, job.timeout))
     show({"pipeline": job.name, "savepoint": taken}, f"savepoint of {job.name!r}: {taken}")
 
 

@@ -9,7 +9,7 @@ import typer
 
 from cutwater.cli.framework.client import open_client
 from cutwater.cli.framework.command import command, verbs
-from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.framework.times import parse_glsn, parse_time
 from cutwater.cli.io.output import show
 from cutwater.cli.io.record_output import RecordOutput, RecordOutputOption, write_records
@@ -25,7 +25,7 @@ def read(
     ] = None,
     output: RecordOutputOption = RecordOutput.TEXT,
     *,
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Print the record at a position."""
     with open_client(log) as client:
@@ -33,7 +33,7 @@ def read(
 
 
 @command(app)
-def tail(log: Log) -> None:
+def tail(log: LogTarget) -> None:
     """Print the highest GLSN that is given out.
 
     Prints 0 if none is. It never goes back. The clock of the log takes a GLSN now and then, so it grows even without
@@ -51,7 +51,7 @@ def find(
     ],
     topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Only in these topics.")] = None,
     *,
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Print the first GLSN that was committed at or after a time.
 

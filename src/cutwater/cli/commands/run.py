@@ -8,7 +8,7 @@ import typer
 
 from cutwater.admin.run_status import RunStatus
 from cutwater.cli.framework.command import command, noun
-from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.io.output import show, table
 from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument
@@ -20,7 +20,7 @@ SECONDS = 10.0
 
 
 @command(app, name="list", timeout=SECONDS)
-def list_runs(log: Log) -> None:
+def list_runs(log: LogTarget) -> None:
     """Show all runs: their last batches, what is staged for them, and what is not published yet."""
     found = log.administer(lambda admin: admin.runs())
     columns = ["run", "name", "last batch", "staged bytes", "unpublished", "state"]
@@ -31,7 +31,7 @@ def list_runs(log: Log) -> None:
 @command(app, timeout=SECONDS)
 def describe(
     run: Annotated[int, typer.Argument(metavar="RUN", min=1, help="Number of the run.")],
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Show a run: what is not published yet, and why; what is staged, and where."""
     found = log.administer(lambda admin: admin.run(RunId(run)))
@@ -53,7 +53,7 @@ def describe(
 @command(app, timeout=SECONDS)
 def drop(
     run: Annotated[int, typer.Argument(metavar="RUN", min=1, help="Number of the run.")],
-    log: Log,
+    log: LogTarget,
     lose_rows: Annotated[
         bool, typer.Option("--lose-rows", help="Accept the loss of rows that are decided and not published.")
     ] = False,
@@ -77,7 +77,7 @@ def drop(
 @command(app, timeout=SECONDS)
 def forget(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name that runs have published under.")],
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Let a new checkpoint publish under a name that has published already.
 

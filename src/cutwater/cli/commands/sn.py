@@ -15,12 +15,12 @@ from cutwater.cli.framework.exit_codes import Settings, leave_at_once
 from cutwater.cli.framework.listen_limits import ListenLimits
 from cutwater.cli.framework.logs import LogOptions
 from cutwater.cli.framework.security import Security, ServerSecurity
-from cutwater.cli.framework.target import Cluster, TimeoutOption
+from cutwater.cli.framework.target import ClusterTarget, TimeoutOption
 from cutwater.cli.io.output import show, table
 from cutwater.core.text import counted
 from cutwater.storagenode.publish.part_store import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.storagenode.repair.scrubbing import ScrubOptions
-from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, run_storage_node
+from cutwater.storagenode.start import STOP_SECONDS, NodeServing, NodeStartOptions, run_storage_node
 from cutwater.types import ClusterId, StorageNodeId
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def start(
 ) -> None:
     """Run a storage node until SIGTERM or SIGINT. Prints one line when it serves; logs go to standard error."""
     logs.configure()
-    options = StartOptions(
+    options = NodeStartOptions(
         ClusterId(cluster_id),
         StorageNodeId(node_id),
         tuple(volumes),
@@ -133,7 +133,7 @@ def start(
     run_storage_node(options, _announce, leave_at_once)
 
 
-def _announce(serving: Serving) -> None:
+def _announce(serving: NodeServing) -> None:
     if Settings.is_json:
         print(msgspec.json.encode(serving).decode(), flush=True)
         return
@@ -149,7 +149,7 @@ def _announce(serving: Serving) -> None:
 @command(app)
 def add(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the storage node listens.")],
-    log: Cluster,
+    log: ClusterTarget,
 ) -> None:
     """Add a running storage node to the cluster. Returns when it may be used."""
     node = log.administer(lambda admin: admin.add_storage_node(address))
@@ -159,7 +159,7 @@ def add(
 @command(app)
 def remove(
     node_id: Annotated[int, typer.Argument(metavar="NODE", min=1, help="Number of the storage node.")],
-    log: Cluster,
+    log: ClusterTarget,
 ) -> None:
     """Remove a storage node from the cluster. Refused while it has replicas that are needed. Its data stays."""
     log.administer(lambda admin: admin.remove_storage_node(StorageNodeId(node_id)))
@@ -193,14 +193,14 @@ NodeOption = Annotated[int, typer.Option("--node", min=1, help="Number of the st
 
 
 @command(volume_app, "add")
-def add_volume(path: VolumeArgument, node: NodeOption, log: Cluster) -> None:
+def add_volume(path: VolumeArgument, node: NodeOption, log: ClusterTarget) -> None:
     """Let a running storage node use one more directory. It remembers that, until --volumes names it at a start."""
     found = log.administer(lambda admin: admin.add_volume(StorageNodeId(node), path))
     show(found, _volumes(found, f"storage node {node} uses {path} from now on, also when it is started again"))
 
 
 @command(volume_app, "remove")
-def remove_volume(path: VolumeArgument, node: NodeOption, log: Cluster) -> None:
+def remove_volume(path: VolumeArgument, node: NodeOption, log: ClusterTarget) -> None:
     """Remove a volume from a running storage node. Refused while the volume holds any data."""
     found = log.administer(lambda admin: admin.remove_volume(StorageNodeId(node), path))
     title = f"storage node {node} does not use {path} any more; if --volumes names it at the next start, it does again"

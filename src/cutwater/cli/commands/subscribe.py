@@ -13,7 +13,7 @@ import typer
 
 from cutwater.cli.framework.client import end_of_holder, open_client
 from cutwater.cli.framework.command import command, verbs
-from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.framework.times import Start, parse_position, parse_start
 from cutwater.cli.io.record_output import RecordOutput, RecordOutputOption, write_records
 from cutwater.client.errors import ClientClosed
@@ -60,7 +60,7 @@ def subscribe(
     ] = OnMalformed.ERROR,
     output: RecordOutputOption = RecordOutput.TEXT,
     *,
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Print the records of topics, in the order of the log.
 

@@ -12,7 +12,7 @@ from cutwater.cli.framework.client import open_client
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.declarations import IdleOption, WatermarkOption, parse_declared
 from cutwater.cli.framework.exit_codes import Settings
-from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.io.output import show, table, text
 from cutwater.core.text import counted
 from cutwater.durations import milliseconds, shown
@@ -63,7 +63,7 @@ def create(
     event_time_ahead_max: AheadOption = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept an existing topic of this name.")] = False,
     *,
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Create a topic. Returns when it takes appends."""
     ahead_ms = _ahead_ms(event_time_ahead_max)
@@ -85,7 +85,7 @@ def create(
 
 
 @command(app, "list", timeout=10.0)
-def list_topics(log: Log) -> None:
+def list_topics(log: LogTarget) -> None:
     """Show all topics."""
     catalog = log.administer(lambda admin: admin.catalog())
     counts: dict[int, int] = {}
@@ -104,7 +104,7 @@ def list_topics(log: Log) -> None:
 
 
 @command(app, timeout=10.0)
-def describe(name: NameArgument, log: Log) -> None:
+def describe(name: NameArgument, log: LogTarget) -> None:
     """Show a topic and its log streams."""
     topic, streams = log.administer(lambda admin: admin.topic(name))
     rows = [(s.stream, s.is_open, s.epoch, s.members, s.missing, s.committed_end, s.last_glsn) for s in streams]
@@ -153,7 +153,7 @@ def change(
     retention_bytes: Annotated[int | None, typer.Option(min=0, help="How many bytes are kept.")] = None,
     event_time_ahead_max: AheadOption = None,
     *,
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Change how many log streams a topic has, how long its records are kept, or which event times it takes. Returns
     when new log streams take appends."""
@@ -167,7 +167,7 @@ def change(
 
 
 @command(app, timeout=10.0)
-def delete(name: NameArgument, log: Log) -> None:
+def delete(name: NameArgument, log: LogTarget) -> None:
     """Delete a topic and all its records."""
     log.administer(lambda admin: admin.delete_topic(name))
     show({"topic": name}, f"topic {name!r} is deleted")
@@ -177,7 +177,7 @@ def delete(name: NameArgument, log: Log) -> None:
 def trim(
     name: NameArgument,
     before: Annotated[int, typer.Option(min=1, help="The first GLSN to keep.")],
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Remove the records of a topic before a position."""
     log.administer(lambda admin: admin.trim(name, GLSN(before)))
@@ -191,7 +191,7 @@ def declare(
     idle: IdleOption = False,
     stream: Annotated[int | None, typer.Option(min=1, help="Only in this log stream, otherwise in all.")] = None,
     *,
-    log: Log,
+    log: LogTarget,
 ) -> None:
     """Declare a watermark, idleness or both for a topic, without a record. Idleness ends with the next entry."""
     declared = parse_declared(watermark, idle)

@@ -14,7 +14,7 @@ from cutwater.admin.verification import Finding, Verification
 from cutwater.admin.verification import verify as verify_all
 from cutwater.cli.framework.command import command, verbs
 from cutwater.cli.framework.exit_codes import EXIT_CODES, Settings
-from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.io.output import show, table
 from cutwater.core.text import counted
 
@@ -22,7 +22,7 @@ app = verbs()
 
 
 @dataclass(frozen=True)
-class AnsweringLog(Log):
+class AnsweringLog(LogTarget):
     timeout: Annotated[
         float, typer.Option(envvar="CUTWATER_TIMEOUT", min=0.1, help="Seconds until the cluster has to answer.")
     ] = 10.0

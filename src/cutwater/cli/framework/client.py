@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cutwater.cli.framework.target import Log, check_log
+from cutwater.cli.framework.target import LogTarget, check_log
 from cutwater.client.cluster.metadata_client import parse_servers, require_listener
 from cutwater.errors import CutwaterError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_client(log: Log, *, may_create: bool = False, patient: bool = False) -> Iterator[Client]:
+def open_client(log: LogTarget, *, may_create: bool = False, patient: bool = False) -> Iterator[Client]:
     """Yield a connected client; an embedded log is opened, unless another process has it open. ``patient``: try until
     the time is up even if no server listens there."""
     place = log.place
@@ -48,7 +48,7 @@ def open_client(log: Log, *, may_create: bool = False, patient: bool = False) ->
         yield client
 
 
-def end_of_holder(log: Log) -> Callable[[], bool]:
+def end_of_holder(log: LogTarget) -> Callable[[], bool]:
     """Return a function that tells whether the process that had opened an embedded log has closed it. Then the log can
     be opened again, by this process if no other does."""
     place = log.place

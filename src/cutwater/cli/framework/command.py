@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cutwater.cli.framework.exit_codes import Settings, ended_well, show
-from cutwater.cli.framework.options import DebugOption, Output, OutputOption
+from cutwater.cli.framework.options import DebugOption, OutputFormat, OutputOption
 from cutwater.errors import InvalidArgument
 
 B = TypeVar("B", bound="Bundle")
@@ -75,7 +75,7 @@ class Command(TyperCommand):
         typer.echo()
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_type(super().get_params(ctx))
 
@@ -105,7 +105,7 @@ def asks_for_json(args: Sequence[str]) -> bool:
             said = word.removeprefix("--output=")
         elif word.startswith("-o"):
             said = word.removeprefix("-o")
-    return said == Output.JSON
+    return said == OutputFormat.JSON
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def _without_type(parameters: list[Any]) -> list[Any]:
 
 def noun(help_text: str) -> typer.Typer:
     """Make a group of commands about the same thing."""
-    app = typer.Typer(cls=Group, help=help_text, no_args_is_help=True)
+    app = typer.Typer(cls=CommandGroup, help=help_text, no_args_is_help=True)
     # With a callback, a group with a single command keeps that command's name.
     app.callback(help=help_text)(lambda: None)
     return app
@@ -156,7 +156,7 @@ def command(
             else:
                 parameters.append(_option(parameter.name, hints[parameter.name], parameter.default))
         if has_output and "output" not in given:
-            parameters.append(_option("output", OutputOption, Output.TEXT))
+            parameters.append(_option("output", OutputOption, OutputFormat.TEXT))
         parameters.append(_option("debug", DebugOption, False))
         if timeout is not None:
             parameters = [p.replace(default=timeout) if p.name == "timeout" else p for p in parameters]

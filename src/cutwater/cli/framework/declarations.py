@@ -18,13 +18,13 @@ WatermarkOption = Annotated[
 IdleOption = Annotated[bool, typer.Option("--idle", help="Declare that nothing is expected until the next record.")]
 
 
-class Declared(NamedTuple):
+class DeclaredOptions(NamedTuple):
     watermark: datetime | None
     idle: bool
 
 
-def parse_declared(watermark: str | None, idle: bool) -> Declared | None:
+def parse_declared(watermark: str | None, idle: bool) -> DeclaredOptions | None:
     """Return the declaration; None if nothing is declared."""
     if watermark is None and not idle:
         return None
-    return Declared(None if watermark is None else parse_time(watermark, datetime.now(UTC)), idle)
+    return DeclaredOptions(None if watermark is None else parse_time(watermark, datetime.now(UTC)), idle)

@@ -22,7 +22,7 @@ class LogLevel(enum.StrEnum):
     ERROR = "error"
 
 
-class Output(enum.StrEnum):
+class OutputFormat(enum.StrEnum):
     TEXT = "text"
     JSON = "json"
 
@@ -32,8 +32,8 @@ def _set_debug(value: bool) -> bool:
     return value
 
 
-def _set_output(value: Output) -> Output:
-    Settings.is_json = value is Output.JSON
+def _set_output(value: OutputFormat) -> OutputFormat:
+    Settings.is_json = value is OutputFormat.JSON
     return value
 
 
@@ -42,7 +42,7 @@ DebugOption = Annotated[
     typer.Option("--debug", envvar="CUTWATER_DEBUG", callback=_set_debug, help="Show where an error comes from."),
 ]
 OutputOption = Annotated[
-    Output,
+    OutputFormat,
     typer.Option(
         "--output", "-o", envvar="CUTWATER_OUTPUT", callback=_set_output, is_eager=True, help="For people or programs."
     ),

@@ -72,7 +72,7 @@ TimeoutOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Log(Bundle):
+class LogTarget(Bundle):
     """The log that a command is about, and how it is reached. The setting with the highest precedence counts."""
 
     servers: ServersOption = None
@@ -177,7 +177,7 @@ class Log(Bundle):
 
 
 @dataclass(frozen=True)
-class Cluster(Log):
+class ClusterTarget(LogTarget):
     """The target of commands about storage nodes; an embedded log has only one of its own."""
 
     left_out = frozenset({"path"})

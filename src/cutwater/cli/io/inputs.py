@@ -26,7 +26,7 @@ RECORD_BYTES_MAX = Limits().record_bytes_max
 STANDARD_INPUT = Path("-")
 
 
-class Piece(NamedTuple):
+class InputRecords(NamedTuple):
     """Consecutive records. ``places`` says where each record was found."""
 
     records: list[bytes]
@@ -70,7 +70,7 @@ def total_bytes(paths: Iterable[Path]) -> int | None:
     return total
 
 
-def whole_files(paths: Sequence[Path]) -> Iterator[Piece]:
+def whole_files(paths: Sequence[Path]) -> Iterator[InputRecords]:
     """Yield pieces in which each file is one record; small files share a piece."""
     records: list[bytes] = []
     places: list[Path] = []
@@ -79,13 +79,13 @@ def whole_files(paths: Sequence[Path]) -> Iterator[Piece]:
         with opened(path) as fd:
             record = _whole(fd, name_of(path))
         if records and (size + len(record) > PIECE_BYTES or len(records) >= RECORDS_MAX):
-            yield Piece(records, places, "")
+            yield InputRecords(records, places, "")
             records, places, size = [], [], 0
         records.append(record)
         places.append(path)
         size += len(record)
     if records:
-        yield Piece(records, places, "")
+        yield InputRecords(records, places, "")
 
 
 def _whole(fd: int, name: str) -> bytes:
@@ -100,7 +100,7 @@ def _whole(fd: int, name: str) -> bytes:
     return bytes(found)
 
 
-def lines(fd: int, name: str) -> Iterator[Piece]:
+def lines(fd: int, name: str) -> Iterator[InputRecords]:
     """Yield pieces in which each line is one record, without its newline; the last line may lack it."""
     source = f"{name}, line "
     rest = b""
@@ -111,10 +111,10 @@ def lines(fd: int, name: str) -> Iterator[Piece]:
             raise _too_long(f"{source}{number + len(complete)}", len(rest))
         for first in range(0, len(complete), RECORDS_MAX):
             records = complete[first : first + RECORDS_MAX]
-            yield Piece(records, range(number, number + len(records)), source)
+            yield InputRecords(records, range(number, number + len(records)), source)
             number += len(records)
     if rest:
-        yield Piece([rest], [number], source)
+        yield InputRecords([rest], [number], source)
 
 
 def _available(fd: int, name: str) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.cli.io.inputs import Piece
+from cutwater.cli.io.inputs import InputRecords
 from cutwater.cli.io.json_columns import conversions, decoder, mismatch, shown
 from cutwater.errors import InvalidArgument
 
@@ -26,10 +26,12 @@ class Rows:
             option = "--key" if key_field is None else "--key-field"
             raise InvalidArgument(f"the topic has a schema, so its records have no key: leave out {option}")
 
-    def of(self, piece: Piece) -> tuple[Piece, list[Any], Any]:
+    def of(self, piece: InputRecords) -> tuple[InputRecords, list[Any], Any]:
         """Return the piece without empty lines, its records, and their keys."""
         kept = [row for row, line in enumerate(piece.records) if line.strip()]
-        piece = Piece([piece.records[row].strip() for row in kept], [piece.places[row] for row in kept], piece.source)
+        piece = InputRecords(
+            [piece.records[row].strip() for row in kept], [piece.places[row] for row in kept], piece.source
+        )
         found = [self._decoded(piece, row) for row in range(len(kept))]
         if self._is_typed:
             return piece, [self._converted(piece, row, value) for row, value in enumerate(found)], self._key
@@ -42,7 +44,7 @@ class Rows:
             return ""
         return mismatch(self._types[column], record.get(column))
 
-    def _decoded(self, piece: Piece, row: int) -> Any:
+    def _decoded(self, piece: InputRecords, row: int) -> Any:
         try:
             return self._decode(piece.records[row])
         except msgspec.DecodeError as error:
@@ -55,7 +57,7 @@ class Rows:
             why = "a number in it has an exponent that is too large"
         raise InvalidArgument(f"{piece.place(row)}: this is not JSON: {why}")
 
-    def _key_of(self, piece: Piece, row: int, value: Any) -> str:
+    def _key_of(self, piece: InputRecords, row: int, value: Any) -> str:
         found = value.get(self._key_field) if isinstance(value, dict) else None
         if isinstance(found, str):
             return found
@@ -65,7 +67,7 @@ class Rows:
             f"{piece.place(row)}: a text or a number is wanted as field {self._key_field!r}, not {shown(found)}"
         )
 
-    def _converted(self, piece: Piece, row: int, value: Any) -> Any:
+    def _converted(self, piece: InputRecords, row: int, value: Any) -> Any:
         """Convert texts in the place of values that JSON does not have, such as times and bytes."""
         if not isinstance(value, dict):
             raise InvalidArgument(

@@ -10,7 +10,7 @@ import msgspec
 
 from cutwater.cli.framework.exit_codes import Settings
 from cutwater.core.text import counted
-from cutwater.jobs.job_file import Job, State
+from cutwater.jobs.job_file import Job, JobState
 from cutwater.jobs.messages import Progress
 from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NO_TIME
 
@@ -27,7 +27,7 @@ class Display:
 
     def __init__(self) -> None:
         self._is_live = sys.stdout.isatty() and not Settings.is_json
-        self._state: State | None = None
+        self._state: JobState | None = None
         self._batch, self._shown_at = -1, 0.0
         self._has_waited = False
 
@@ -45,7 +45,7 @@ class Display:
             self._print_json(told | {"last_error": job.last_error})
             return
         more = ""
-        if job.state is State.WAITING:
+        if job.state is JobState.WAITING:
             more = f", restart {job.restarts}" + (f": {job.last_error.message}" if job.last_error else "")
             if not self._has_waited:
                 self._has_waited, more = True, f"{more}\n{_HOW_TO_END}"

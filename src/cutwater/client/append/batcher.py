@@ -18,7 +18,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from cutwater.client.append.plain_arrow import Part, shares
+from cutwater.client.append.plain_arrow import AppendRecords, shares
 from cutwater.client.append.sender import Shipment, Shipping, may_retry, unknown
 from cutwater.client.errors import ClientClosed
 from cutwater.core.requests import TopicInfo
@@ -42,7 +42,7 @@ RECORD_COST_BYTES = 64
 """Approximate overhead of a record besides its values."""
 
 
-class Outcome(Protocol):
+class AppendOutcome(Protocol):
     """Receives the outcome of an append, once: a future, or something cheaper. If it is done before that, the caller
     no longer waits."""
 
@@ -57,12 +57,12 @@ class Waiting(Struct, eq=False):
     """An append that has no outcome yet. ``at`` is its deadline in event loop time, ``seconds`` after the append was
     made."""
 
-    part: Part
+    part: AppendRecords
     count: int
     size: int
     at: float
     seconds: float
-    outcome: Outcome
+    outcome: AppendOutcome
 
 
 _deadline, _part = attrgetter("at"), attrgetter("part")
@@ -76,7 +76,7 @@ class _Flight(Shipment, eq=False, kw_only=True):
     last: Waiting
 
 
-class Lane:
+class BatchQueue:
     """Appends to one topic, or to one log stream of it, with the same schema."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Lane:
         topic: TopicInfo,
         pin: LogStreamId | None,
         shipping: Shipping,
-        encode: Callable[[Sequence[Part]], Batch],
+        encode: Callable[[Sequence[AppendRecords]], Batch],
         bytes_max: int,
     ) -> None:
         """``bytes_max``: the most bytes that share a batch."""
@@ -110,14 +110,16 @@ class Lane:
     def is_idle(self) -> bool:
         return not self._queue and not self._in_flight
 
-    async def append(self, part: Part, count: int, size: int, deadline: Deadline) -> Ack:
+    async def append(self, part: AppendRecords, count: int, size: int, deadline: Deadline) -> Ack:
         future: asyncio.Future[Ack] = self._loop.create_future()
         waiting = Waiting(part, count, size, deadline.at, deadline.seconds, future)
         while not self.take(waiting):
             await self._wait_for_room(deadline)
         return await future
 
-    def begin(self, part: Part, count: int, size: int, seconds: float) -> tuple[asyncio.Future[Ack], float] | None:
+    def begin(
+        self, part: AppendRecords, count: int, size: int, seconds: float
+    ) -> tuple[asyncio.Future[Ack], float] | None:
         """Begin an append without waiting. Returns the outcome and the deadline, or None if there is no room."""
         loop = self._loop
         future: asyncio.Future[Ack] = loop.create_future()
@@ -341,5 +343,5 @@ def _interrupted(shipment: Shipment) -> CutwaterError:
     return ClientClosed("the client was closed before this append was sent")
 
 
-Lanes = dict[tuple[TopicId, LogStreamId | None, int], Lane]
+BatchQueues = dict[tuple[TopicId, LogStreamId | None, int], BatchQueue]
 """Lanes by topic, log stream and number of the schema."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.core.append_fate import AppendFate, fate_of
 from cutwater.core.requests import StreamInfo
@@ -114,12 +114,12 @@ class PendingAppends:
         if self._waiting:
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
-    def _take_catalog(self, view: View) -> None:
+    def _take_catalog(self, view: CatalogView) -> None:
         self._ends = {stream: end for stream, end in self._ends.items() if stream in view.streams}
         for pending in list(self._waiting):
             self._settle(pending, view)
 
-    def _settle(self, pending: Pending, view: View) -> None:
+    def _settle(self, pending: Pending, view: CatalogView) -> None:
         """End the waiting if the epoch is over. A healthy head soon answers, and knows more than the catalog. So unless
         the append certainly was not taken, keep waiting while its head has not been silent for long, or is still in the
         chain and the end of the epoch was noticed only recently."""

@@ -71,10 +71,10 @@ def are_in_order(part: Values) -> bool:
     return plain_bodies.are_in_order(part.offsets, part.count, part.start + len(part.data), part.start)
 
 
-Part: TypeAlias = Single | Values | pa.RecordBatch
+AppendRecords: TypeAlias = Single | Values | pa.RecordBatch
 
 
-def owned(part: Part) -> Part:
+def owned(part: AppendRecords) -> AppendRecords:
     """Return the part in memory of its own. A part waits until its batch is sent, and a caller that appends NumPy,
     pandas or Arrow data may write to that memory meanwhile."""
     if isinstance(part, Single):
@@ -89,7 +89,7 @@ def _copied(array: pa.Array) -> pa.Array:
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
-class Joined(NamedTuple):
+class JoinedBatch(NamedTuple):
     """One record batch, and the smallest and the largest event time in it, if known."""
 
     rows: pa.RecordBatch
@@ -113,38 +113,38 @@ def shares(ack: Ack, parts: Sequence[Counted]) -> list[Ack]:
     return list(map(Ack, cast("Iterator[GLSN]", glsns), cast("Iterator[LLSN]", llsns), repeat(ack.stream), counts))
 
 
-def joined(parts: Sequence[Part]) -> Joined:
+def joined(parts: Sequence[AppendRecords]) -> JoinedBatch:
     """Return all parts as one record batch, in their order."""
     runs = [_of_run(kind, list(run)) for kind, run in groupby(parts, type)]
     if len(runs) == 1:
         return runs[0]
-    return Joined(pa.concat_batches([run.rows for run in runs]), None)
+    return JoinedBatch(pa.concat_batches([run.rows for run in runs]), None)
 
 
-def _of_run(kind: type, run: list[Any]) -> Joined:
+def _of_run(kind: type, run: list[Any]) -> JoinedBatch:
     """Convert parts of one kind to Arrow together, which costs little more than converting one of them."""
     if kind is Single:
         return _of_singles(run)
     if kind is Values:
         return _of_values(run)
-    return Joined(run[0] if len(run) == 1 else pa.concat_batches(run), None)
+    return JoinedBatch(run[0] if len(run) == 1 else pa.concat_batches(run), None)
 
 
-def _of_singles(singles: list[Single]) -> Joined:
+def _of_singles(singles: list[Single]) -> JoinedBatch:
     """Convert singles, which are already checked, so this does much less than ``to_batch``."""
     times = array("q", [single.timestamp for single in singles])
     keys = [single.key for single in singles]
     key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
     rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), pa.py_buffer(times))
-    return Joined(rows, (min(times), max(times)))
+    return JoinedBatch(rows, (min(times), max(times)))
 
 
-def _of_values(run: list[Values]) -> Joined:
+def _of_values(run: list[Values]) -> JoinedBatch:
     offsets, data, _ = _values_column(run)
     times, count = b"".join(_times_of_values(run)), sum(one.count for one in run)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))]
     values = pa.Array.from_buffers(_BINARY, count, buffers)
-    return Joined(_key_value(pa.nulls(count, _BINARY), values, pa.py_buffer(times)), _first_and_last(run))
+    return JoinedBatch(_key_value(pa.nulls(count, _BINARY), values, pa.py_buffer(times)), _first_and_last(run))
 
 
 def _times_of_values(run: Sequence[Values]) -> list[bytes]:
@@ -196,7 +196,7 @@ class Plain(Struct, frozen=True):
     times: tuple[int, int]
 
 
-def plain_body(parts: Sequence[Part]) -> Plain | None:
+def plain_body(parts: Sequence[AppendRecords]) -> Plain | None:
     """Return the body of these records, equal to ``joined(parts).rows.serialize()``, or None if it needs Arrow."""
     first = parts[0]
     if len(parts) == 1 and type(first) is Single and first.key is None:

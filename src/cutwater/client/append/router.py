@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.client.append.batcher import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
+from cutwater.client.append.batcher import RECORD_COST_BYTES, SMALL_BYTES, BatchQueue, BatchQueues, Waiting
 from cutwater.client.append.declarations import declared_of
-from cutwater.client.append.plain_arrow import Part, Single, are_in_order, owned, values_of
+from cutwater.client.append.plain_arrow import AppendRecords, Single, are_in_order, owned, values_of
 from cutwater.client.append.sender import Shipment, Shipping
 from cutwater.client.arguments import check_number
 from cutwater.client.cluster.catalog_cache import Catalogs
@@ -38,7 +38,7 @@ TIME_BYTES = 8
 _PLAIN = (str, bytearray, memoryview, bytes)
 _ONLY_VALUES = ["value"]
 
-Prepare = Callable[[Records, Any, Any, Any], tuple[Part, int, int]]
+Prepare = Callable[[Records, Any, Any, Any], tuple[AppendRecords, int, int]]
 """Turns records, key, timestamp and headers into a part of a batch, its number of records, and its bytes."""
 
 
@@ -55,7 +55,7 @@ def now_us() -> int:
     return time_ns() // 1_000
 
 
-class Given:
+class AppendInput:
     """The arguments of one append."""
 
     __slots__ = ("declared", "headers", "if_llsn", "key", "records", "stream", "timestamp")
@@ -83,7 +83,9 @@ class AppendVisit(Visit[Ack]):
 
     __slots__ = ("_ack", "_count", "_enter", "_error", "_is_done", "_part", "_seconds", "_size")
 
-    def __init__(self, enter: Callable[[], Lane | None], part: Part, count: int, size: int, seconds: float) -> None:
+    def __init__(
+        self, enter: Callable[[], BatchQueue | None], part: AppendRecords, count: int, size: int, seconds: float
+    ) -> None:
         super().__init__(seconds)
         self._enter, self._part, self._count, self._size, self._seconds = enter, part, count, size, seconds
         self._ack: Ack | None = None
@@ -137,9 +139,9 @@ class Appends:
         self._catalogs, self._shipping = catalogs, shipping
         self.limits, self._compression = limits, compression
         self._small_bytes = min(SMALL_BYTES, limits.record_bytes_max)
-        self._lanes: Lanes = {}
+        self._lanes: BatchQueues = {}
         self._view = catalogs.view
-        self._plain_lanes: dict[tuple[str, LogStreamId | None], Lane] = {}
+        self._plain_lanes: dict[tuple[str, LogStreamId | None], BatchQueue] = {}
         """Lanes by topic and log stream. Valid as long as ``_view`` is the catalog."""
 
     async def close(self) -> None:
@@ -166,7 +168,7 @@ class Appends:
             return None
         return lane.begin(part, count, size, seconds)
 
-    async def append(self, topic: str, given: Given, deadline: Deadline) -> Ack:
+    async def append(self, topic: str, given: AppendInput, deadline: Deadline) -> Ack:
         if given.if_llsn is not None and given.stream is None:
             raise InvalidArgument("if_llsn= is a position in one log stream: name it with stream=")
         info = self._catalogs.view.topics.get(topic) or await self._catalogs.topic(topic, deadline)
@@ -193,7 +195,7 @@ class Appends:
         pin = None if stream is None else check_stream(stream)
         return AppendVisit(partial(self._enter, topic, pin), part, count, size, seconds)
 
-    def _enter(self, topic: str, pin: LogStreamId | None) -> Lane | None:
+    def _enter(self, topic: str, pin: LogStreamId | None) -> BatchQueue | None:
         """Return the lane for records of key and value, or None if the topic is unknown or has a schema."""
         if self._catalogs.view is not self._view:
             self._view = self._catalogs.view
@@ -206,7 +208,7 @@ class Appends:
             lane = self._plain_lanes[topic, pin] = self._lane(info, pin, self._view.schema(info))
         return lane
 
-    async def _append(self, info: TopicInfo, given: Given, deadline: Deadline) -> Ack:
+    async def _append(self, info: TopicInfo, given: AppendInput, deadline: Deadline) -> Ack:
         schema = self._catalogs.view.schema(info)
         now = now_us()
         is_plain = given.declared is None and given.if_llsn is None
@@ -238,7 +240,7 @@ class Appends:
             batch = given.declared.with_records(batch)
         return await self._alone(info, given, batch, deadline)
 
-    async def _alone(self, info: TopicInfo, given: Given, batch: Batch, deadline: Deadline) -> Ack:
+    async def _alone(self, info: TopicInfo, given: AppendInput, batch: Batch, deadline: Deadline) -> Ack:
         condition = None if given.if_llsn is None else LLSN(given.if_llsn)
         return await self._shipping.ship(Shipment(), info, given.stream, lambda: batch, condition, deadline)
 
@@ -247,8 +249,8 @@ class Appends:
         when its turn comes."""
         is_typed = schema.is_typed
 
-        def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[Part, int, int]:
-            part: Part | None = None
+        def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[AppendRecords, int, int]:
+            part: AppendRecords | None = None
             if headers is None and not is_typed:
                 part, count, size = self._plain(records, key, timestamp)
                 if part is not None and size <= self._small_bytes:
@@ -262,13 +264,13 @@ class Appends:
 
         return prepare
 
-    def encoding(self, schema: TopicSchema) -> Callable[[Sequence[Part]], Batch]:
+    def encoding(self, schema: TopicSchema) -> Callable[[Sequence[AppendRecords]], Batch]:
         return partial(self._encoded, schema)
 
-    def _encoded(self, schema: TopicSchema, parts: Sequence[Part]) -> Batch:
+    def _encoded(self, schema: TopicSchema, parts: Sequence[AppendRecords]) -> Batch:
         return encode_parts(parts, schema, now_us, limits=self.limits, compression=self._compression)
 
-    def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[Part | None, int, int]:
+    def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[AppendRecords | None, int, int]:
         """Return plain records of key and value as a part, their number and size, or a part of None if they need a full
         conversion. Small parts own their memory."""
         if type(records) is bytes:
@@ -292,7 +294,7 @@ class Appends:
             return None, 0, 0
         return Single(value, key, timestamp), 1, size
 
-    def _values(self, records: Any) -> tuple[Part | None, int, int]:
+    def _values(self, records: Any) -> tuple[AppendRecords | None, int, int]:
         """Return the values of Arrow data that has no other column and no errors, however many they are."""
         if isinstance(records, pa.RecordBatch):
             if records.schema.names != _ONLY_VALUES:
@@ -320,7 +322,7 @@ class Appends:
             or value_bytes_max(values) + TIME_BYTES <= self.limits.record_bytes_max
         )
 
-    def _lane(self, info: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> Lane:
+    def _lane(self, info: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> BatchQueue:
         name = info.topic, pin, schema.number
         lane = self._lanes.get(name)
         if lane is None:
@@ -328,7 +330,7 @@ class Appends:
                 self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.is_idle}
                 self._plain_lanes.clear()
             encode, bytes_max = partial(self._encoded, schema), self.limits.together_bytes_max
-            lane = self._lanes[name] = Lane(info, pin, self._shipping, encode, bytes_max)
+            lane = self._lanes[name] = BatchQueue(info, pin, self._shipping, encode, bytes_max)
         return lane
 
 

@@ -20,7 +20,7 @@ LOOK_SECONDS = 0.2
 NOTHING = Catalog(Revision(0), GLSN(0), CutTime(0), (), ())
 
 
-class View:
+class CatalogView:
     """One catalog, indexed for look-ups. A result stays valid for its revision."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -53,13 +53,13 @@ class View:
 class Catalogs:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self.view = View(NOTHING)
+        self.view = CatalogView(NOTHING)
         self._fetching: asyncio.Task[Catalog] | None = None
         self._fetched_at = -LOOK_SECONDS
         """When a catalog was last requested."""
         self._looking: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self.listeners: set[Callable[[View], None]] = set()
+        self.listeners: set[Callable[[CatalogView], None]] = set()
         """Called with every view of another revision."""
 
     def heard(self, revision: Revision) -> None:
@@ -84,7 +84,7 @@ class Catalogs:
         if not self._is_closed:
             self._fetch()
 
-    async def fresh(self, deadline: Deadline) -> View:
+    async def fresh(self, deadline: Deadline) -> CatalogView:
         """Return the catalog as of some moment after this call began."""
         if self._fetching is not None:
             # It was requested before this call, so it may be older than what the caller knows.
@@ -92,7 +92,7 @@ class Catalogs:
         await self._wait(self._fetch(), deadline, is_last=True)
         return self.view
 
-    async def known(self, deadline: Deadline) -> View:
+    async def known(self, deadline: Deadline) -> CatalogView:
         """Return the cached catalog; fetch one only if there is none."""
         return self.view if self.view.catalog.revision else await self.fresh(deadline)
 
@@ -113,7 +113,7 @@ class Catalogs:
         """Keep the newest catalog. Catalogs may arrive out of order, for example from a deposed leader."""
         known = self.view.catalog
         if (catalog.revision, catalog.high_watermark) >= (known.revision, known.high_watermark):
-            self.view = View(catalog)
+            self.view = CatalogView(catalog)
             if catalog.revision != known.revision:
                 for listener in list(self.listeners):
                     listener(self.view)
@@ -159,6 +159,6 @@ class Catalogs:
                 raise
 
 
-def no_such_topic(name: str, view: View) -> NotFound:
+def no_such_topic(name: str, view: CatalogView) -> NotFound:
     names = ", ".join(sorted(view.topics)) or "none"
     return NotFound(f"there is no topic {name!r}; topics: {names}")

@@ -19,7 +19,7 @@ from cutwater.types import ClusterId, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 
 A = TypeVar("A")
 
@@ -116,7 +116,7 @@ class Repository:
         if connection is None or connection is not self._connection:
             return
         self._connection = None
-        if connection.state is not State.CLOSED:
+        if connection.state is not ConnectionState.CLOSED:
             closing = asyncio.get_running_loop().create_task(connection.close(timeout_ms=LEFT_MS_MAX))
             self._left[connection] = closing
             closing.add_done_callback(lambda _: self._left.pop(connection))
@@ -186,7 +186,7 @@ class Repository:
 
     async def _connected(self, deadline: float) -> Connection:
         async with self._connecting:
-            if self._connection is not None and self._connection.state is State.OPEN:
+            if self._connection is not None and self._connection.state is ConnectionState.OPEN:
                 return self._connection
             address = self.addresses[self._turn % len(self.addresses)]
             left = int((deadline - asyncio.get_running_loop().time()) * 1_000)

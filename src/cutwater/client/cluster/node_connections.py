@@ -13,7 +13,7 @@ from cutwater.runtime.deadlines import Deadline
 from cutwater.types import LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 
 CONNECT_MS_MAX = 3_000
 COMPLAIN_SECONDS = 0.5
@@ -38,7 +38,7 @@ class Nodes:
     def ready(self, address: str) -> Connection | None:
         """Return the connection to this address, if there is one that can be used at once."""
         connection = self._open.get(address)
-        return connection if connection is not None and connection.state is State.OPEN else None
+        return connection if connection is not None and connection.state is ConnectionState.OPEN else None
 
     async def connection(self, address: str, deadline: Deadline) -> Connection:
         """Return a connection to this address; make one if necessary. If this raises, nothing was sent to the node."""
@@ -64,7 +64,7 @@ class Nodes:
         if self._open.get(address) is not connection:
             return
         del self._open[address]
-        if connection.state is not State.CLOSED:
+        if connection.state is not ConnectionState.CLOSED:
             self._left.add(connection)
             connection.closed.add_done_callback(lambda _: self._left.discard(connection))
 

@@ -9,7 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.arguments import check_number, check_topic
-from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.convert.schemas import SchemaLike, TopicSchema, encode_schema, grown_schema, new_schema
 from cutwater.core.names import check_topic_name
@@ -51,7 +51,7 @@ class Topic(Struct, frozen=True):
     """Never reused: a topic that is created again under the same name has another number."""
 
 
-def topic_of(info: TopicInfo, view: View) -> Topic:
+def topic_of(info: TopicInfo, view: CatalogView) -> Topic:
     schema = view.schema(info)
     return Topic(
         info.name,
@@ -208,7 +208,7 @@ class Topics:
         await self._repository.ask(request, Done, timeout_ms=deadline.left_ms())
         return await self._grown(name, view, streams, deadline)
 
-    async def _grown(self, name: str, before: View, streams: int | None, deadline: Deadline) -> Topic:
+    async def _grown(self, name: str, before: CatalogView, streams: int | None, deadline: Deadline) -> Topic:
         """Wait until ``streams`` log streams take appends. Log streams that were sealed before, by an operator or by a
         failure, count too: they are not replaced by new ones."""
         old = before.topics.get(name)

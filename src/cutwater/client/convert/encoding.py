@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.client.append.plain_arrow import Part, joined, plain_body
+from cutwater.client.append.plain_arrow import AppendRecords, joined, plain_body
 from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.errors import RecordTooLarge
 from cutwater.errors import InvalidArgument
@@ -79,7 +79,7 @@ def encode(
 
 
 def encode_parts(
-    parts: Sequence[Part],
+    parts: Sequence[AppendRecords],
     schema: TopicSchema,
     now_us: Callable[[], int],
     *,

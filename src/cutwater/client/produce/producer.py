@@ -18,8 +18,8 @@ from typing import Any
 from msgspec import structs
 
 from cutwater.client.append.declarations import DECLARATION_BYTES, Declared, declared_of, required
-from cutwater.client.append.plain_arrow import Part
-from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.append.plain_arrow import AppendRecords
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.hedging import first_answer
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.cluster.node_connections import Nodes
@@ -93,8 +93,8 @@ class AsyncProducer:
         repository: Repository,
         topic: str,
         name: str,
-        prepare: Callable[..., tuple[Part, int, int]],
-        encode: Callable[[list[Part]], Batch],
+        prepare: Callable[..., tuple[AppendRecords, int, int]],
+        encode: Callable[[list[AppendRecords]], Batch],
         bytes_max: int,
         timeout: float,
         buffer_bytes: int = BUFFER_BYTES_MAX,
@@ -178,7 +178,7 @@ class AsyncProducer:
         return await self._hand_in(None, 1, DECLARATION_BYTES, required(watermark, idle), deadline)
 
     async def _hand_in(
-        self, part: Part | None, count: int, size: int, declared: Declared | None, deadline: Deadline
+        self, part: AppendRecords | None, count: int, size: int, declared: Declared | None, deadline: Deadline
     ) -> asyncio.Future[Ack]:
         await self._until(
             lambda: self._buffer.has_room(size) or self._failure is not None or self._is_closing,
@@ -532,7 +532,7 @@ class AsyncProducer:
             self._nodes.unreachable(info.stream, info.chain[0])
         self._catalogs.look()
 
-    def _take_catalog(self, view: View) -> None:
+    def _take_catalog(self, view: CatalogView) -> None:
         """Check the batches in flight at once if their epoch has ended."""
         info = view.streams.get(self._session.stream)
         if self._flights and (info is None or not info.is_open or (info.stream, info.epoch) != self._sent_in):

@@ -14,7 +14,7 @@ from math import inf
 from msgspec import Struct
 
 from cutwater.client.append.declarations import Declared
-from cutwater.client.append.plain_arrow import Part, shares
+from cutwater.client.append.plain_arrow import AppendRecords, shares
 from cutwater.client.produce.sent_future import SentFuture, settle_together
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
@@ -27,7 +27,7 @@ class Sent(Struct, eq=False):
     """Records that were given with one call. ``future`` gets their outcome, once. ``at`` is their deadline in event
     loop time, ``seconds`` after they were given."""
 
-    part: Part | None
+    part: AppendRecords | None
     """None if only a declaration was given."""
     count: int
     size: int

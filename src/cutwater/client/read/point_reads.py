@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
-from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.hedging import first_answer
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.errors import ClientClosed
 from cutwater.client.read.lasting_damage import LastingDamage
-from cutwater.client.read.records import Layout, Record, runs_of
-from cutwater.core.read.merge_reader import Run
+from cutwater.client.read.records import ColumnLayout, Record, runs_of
+from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.core.requests import StreamInfo
 from cutwater.errors import (
     CutwaterError,
@@ -47,7 +47,7 @@ RETRY_SECONDS_MAX = 0.2
 T = TypeVar("T")
 
 
-class Reading:
+class PointReads:
     def __init__(self, catalogs: Catalogs, nodes: Nodes) -> None:
         self._catalogs, self._nodes = catalogs, nodes
 
@@ -63,7 +63,7 @@ class Reading:
             return_exceptions=True,
         )
         for run in found:
-            if isinstance(run, Run):
+            if isinstance(run, CommittedBatch):
                 return await self._record(run, glsn, deadline)
         for error in found:
             if isinstance(error, BaseException) and not isinstance(error, Trimmed):
@@ -82,7 +82,7 @@ class Reading:
             raise Trimmed(glsn, first_left, name if len({name for _, name in trimmed}) == 1 else "")
         raise no_record(glsn)
 
-    async def find(self, time: CutTime, streams: Iterable[StreamInfo], view: View, deadline: Deadline) -> GLSN:
+    async def find(self, time: CutTime, streams: Iterable[StreamInfo], view: CatalogView, deadline: Deadline) -> GLSN:
         """Return the first position in these log streams that was committed at or after the time; after the end if
         there is none."""
         end = view.catalog.high_watermark
@@ -105,7 +105,7 @@ class Reading:
 
         return await self.ask(info, ask, deadline)
 
-    def _known(self, view: View, stream: LogStreamId | None) -> list[StreamInfo]:
+    def _known(self, view: CatalogView, stream: LogStreamId | None) -> list[StreamInfo]:
         if stream is None:
             return list(view.catalog.streams)
         info = view.streams.get(stream)
@@ -113,14 +113,14 @@ class Reading:
             raise NotFound(f"there is no log stream {stream}")
         return [info]
 
-    async def _record(self, run: Run, glsn: GLSN, deadline: Deadline) -> Record:
+    async def _record(self, run: CommittedBatch, glsn: GLSN, deadline: Deadline) -> Record:
         if run.batch.kind is not BatchKind.DATA:
             raise what_it_is(run)
         for is_last in (False, True):
             view = self._catalogs.view
             info = view.streams.get(run.stream)
             if info is not None:
-                layout = Layout(view.schema(view.topics[view.names[info.topic]]))
+                layout = ColumnLayout(view.schema(view.topics[view.names[info.topic]]))
                 if layout.knows(run) or is_last:
                     at = glsn - run.first_glsn
                     return layout.records(run, at, at + 1)[0]
@@ -130,8 +130,8 @@ class Reading:
 
     def _run_at(
         self, stream: LogStreamId, glsn: GLSN, deadline: Deadline
-    ) -> Callable[[Connection], Awaitable[Run | None]]:
-        async def ask(connection: Connection) -> Run | None:
+    ) -> Callable[[Connection], Awaitable[CommittedBatch | None]]:
+        async def ask(connection: Connection) -> CommittedBatch | None:
             arguments = ReadArguments(stream, glsn, 1)
             received = await connection.call(READ, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
             for run in runs_of(received.value, received.body):
@@ -207,7 +207,7 @@ def no_record(glsn: GLSN) -> NoRecordHere:
     )
 
 
-def what_it_is(run: Run) -> NoRecordHere:
+def what_it_is(run: CommittedBatch) -> NoRecordHere:
     """Return an error that says what a position without a record holds."""
     batch = run.batch
     if batch.kind is BatchKind.FENCE:

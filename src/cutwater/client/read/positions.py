@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.cursors import AsyncCursor, NamedCursor
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.convert.times import time_us
-from cutwater.client.read.point_reads import Reading
+from cutwater.client.read.point_reads import PointReads
 from cutwater.client.subscribe.stream_readers import Selection
-from cutwater.client.subscribe.subscriptions import Range
+from cutwater.client.subscribe.subscriptions import SubscriptionRange
 from cutwater.errors import InvalidArgument
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, CutTime
@@ -62,10 +62,10 @@ def _is_glsn(position: object) -> bool:
 
 
 class Positions:
-    def __init__(self, catalogs: Catalogs, reading: Reading, repository: Repository) -> None:
+    def __init__(self, catalogs: Catalogs, reading: PointReads, repository: Repository) -> None:
         self._catalogs, self._reading, self._repository = catalogs, reading, repository
 
-    async def find(self, time: datetime, selection: Selection | None, view: View, deadline: Deadline) -> GLSN:
+    async def find(self, time: datetime, selection: Selection | None, view: CatalogView, deadline: Deadline) -> GLSN:
         """Return the first position of these topics, or of any, that was committed at or after the time."""
         _check_time(time)
         cut_time = CutTime(time_us(time))
@@ -76,7 +76,7 @@ class Positions:
 
     async def resolve(
         self, selection: Selection, start: Position, stop: int | datetime | None, follow: bool, deadline: Deadline
-    ) -> Range:
+    ) -> SubscriptionRange:
         """Return the range of a subscription that begins now."""
         view = await self._catalogs.fresh(deadline)
         topics = selection.topics(view)
@@ -100,4 +100,4 @@ class Positions:
         if stop is not None:
             at_stop = await self.find(stop, selection, view, deadline) if isinstance(stop, datetime) else GLSN(stop)
             last = at_stop if last is None else min(last, at_stop)
-        return Range(first, last, starts, view)
+        return SubscriptionRange(first, last, starts, view)

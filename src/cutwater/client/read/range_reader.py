@@ -19,17 +19,17 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.credentials import ANYONE, Access
 from cutwater.client.cluster.holder_file import with_secret
 from cutwater.client.cluster.metadata_client import Repository, parse_servers
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.cluster.silence import Watched
-from cutwater.client.read.point_reads import Reading
-from cutwater.client.read.records import Layout
+from cutwater.client.read.point_reads import PointReads
+from cutwater.client.read.records import ColumnLayout
 from cutwater.client.read.watermarks import marks_between
 from cutwater.client.subscribe.stream_readers import Feed, Selection
-from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.time_marks import TimeMark
 from cutwater.core.requests import Catalog, CatalogRequest, StreamInfo, TopicInfo
 from cutwater.errors import (
     CutwaterError,
@@ -86,7 +86,7 @@ COMPLAIN_MS_MAX = 2_000
 
 FIRST_LLSN, FIRST_GLSN, COUNT, TIME, TIME_MIN, SCHEMA, OFFSET, _BYTES, CHECKSUM = range(len(RUN_COLUMNS))
 """Indexes of the columns of runs."""
-Runs: TypeAlias = "tuple[array[int], ...]"
+BatchArrays: TypeAlias = "tuple[array[int], ...]"
 
 
 class Heads(Struct, frozen=True):
@@ -98,7 +98,7 @@ class Heads(Struct, frozen=True):
     idle: array[int]
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """A record batch with the rows of a run, and of the following runs that have no block of their own."""
 
     schema: int
@@ -112,8 +112,8 @@ class Scanned(Struct, frozen=True):
     """Runs of one log stream, column by column as in ``protocol.scan_api``, and the blocks with their rows, verified.
     ``is_stored``: blocks have all columns, even those that were not asked for."""
 
-    runs: Runs
-    blocks: tuple[Block, ...]
+    runs: BatchArrays
+    blocks: tuple[RowBlock, ...]
     is_stored: bool = False
     malformed: tuple[tuple[GLSN, GLSN], ...] = ()
     """Positions whose rows are left out, because the stored batch is malformed. They count as fences do."""
@@ -138,7 +138,7 @@ def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body) -> Scanned:
     return Scanned(runs, _blocks(asked.stream, runs, data, checked), malformed=malformed)
 
 
-def _verdicts(runs: Runs) -> tuple[tuple[tuple[GLSN, GLSN], ...], bytearray]:
+def _verdicts(runs: BatchArrays) -> tuple[tuple[tuple[GLSN, GLSN], ...], bytearray]:
     """Take the verdicts of the storage node out of the runs: malformed positions, and which runs are checked."""
     schemas = runs[SCHEMA]
     checked = bytearray(len(schemas))
@@ -156,7 +156,7 @@ def _verdicts(runs: Runs) -> tuple[tuple[tuple[GLSN, GLSN], ...], bytearray]:
     return tuple(malformed), checked
 
 
-def _told(asked: ScanArguments, answer: ScanAnswer, body: Body) -> tuple[Runs, memoryview]:
+def _told(asked: ScanArguments, answer: ScanAnswer, body: Body) -> tuple[BatchArrays, memoryview]:
     """Return the runs of an answer, and the bytes after them."""
     size = answer.runs * len(RUN_COLUMNS) * 8
     data = memoryview(body)
@@ -175,9 +175,11 @@ def _told(asked: ScanArguments, answer: ScanAnswer, body: Body) -> tuple[Runs, m
     return runs, data[size:]
 
 
-def _blocks(stream: LogStreamId, runs: Runs, data: memoryview, checked: bytearray, start: int = 0) -> tuple[Block, ...]:
+def _blocks(
+    stream: LogStreamId, runs: BatchArrays, data: memoryview, checked: bytearray, start: int = 0
+) -> tuple[RowBlock, ...]:
     """Return the verified blocks of runs. ``data`` begins at offset ``start``."""
-    blocks: list[Block] = []
+    blocks: list[RowBlock] = []
     places = zip(runs[FIRST_GLSN], *runs[SCHEMA:], strict=True)
     for number, (glsn, schema, offset, length, crc) in enumerate(places):
         if schema == NOTHING:
@@ -187,19 +189,19 @@ def _blocks(stream: LogStreamId, runs: Runs, data: memoryview, checked: bytearra
             block = data[begin : begin + length] if begin >= 0 else data[:0]
             if len(block) != length or crc32c(block) != crc:
                 raise Damaged(f"the batch at GLSN {glsn} arrived damaged: read it again")
-            blocks.append(Block(schema, number, block, bool(checked[number])))
+            blocks.append(RowBlock(schema, number, block, bool(checked[number])))
         elif not blocks or blocks[-1].schema != schema:
             raise ProtocolViolation(f"log stream {stream}: the batch at GLSN {glsn} came without its rows")
     return tuple(blocks)
 
 
-class Stored(Struct, frozen=True):
+class BatchesInFile(Struct, frozen=True):
     """Runs whose rows are in a file; the storage node has only said where. The described part of the file begins at
     ``start``; the rows lie from ``begin`` to ``end`` in it. The runs are complete from ``from_glsn`` through
     ``through``."""
 
     stream: LogStreamId
-    runs: Runs
+    runs: BatchArrays
     path: str
     start: int
     begin: int
@@ -223,7 +225,7 @@ class Stored(Struct, frozen=True):
         return Scanned(self.runs, _blocks(self.stream, self.runs, data[:size], self.checked, self.begin), True)
 
 
-def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[Stored]:
+def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[BatchesInFile]:
     """Split what a storage node has described of a file into parts to read one at a time."""
     stream = asked.stream
     if not 0 < answer.bytes <= FRAME_BYTES_MAX or answer.start < 0:
@@ -255,7 +257,7 @@ def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[Stored
             through = GLSN(runs[FIRST_GLSN][stop] - 1)
         own = tuple(column[first:stop] for column in runs)
         place = (answer.path, answer.start, begin, end)
-        found.append(Stored(stream, own, *place, from_glsn, through, checked[first:stop]))
+        found.append(BatchesInFile(stream, own, *place, from_glsn, through, checked[first:stop]))
         from_glsn = GLSN(through + 1)
     return found
 
@@ -264,7 +266,7 @@ class Ranges:
     def __init__(self, repository: Repository, catalogs: Catalogs, nodes: Nodes) -> None:
         """Use ``connect`` instead; ``repository`` must have answered before."""
         self._repository, self._catalogs, self._nodes = repository, catalogs, nodes
-        self._reading = Reading(catalogs, nodes)
+        self._reading = PointReads(catalogs, nodes)
 
     @classmethod
     async def connect(cls, servers: str, access: Access = ANYONE, *, timeout: float) -> Ranges:
@@ -292,7 +294,7 @@ class Ranges:
 
     # Planning.
 
-    async def view(self, timeout: float) -> View:
+    async def view(self, timeout: float) -> CatalogView:
         """Return the catalog as of now. A metadata repository that is gone may come back before the time is up."""
         deadline = Deadline(timeout)
         while True:
@@ -302,11 +304,11 @@ class Ranges:
                 if not error.retriable or isinstance(error, DeadlineExceeded):
                     raise
 
-    async def find(self, time: CutTime, streams: Sequence[StreamInfo], view: View, timeout: float) -> GLSN:
+    async def find(self, time: CutTime, streams: Sequence[StreamInfo], view: CatalogView, timeout: float) -> GLSN:
         """Return the first position of these log streams that was committed at or after a time."""
         return await self._reading.find(time, streams, view, Deadline(timeout))
 
-    async def marks(self, after: GLSN, through: GLSN, timeout: float) -> list[Mark]:
+    async def marks(self, after: GLSN, through: GLSN, timeout: float) -> list[TimeMark]:
         return await marks_between(self._repository, after, through, Deadline(timeout))
 
     async def measure(self, info: StreamInfo, positions: Sequence[GLSN], timeout: float) -> MeasureAnswer:
@@ -357,12 +359,12 @@ class Ranges:
 
         return await self._reading.ask(info, ask, deadline)
 
-    def feed(self, selection: Selection, start: GLSN, view: View) -> Feed:
+    def feed(self, selection: Selection, start: GLSN, view: CatalogView) -> Feed:
         """Return a feed for callers that wait for new entries, declarations included. Its runs have only event
         times."""
 
         def projection(topic: TopicInfo) -> Mapping[int, Columns]:
-            return Layout(self._catalogs.view.schema(topic), ["timestamp"]).projection
+            return ColumnLayout(self._catalogs.view.schema(topic), ["timestamp"]).projection
 
         feed = Feed(self._catalogs, self._nodes, selection, projection, start, {}, fences=True)
         feed.begin(view)
@@ -415,7 +417,7 @@ class _Replicas:
         self._turn = 0
         self._opens_files = True
         """Whether files of storage nodes on this machine are opened directly, until that fails once."""
-        self._stored: deque[Stored] = deque()
+        self._stored: deque[BatchesInFile] = deque()
         """The next rows in a file, if a storage node has described more than was read."""
 
     async def ask(self, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:

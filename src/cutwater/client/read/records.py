@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.convert.schemas import KEY_VALUE, KEY_VALUE_NUMBER, TIMESTAMP, TopicSchema, encode_schema
-from cutwater.core.read.merge_reader import Run
+from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.errors import Damaged, InvalidArgument, Malformed, ProtocolViolation
 from cutwater.format.bodies import BadBody, BodyForm, read_checked
 from cutwater.format.entry_codec import frames_in
@@ -70,13 +70,13 @@ class Record(Struct, frozen=True):
         return self.row[column]
 
 
-def runs_of(header: ReadAnswerHeader, body: Body) -> tuple[Run, ...]:
+def runs_of(header: ReadAnswerHeader, body: Body) -> tuple[CommittedBatch, ...]:
     """Return the committed batches in an answer, each verified. Their bodies are views of the answer: nothing is
     copied."""
     return tuple(_runs(header, body)) if len(body) else ()
 
 
-def _runs(header: ReadAnswerHeader, body: Body) -> Iterator[Run]:
+def _runs(header: ReadAnswerHeader, body: Body) -> Iterator[CommittedBatch]:
     commits = iter(header.commits)
     commit = next(commits, None)
     for frame in frames_in(body):
@@ -100,10 +100,10 @@ def _runs(header: ReadAnswerHeader, body: Body) -> Iterator[Run]:
             idle=found.idle,
             checked=found.checked,
         )
-        yield Run(header.stream, found.first_llsn, commit.glsn_of(found.first_llsn), commit.time, batch)
+        yield CommittedBatch(header.stream, found.first_llsn, commit.glsn_of(found.first_llsn), commit.time, batch)
 
 
-class Layout:
+class ColumnLayout:
     """Converts runs of one topic to columns. With ``columns``, only those, in that order."""
 
     def __init__(self, schema: TopicSchema, columns: Sequence[str] | None = None) -> None:
@@ -138,11 +138,11 @@ class Layout:
         wanted = tuple(name for name in stored.names if name in names)
         return wanted or (self._topic.event_time or stored.names[0],)
 
-    def knows(self, run: Run) -> bool:
+    def knows(self, run: CommittedBatch) -> bool:
         """Return whether the run's schema was part of the catalog that this layout was made from."""
         return run.batch.schema in self._stored
 
-    def stored(self, run: Run) -> pa.RecordBatch:
+    def stored(self, run: CommittedBatch) -> pa.RecordBatch:
         """Return the appended rows, with the columns that were asked for. A batch that was never checked is checked
         here. Raises ``Malformed`` if it does not match its header."""
         batch = run.batch
@@ -153,13 +153,13 @@ class Layout:
         except BadBody as error:
             raise Malformed(run.first_glsn, run.last_glsn, self.topic, str(error)) from None
 
-    def _is_plain(self, run: Run) -> bool:
+    def _is_plain(self, run: CommittedBatch) -> bool:
         batch = run.batch
         if self._topic.is_typed or self.projection:
             return False
         return is_plain(batch.body, batch.count, batch.time_min, batch.time_max)
 
-    def _checked(self, run: Run) -> pa.RecordBatch:
+    def _checked(self, run: CommittedBatch) -> pa.RecordBatch:
         """Check a batch and return its rows. A storage node leaves a malformed batch as it is stored. A node of an
         older version picks columns all the same, and does not say that the batch was checked."""
         batch, wanted = run.batch, self.projection.get(run.batch.schema)
@@ -226,7 +226,7 @@ class Layout:
             raise Damaged(f"the batch at GLSN {first_glsn} has {batch.num_rows} rows, not {count}")
         return batch
 
-    def batch(self, run: Run, start: int, stop: int, stored: pa.RecordBatch | None = None) -> pa.RecordBatch:
+    def batch(self, run: CommittedBatch, start: int, stop: int, stored: pa.RecordBatch | None = None) -> pa.RecordBatch:
         """Return rows ``start`` to ``stop`` of a run with all columns of ``schema``. ``stored``: its rows, if they are
         read already."""
         if stored is None:
@@ -237,7 +237,7 @@ class Layout:
         arrays = [self._column(field, stored, run, start, count) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _column(self, field: pa.Field, stored: pa.RecordBatch, run: Run, start: int, count: int) -> pa.Array:
+    def _column(self, field: pa.Field, stored: pa.RecordBatch, run: CommittedBatch, start: int, count: int) -> pa.Array:
         match field.name:
             case "topic":
                 return pa.repeat(self.topic, count)
@@ -257,7 +257,7 @@ class Layout:
         # A batch of an older schema lacks the columns that were added since.
         return stored.column(index) if index >= 0 else pa.nulls(count, field.type)
 
-    def records(self, run: Run, start: int, stop: int, stored: pa.RecordBatch | None = None) -> list[Record]:
+    def records(self, run: CommittedBatch, start: int, stop: int, stored: pa.RecordBatch | None = None) -> list[Record]:
         """Return the same rows as Python objects."""
         if stored is None:
             stored = self.stored(run)
@@ -282,7 +282,7 @@ class Layout:
             for glsn, llsn, key, value, time, headers in zip(glsns, llsns, keys, values, times, maps, strict=True)
         ]
 
-    def _rows(self, run: Run, stored: pa.RecordBatch, glsns: range, llsns: range) -> list[Record]:
+    def _rows(self, run: CommittedBatch, stored: pa.RecordBatch, glsns: range, llsns: range) -> list[Record]:
         event_time = self._topic.event_time
         if event_time:
             times = timestamps(stored, event_time).view(pa.int64()).to_pylist()

@@ -24,14 +24,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.cluster.node_connections import Nodes
-from cutwater.client.read.point_reads import Reading
-from cutwater.client.read.records import Layout
+from cutwater.client.read.point_reads import PointReads
+from cutwater.client.read.records import ColumnLayout
 from cutwater.client.subscribe.stream_readers import Feed, Selection
-from cutwater.core.read.merge_reader import Run
-from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.merge_reader import CommittedBatch
+from cutwater.core.read.time_marks import TimeMark
 from cutwater.core.read.watermark import (
     NO_WATERMARK,
     BoundedOutOfOrderness,
@@ -63,7 +63,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class _Question(Struct, frozen=True):
     topic: TopicInfo
     strategy: Strategy
-    view: View
+    view: CatalogView
     glsn: GLSN
     deadline: Deadline
 
@@ -72,7 +72,7 @@ class Watermarks:
     """Answers questions about watermarks. ``_kept`` holds the clock of a topic and a strategy after the last position
     that was asked for."""
 
-    def __init__(self, catalogs: Catalogs, nodes: Nodes, repository: Repository, reading: Reading) -> None:
+    def __init__(self, catalogs: Catalogs, nodes: Nodes, repository: Repository, reading: PointReads) -> None:
         self._catalogs, self._nodes, self._repository, self._reading = catalogs, nodes, repository, reading
         self._kept: OrderedDict[tuple[TopicId, Strategy], WatermarkSnapshot] = OrderedDict()
 
@@ -214,15 +214,15 @@ class Watermarks:
                 return
         walk.before(GLSN(glsn + 1))
 
-    def _inside(self, clock: WatermarkClock, topic: TopicInfo, run: Run, glsn: GLSN) -> int:
+    def _inside(self, clock: WatermarkClock, topic: TopicInfo, run: CommittedBatch, glsn: GLSN) -> int:
         """Return the watermark after some of the records of a batch. A declaration takes effect only at the end of its
         batch."""
         times = self._layout(topic).batch(run, 0, glsn - run.first_glsn + 1).column(0).view(pa.int64()).to_pylist()
         clock.batch(run.stream, run.first_glsn, run.time, [EventTime(time) for time in times])
         return clock.watermark
 
-    def _layout(self, topic: TopicInfo) -> Layout:
-        return Layout(self._catalogs.view.schema(topic), ["timestamp"])
+    def _layout(self, topic: TopicInfo) -> ColumnLayout:
+        return ColumnLayout(self._catalogs.view.schema(topic), ["timestamp"])
 
     def _projection(self, topic: TopicInfo) -> Mapping[int, Columns]:
         return self._layout(topic).projection
@@ -233,7 +233,7 @@ class _Walk:
 
     def __init__(self, clock: WatermarkClock, catalogs: Catalogs, topic: TopicInfo, strategy: Strategy) -> None:
         self._clock, self._catalogs, self._topic, self._strategy = clock, catalogs, topic, strategy
-        self.marks: deque[Mark] = deque()
+        self.marks: deque[TimeMark] = deque()
         """The marks that are yet to come, in order."""
         self._added = {known.log_stream_id for known in clock.snapshot().streams}
 
@@ -246,7 +246,7 @@ class _Walk:
                 self._clock.tick(mark.glsn, mark.time)
         self._add_streams(glsn)
 
-    def run(self, run: Run) -> None:
+    def run(self, run: CommittedBatch) -> None:
         batch = run.batch
         time_max = batch.time_max if batch.kind is BatchKind.DATA else None
         place = (run.stream, run.first_glsn, batch.count, run.time)
@@ -272,9 +272,9 @@ class _Walk:
                 self._clock.remove_stream(info.stream)
 
 
-async def marks_between(repository: Repository, after: GLSN, through: GLSN, deadline: Deadline) -> list[Mark]:
+async def marks_between(repository: Repository, after: GLSN, through: GLSN, deadline: Deadline) -> list[TimeMark]:
     """Return the marks of the log's clock above one position, up to another."""
-    found: list[Mark] = []
+    found: list[TimeMark] = []
     while after < through:
         answer = await _more_marks(repository, ClockRequest(after), deadline)
         found += answer.marks
@@ -298,7 +298,7 @@ async def _more_marks(repository: Repository, request: ClockRequest, deadline: D
         wait = min(wait * 2, WAIT_SECONDS_MAX)
 
 
-async def _in_time(feed: Feed, deadline: Deadline) -> list[Run]:
+async def _in_time(feed: Feed, deadline: Deadline) -> list[CommittedBatch]:
     try:
         async with asyncio.timeout_at(deadline.at):
             return await feed.take()

@@ -16,12 +16,12 @@ from contextlib import suppress
 from typing import Any
 
 from cutwater.client.arguments import check_topic
-from cutwater.client.cluster.catalog_cache import Catalogs, View, no_such_topic
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView, no_such_topic
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.errors import ClientClosed
 from cutwater.client.read.lasting_damage import LastingDamage
 from cutwater.client.read.records import runs_of
-from cutwater.core.read.merge_reader import ReadAnswer, Run, Subscription
+from cutwater.core.read.merge_reader import CommittedBatch, MergeReader, ReadAnswer
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import (
     CutwaterError,
@@ -87,13 +87,13 @@ class Selection:
                 check_topic(name)
         self._chosen: dict[str, TopicId] = {}
 
-    def topics(self, view: View) -> list[TopicInfo]:
+    def topics(self, view: CatalogView) -> list[TopicInfo]:
         """Return the selected topics. Raises if a named topic does not exist, or no longer exists."""
         if self._pattern is not None:
             return [topic for name, topic in view.topics.items() if self._pattern.fullmatch(name)]
         return [self._named(name, view) for name in self._names]
 
-    def _named(self, name: str, view: View) -> TopicInfo:
+    def _named(self, name: str, view: CatalogView) -> TopicInfo:
         topic = view.topics.get(name)
         chosen = self._chosen.get(name)
         if topic is None and chosen is None:
@@ -124,8 +124,8 @@ class Feed:
         fences: bool = False,
     ) -> None:
         self.catalogs, self.nodes, self._selection, self._projections = catalogs, nodes, selection, projections
-        self._machine = Subscription((), start, starts, stop=None if stop is None else GLSN(stop - 1))
-        self._fences: list[Run] | None = [] if fences else None
+        self._machine = MergeReader((), start, starts, stop=None if stop is None else GLSN(stop - 1))
+        self._fences: list[CommittedBatch] | None = [] if fences else None
         self._readers: dict[LogStreamId, _Reader] = {}
         self._news = asyncio.Event()
         self._room = asyncio.Event()
@@ -178,12 +178,12 @@ class Feed:
         told = f"all there was has been read, and no log stream takes appends now (closed: {them})"
         return f"{told}. `cutwater cluster health` says what is wrong"
 
-    def begin(self, view: View) -> None:
+    def begin(self, view: CatalogView) -> None:
         self._take_catalog(view)
         if self._error is not None:
             raise self._error
 
-    async def take(self) -> list[Run]:
+    async def take(self) -> list[CommittedBatch]:
         """Return the runs that are ready, in order; wait until there are some, or the position has moved. After
         ``Trimmed``, the next call continues after the trimmed records."""
         while True:
@@ -193,7 +193,7 @@ class Feed:
                 return runs
             await self._news.wait()
 
-    def take_ready(self) -> list[Run] | None:
+    def take_ready(self) -> list[CommittedBatch] | None:
         """Return ready runs without waiting; None if there are none and the position has not moved."""
         before = self.next_glsn
         runs = self._machine.take_ready()
@@ -204,7 +204,7 @@ class Feed:
             raise self._error
         return None
 
-    def _with_fences(self, runs: list[Run]) -> list[Run]:
+    def _with_fences(self, runs: list[CommittedBatch]) -> list[CommittedBatch]:
         if not self._fences:
             return runs
         ready = [run for run in self._fences if run.first_glsn < self.next_glsn]
@@ -309,7 +309,7 @@ class Feed:
                 continue
             self._take_catalog(view)
 
-    def _take_catalog(self, view: View) -> None:
+    def _take_catalog(self, view: CatalogView) -> None:
         try:
             topics = self._selection.topics(view)
             self._machine.topics = frozenset(topic.topic for topic in topics)
@@ -430,5 +430,5 @@ def _nodes_of(info: StreamInfo) -> tuple[StorageNodeId, ...]:
     return tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
 
 
-def _is_known(run: Run, projection: Mapping[int, Columns]) -> bool:
+def _is_known(run: CommittedBatch, projection: Mapping[int, Columns]) -> bool:
     return run.batch.kind is not BatchKind.DATA or run.batch.schema in projection

@@ -13,9 +13,9 @@ from cutwater.client.cluster.catalog_cache import Catalogs
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.read.positions import Position, Positions, TopicNames, check_order, check_start, check_stop
-from cutwater.client.read.records import Layout
+from cutwater.client.read.records import ColumnLayout
 from cutwater.client.subscribe.stream_readers import Selection
-from cutwater.client.subscribe.subscriptions import AsyncSubscription, Range, check_on_malformed
+from cutwater.client.subscribe.subscriptions import AsyncSubscription, SubscriptionRange, check_on_malformed
 from cutwater.errors import InvalidArgument
 from cutwater.runtime.deadlines import Deadline
 
@@ -45,7 +45,7 @@ class Subscribing:
         check_order(start, stop)
         skips_malformed = check_on_malformed(on_malformed)
 
-        async def resolve(selection: Selection, deadline: Deadline) -> Range:
+        async def resolve(selection: Selection, deadline: Deadline) -> SubscriptionRange:
             return await self._positions.resolve(selection, start, stop, follow, deadline)
 
         subscription: AsyncSubscription[Any] = AsyncSubscription(
@@ -78,7 +78,7 @@ class Subscribing:
         if not found:
             known = Selection(topics).topics(self._catalogs.view)
             schema = self._catalogs.view.schema(known[0]) if known else TopicSchema("")
-            return Layout(schema, columns).schema.empty_table()
+            return ColumnLayout(schema, columns).schema.empty_table()
         try:
             return pa.Table.from_batches(found, found[-1].schema)
         except pa.ArrowInvalid:

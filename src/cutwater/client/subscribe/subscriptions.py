@@ -14,12 +14,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.errors import ClientClosed
-from cutwater.client.read.records import Layout, Record
+from cutwater.client.read.records import ColumnLayout, Record
 from cutwater.client.subscribe.stream_readers import Feed, Selection
-from cutwater.core.read.merge_reader import Run
+from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Malformed, Trimmed
 from cutwater.protocol.storage_api import Columns
@@ -38,20 +38,20 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Range(Struct, frozen=True):
+class SubscriptionRange(Struct, frozen=True):
     """The range of a subscription. ``stop`` is not included; None means that it never ends. ``starts``: topics of which
     only later records are wanted."""
 
     start: GLSN
     stop: GLSN | None
     starts: dict[TopicId, GLSN]
-    view: View
+    view: CatalogView
 
 
 class Resolve(Protocol):
     """Finds the range of a subscription when it begins."""
 
-    async def __call__(self, selection: Selection, deadline: Deadline) -> Range: ...
+    async def __call__(self, selection: Selection, deadline: Deadline) -> SubscriptionRange: ...
 
 
 class Skipped(Struct, frozen=True):
@@ -64,11 +64,11 @@ class Skipped(Struct, frozen=True):
     why: str
 
 
-class Piece(Struct):
+class WantedRows(Struct):
     """The wanted rows of a run."""
 
-    layout: Layout
-    run: Run
+    layout: ColumnLayout
+    run: CommittedBatch
     start: int
     stop: int
     stored: pa.RecordBatch | None = None
@@ -114,7 +114,7 @@ class AsyncSubscription(Generic[T]):
         nodes: Nodes,
         selection: Selection,
         resolve: Resolve,
-        make: Callable[[Sequence[Piece]], list[T]],
+        make: Callable[[Sequence[WantedRows]], list[T]],
         columns: Sequence[str] | None,
         timeout: float,
         *,
@@ -132,9 +132,9 @@ class AsyncSubscription(Generic[T]):
         self._from_earliest = from_earliest
         self._opening = asyncio.Lock()
         self._feed: Feed | None = None
-        self._range: Range | None = None
-        self._layouts: dict[LogStreamId, Layout] = {}
-        self._pieces: deque[Piece] = deque()
+        self._range: SubscriptionRange | None = None
+        self._layouts: dict[LogStreamId, ColumnLayout] = {}
+        self._pieces: deque[WantedRows] = deque()
         self._made: deque[T] = deque()
         self._reached = GLSN(0)
         """Everything below this position has been taken from the feed, though perhaps not from here."""
@@ -294,7 +294,7 @@ class AsyncSubscription(Generic[T]):
             self._reached = feed.next_glsn
             self._pieces.extend(self._clipped(runs))
 
-    async def _taken(self, feed: Feed, found: Range) -> list[Run]:
+    async def _taken(self, feed: Feed, found: SubscriptionRange) -> list[CommittedBatch]:
         """Take runs from the feed. If the log has already reached the wanted position, do not wait for ever."""
         has_more = found.stop is not None and self._reached <= found.view.catalog.high_watermark
         try:
@@ -303,7 +303,7 @@ class AsyncSubscription(Generic[T]):
         except TimeoutError:
             raise self._nothing_came(self._timeout) from None
 
-    def _clipped(self, runs: Iterable[Run]) -> Iterable[Piece]:
+    def _clipped(self, runs: Iterable[CommittedBatch]) -> Iterable[WantedRows]:
         found = self._range
         assert found is not None
         stop = found.stop
@@ -313,15 +313,15 @@ class AsyncSubscription(Generic[T]):
             last = run.batch.count if stop is None else min(run.batch.count, stop - run.first_glsn)
             layout = self._layout(run) if first < last else None
             if layout is not None:
-                yield Piece(layout, run, first, last)
+                yield WantedRows(layout, run, first, last)
 
     def _start_of(self, stream: LogStreamId, starts: Mapping[TopicId, GLSN]) -> GLSN:
         info = self._catalogs.view.streams.get(stream) if starts else None
         return GLSN(0) if info is None else starts.get(info.topic, GLSN(0))
 
-    def _take_pieces(self) -> list[Piece]:
+    def _take_pieces(self) -> list[WantedRows]:
         """Read the next few pieces. Stop before a malformed one, so that everything before it is delivered first."""
-        pieces: list[Piece] = []
+        pieces: list[WantedRows] = []
         rows = size = 0
         while self._pieces:
             piece = self._pieces[0]
@@ -342,7 +342,7 @@ class AsyncSubscription(Generic[T]):
             pieces.append(self._pieces.popleft())
         return pieces
 
-    def _skip(self, piece: Piece, error: Malformed) -> None:
+    def _skip(self, piece: WantedRows, error: Malformed) -> None:
         run = piece.run
         first, last = GLSN(run.first_glsn + piece.start), GLSN(run.first_glsn + piece.stop - 1)
         self._skipped.append(Skipped(first, last, run.stream, error.topic, error.why))
@@ -351,7 +351,7 @@ class AsyncSubscription(Generic[T]):
             "GLSN %s to %s of topic %r are skipped, they are malformed: %s", first, last, error.topic, error.why
         )
 
-    def _layout(self, run: Run) -> Layout | None:
+    def _layout(self, run: CommittedBatch) -> ColumnLayout | None:
         """Return the layout of a run; None if its topic was deleted and was not selected by name."""
         layout = self._layouts.get(run.stream)
         if layout is not None and layout.knows(run):
@@ -366,9 +366,9 @@ class AsyncSubscription(Generic[T]):
         return layout
 
 
-def _layout_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: TopicInfo) -> Layout:
+def _layout_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: TopicInfo) -> ColumnLayout:
     """Return how records of this topic are delivered."""
-    return Layout(catalogs.view.schema(topic), columns)
+    return ColumnLayout(catalogs.view.schema(topic), columns)
 
 
 def _projection_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: TopicInfo) -> Mapping[int, Columns]:
@@ -382,13 +382,13 @@ def check_on_malformed(given: object) -> bool:
     return given == "skip"
 
 
-def make_records(pieces: Sequence[Piece]) -> list[Record]:
+def make_records(pieces: Sequence[WantedRows]) -> list[Record]:
     return [
         record for piece in pieces for record in piece.layout.records(piece.run, piece.start, piece.stop, piece.stored)
     ]
 
 
-def make_batches(pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
+def make_batches(pieces: Sequence[WantedRows]) -> list[pa.RecordBatch]:
     """Make record batches; neighbours with the same columns become one batch."""
     batches: list[pa.RecordBatch] = []
     group: list[pa.RecordBatch] = []

@@ -48,12 +48,12 @@ from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.planning.cluster_view import Outlook
 from cutwater.core.order.planning.liveness import Backoff, Liveness
 from cutwater.core.order.planning.membership_index import Roster
-from cutwater.core.order.planning.placement import Load, loads, reassign, replacements, survivors
+from cutwater.core.order.planning.placement import ReplicaCounts, loads, reassign, replacements, survivors
 from cutwater.core.order.planning.repair import is_ready
-from cutwater.core.order.planning.stall_detector import Kind, Trouble, Watch
+from cutwater.core.order.planning.stall_detector import Trouble, TroubleKind, Watch
 from cutwater.core.order.reports import ReportBook
 from cutwater.core.order.request_handling import Surroundings, decide
-from cutwater.core.order.state import LogStream, OrderState, Topic
+from cutwater.core.order.state import LogStream, OrderState, TopicState
 from cutwater.core.publish.publishing import Publisher
 from cutwater.core.requests import ABOUT_THE_CLUSTER, Answer, LearnRequest, PublishRequest
 from cutwater.errors import (
@@ -125,8 +125,8 @@ class OrderLayer:
         self._attention: set[LogStreamId] = set()
         self._seals: dict[LogStreamId, str] = {}
         self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
-        self._load: Load | None = None
-        self._short_topics: list[Topic] = []
+        self._load: ReplicaCounts | None = None
+        self._short_topics: list[TopicState] = []
         """Topics that may have fewer open streams than they should."""
         self._admissions = Backoff(options.retry_us_min, options.retry_us_max)
         self._wakes = 0
@@ -374,14 +374,14 @@ class OrderLayer:
     def _meet(self, trouble: Trouble, now: Instant) -> None:
         stream, node = self.state.streams[trouble.stream], trouble.node
         match trouble.kind:
-            case Kind.SILENT:
+            case TroubleKind.SILENT:
                 self._want_seal(stream, f"storage node {node} is silent")
-            case Kind.LEFT_OUT:
+            case TroubleKind.LEFT_OUT:
                 self._distrust(stream, node, "the node reports without it")
-            case Kind.STUCK:
+            case TroubleKind.STUCK:
                 self._liveness.avoid(stream.stream, node, now)
                 self._want_seal(stream, f"the replica on storage node {node} makes no progress")
-            case Kind.FULL if self._outlook.can_spare(stream, node, now):
+            case TroubleKind.FULL if self._outlook.can_spare(stream, node, now):
                 self._want_seal(stream, f"storage node {node} has no room left")
 
     # Turns.
@@ -593,7 +593,7 @@ class OrderLayer:
             self._admissions.fail(stream.stream, now)
             self._decide_seal(stream, plan.why, decided, now)
 
-    def _decide_replacements(self, topic: Topic, now: Instant, decided: list[d.Decision]) -> None:
+    def _decide_replacements(self, topic: TopicState, now: Instant, decided: list[d.Decision]) -> None:
         if topic.topic not in self.state.topics:
             return
         time = self._cutter.time(now)
@@ -604,7 +604,7 @@ class OrderLayer:
             self._apply(create, decided, now)
             self._attention.add(create.stream)
 
-    def _loads(self, now: Instant) -> Load:
+    def _loads(self, now: Instant) -> ReplicaCounts:
         """Return the load of all nodes. It is computed once per turn, since many streams may ask for it."""
         if self._load is None:
             self._load = loads(self.state, lambda node: self._outlook.is_usable(node, now))

@@ -10,7 +10,7 @@ from cutwater.core import requests as r
 from cutwater.core.names import check_name, check_topic_name
 from cutwater.core.order import decisions as d
 from cutwater.core.order.planning.placement import loads, place
-from cutwater.core.order.state import LogStream, Node, OrderState, Producer, Topic
+from cutwater.core.order.state import LogStream, Node, OrderState, ProducerState, TopicState
 from cutwater.core.publish.run_requests import Outcome, drop_run, forget_output, open_run, publish, staged
 from cutwater.core.text import counted
 from cutwater.errors import (
@@ -177,7 +177,7 @@ def _clock_marks(request: r.ClockRequest, state: OrderState) -> r.ClockMarks:
     return r.ClockMarks(marks, through)
 
 
-def _topic(state: OrderState, name: str) -> Topic:
+def _topic(state: OrderState, name: str) -> TopicState:
     topic = state.topic_named(name)
     if topic is None:
         names = ", ".join(sorted(t.name for t in state.topics.values())) or "none"
@@ -269,7 +269,7 @@ def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
     return (d.ChangeTopic(topic.topic, streams, retention, schema, ahead_us), *seals), r.Done()
 
 
-def _seal_surplus(state: OrderState, topic: Topic, wanted: int) -> tuple[d.Seal, ...]:
+def _seal_surplus(state: OrderState, topic: TopicState, wanted: int) -> tuple[d.Seal, ...]:
     """Seal surplus log streams permanently. First come sealed streams, and among these the ones that an operator holds,
     as the others open by themselves. Then come the newest open ones."""
     live = [s for s in state.streams_of(topic.topic) if not s.final]
@@ -499,7 +499,7 @@ def _renew_producer(request: r.RenewProducerRequest, state: OrderState) -> Outco
     return (d.OpenProducer(request.producer, grant.epoch, grant.stream, request.session),), grant
 
 
-def _held(request: r.MoveProducerRequest | r.RenewProducerRequest, state: OrderState) -> tuple[Producer, bool]:
+def _held(request: r.MoveProducerRequest | r.RenewProducerRequest, state: OrderState) -> tuple[ProducerState, bool]:
     """Return the producer, and whether the session already has the epoch that it asks for. Raise unless the session
     holds the name.
 
@@ -515,7 +515,7 @@ def _held(request: r.MoveProducerRequest | r.RenewProducerRequest, state: OrderS
     return producer, is_done
 
 
-def _choose_stream(state: OrderState, topic: Topic, not_this: LogStreamId | None) -> LogStreamId:
+def _choose_stream(state: OrderState, topic: TopicState, not_this: LogStreamId | None) -> LogStreamId:
     """Return the open stream with the fewest producers."""
     counts = {s.stream: 0 for s in state.streams_of(topic.topic) if s.is_open and s.stream != not_this}
     if not counts:

@@ -14,8 +14,8 @@ from msgspec import Struct, field, structs
 from cutwater.core.order import decisions as d
 from cutwater.core.order.event_log import EVENTS_MAX, event_of
 from cutwater.core.order.history import CommitHistory
-from cutwater.core.publish.runs import Output, Run, Runs
-from cutwater.core.read.time_marks import Block, Clock, Mark
+from cutwater.core.publish.runs import Output, RunRegistry, RunState
+from cutwater.core.read.time_marks import Clock, MarkBlock, TimeMark
 from cutwater.core.recent_history import Journal
 from cutwater.core.replica.deduplication import Departure
 from cutwater.core.requests import Event
@@ -56,7 +56,7 @@ class Node(Struct, frozen=True):
     server_key: str = ""
 
 
-class Topic(Struct):
+class TopicState(Struct):
     """A topic. ``streams`` is the number of log streams that shall be open."""
 
     topic: TopicId
@@ -99,7 +99,7 @@ class LogStream(Struct):
     may still send to this stream. The list is not needed once the stream is finished."""
 
 
-class Producer(Struct):
+class ProducerState(Struct):
     """A producer. ``session`` identifies the opening that holds the name. ``last_sequence`` is the producer's last
     sequence in its previous stream."""
 
@@ -128,15 +128,15 @@ class Snapshot(Struct, frozen=True):
     cluster: ClusterId = ClusterId(0)
     cluster_key: str = ""
     nodes: tuple[Node, ...] = ()
-    topics: tuple[Topic, ...] = ()
+    topics: tuple[TopicState, ...] = ()
     streams: tuple[StoredStream, ...] = ()
-    producers: dict[ProducerId, Producer] = field(default_factory=dict)
+    producers: dict[ProducerId, ProducerState] = field(default_factory=dict)
     cursors: dict[str, GLSN] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
-    clock_blocks: tuple[Block, ...] = ()
-    clock_recent: tuple[Mark, ...] = ()
+    clock_blocks: tuple[MarkBlock, ...] = ()
+    clock_recent: tuple[TimeMark, ...] = ()
     last_run: RunId = RunId(0)
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RunState, ...] = ()
     outputs: tuple[Output, ...] | None = None
     """Outputs by name. None in snapshots from before outputs were stored; they are then derived from the runs."""
 
@@ -153,14 +153,14 @@ class OrderState:
         self.last_topic, self.last_stream = start.last_topic, start.last_stream
         self.cluster, self.cluster_key = start.cluster, start.cluster_key
         self.nodes: dict[StorageNodeId, Node] = {node.node: node for node in start.nodes}
-        self.topics: dict[TopicId, Topic] = {topic.topic: structs.replace(topic) for topic in start.topics}
+        self.topics: dict[TopicId, TopicState] = {topic.topic: structs.replace(topic) for topic in start.topics}
         self.streams: dict[LogStreamId, LogStream] = {s.stream.stream: structs.replace(s.stream) for s in start.streams}
         self.histories = {s.stream.stream: CommitHistory(s.history, s.stream.committed_end) for s in start.streams}
         self.producers = {name: structs.replace(producer) for name, producer in start.producers.items()}
         self.cursors = dict(start.cursors)
         self.events = deque(start.events, EVENTS_MAX)
         self.clock = Clock(start.clock_blocks, start.clock_recent)
-        self.runs = Runs(start.last_run, start.runs, start.outputs)
+        self.runs = RunRegistry(start.last_run, start.runs, start.outputs)
         self._journal = Journal("order layer")
         for decision in decisions:
             self.apply(decision)
@@ -191,7 +191,7 @@ class OrderState:
             outputs=self.runs.outputs_snapshot(),
         )
 
-    def topic_named(self, name: str) -> Topic | None:
+    def topic_named(self, name: str) -> TopicState | None:
         return next((t for t in self.topics.values() if t.name == name), None)
 
     def streams_of(self, topic: TopicId) -> list[LogStream]:
@@ -245,7 +245,7 @@ class OrderState:
             case d.CreateTopic():
                 self._require(decision.topic == self.last_topic + 1, decision, "its number is out of turn")
                 self.last_topic = decision.topic
-                self.topics[decision.topic] = Topic(
+                self.topics[decision.topic] = TopicState(
                     decision.topic,
                     decision.name,
                     decision.replication,
@@ -423,7 +423,7 @@ class OrderState:
         last_epoch = producer.epoch if producer else 0
         self._require(decision.epoch == last_epoch + 1, decision, "the epoch does not follow")
         if producer is None:
-            self.producers[decision.producer] = Producer(decision.epoch, decision.stream, decision.session)
+            self.producers[decision.producer] = ProducerState(decision.epoch, decision.stream, decision.session)
         else:
             self._require(decision.stream == producer.stream, decision, "it moves the producer")
             producer.epoch, producer.session = decision.epoch, decision.session

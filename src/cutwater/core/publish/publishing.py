@@ -19,7 +19,7 @@ from cutwater.core.order.planning.cluster_view import Outlook
 from cutwater.core.order.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.publish.run_requests import open_streams
-from cutwater.core.publish.runs import Group, Run
+from cutwater.core.publish.runs import Group, RunState
 from cutwater.core.requests import GroupDescription, PublishedGroup, PublishRequest, RunDescription
 from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, ReplicaState, RunId, StorageNodeId, TopicId
 
@@ -177,7 +177,7 @@ class Publisher:
             for group in run.unpublished:
                 yield from self._publish(run, group, now, outlook)
 
-    def _publish(self, run: Run, group: Group, now: Instant, outlook: Outlook) -> Iterator[Send]:
+    def _publish(self, run: RunState, group: Group, now: Instant, outlook: Outlook) -> Iterator[Send]:
         key, stream = (run.run, run.batch, group.topic), self._state.streams[group.stream]
         told = self._told.get(key)
         if told is not None and now.monotonic < told.at + self._pause_us(told, stream):
@@ -261,11 +261,11 @@ class Publisher:
             for run in runs
         )
 
-    def _describe_group(self, run: Run, group: Group) -> GroupDescription:
+    def _describe_group(self, run: RunState, group: Group) -> GroupDescription:
         topic = self._state.topics[group.topic].name
         return GroupDescription(topic, group.stream, group.rows, len(group.parts), self._reason(run, group))
 
-    def _reason(self, run: Run, group: Group) -> str:
+    def _reason(self, run: RunState, group: Group) -> str:
         why = self._why.get((run.run, run.batch, group.topic))
         stream = self._state.streams[group.stream]
         if not stream.is_open:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from cutwater.core import requests as r
 from cutwater.core.order import decisions as d
 from cutwater.core.order.state import OrderState
-from cutwater.core.publish.runs import Output, Run, Runs
+from cutwater.core.publish.runs import Output, RunRegistry, RunState
 from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument, NotFound, OutputExists, Refused, RunFenced, StagedExpired, Unavailable
 from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId, TopicId
@@ -66,7 +66,7 @@ def _require_new_output(request: r.OpenRunRequest, state: OrderState) -> None:
     raise OutputExists(request.name, rows, output.glsn, position, what)
 
 
-def _is_past(output: Output, start: r.RunStart, runs: Runs) -> bool:
+def _is_past(output: Output, start: r.RunStart, runs: RunRegistry) -> bool:
     """Whether the whole output is from before the start.
 
     A savepoint holds the state at its position. If the input ended there, the output contains that state as well. So
@@ -128,7 +128,7 @@ def drop_run(request: r.DropRunRequest, state: OrderState) -> Outcome:
     return (d.DropRun(run.run, f"an operator gave up batch {run.batch}: {lost}"),), r.Done()
 
 
-def _answer(request: r.PublishRequest, run: Run) -> r.PublishAnswer | None:
+def _answer(request: r.PublishRequest, run: RunState) -> r.PublishAnswer | None:
     """Answer about the decided batch. The first decision is final, even if the request now names other parts."""
     if request.batch < run.batch:
         return r.PublishAnswer()
@@ -138,12 +138,12 @@ def _answer(request: r.PublishRequest, run: Run) -> r.PublishAnswer | None:
     return r.PublishAnswer(tuple(groups))
 
 
-def _check_fence(run: Run) -> None:
+def _check_fence(run: RunState) -> None:
     if run.fenced_by:
         raise RunFenced(run.name, run.run, run.fenced_by)
 
 
-def _check_parts(request: r.PublishRequest, run: Run, state: OrderState) -> None:
+def _check_parts(request: r.PublishRequest, run: RunState, state: OrderState) -> None:
     if len(request.parts) > PARTS_MAX:
         raise InvalidArgument(
             f"a batch has at most {PARTS_MAX} parts, this one {len(request.parts)}: write it with fewer tasks"
@@ -230,6 +230,6 @@ def _is_unheard_of(batch: r.StagedBatch, state: OrderState, expire_after_us: int
     return batch.run > state.runs.last and batch.age_us > expire_after_us
 
 
-def _is_over(batch: r.StagedBatch, run: Run) -> bool:
+def _is_over(batch: r.StagedBatch, run: RunState) -> bool:
     """Whether the staged rows of an undecided batch can never be decided on."""
     return bool(run.fenced_by) or batch.generation < run.generation

@@ -42,7 +42,7 @@ class Group(Struct, frozen=True):
         return self.glsn > 0
 
 
-class Run(Struct):
+class RunState(Struct):
     """State of one run. ``batch`` is the last decided batch, ``decided`` the index of that decision, and ``groups`` are
     the groups of the batch."""
 
@@ -87,10 +87,10 @@ class Output(Struct):
     earlier: GLSN | None = GLSN(0)
 
 
-class Runs:
+class RunRegistry:
     """All runs that are known, by number, and the outputs of their names."""
 
-    def __init__(self, last: RunId, runs: Iterable[Run], outputs: Iterable[Output] | None = ()) -> None:
+    def __init__(self, last: RunId, runs: Iterable[RunState], outputs: Iterable[Output] | None = ()) -> None:
         """Load stored runs and outputs. State from versions without outputs has ``outputs`` None; they are then derived
         from the runs."""
         self.last = last
@@ -113,19 +113,19 @@ class Runs:
     def outputs_snapshot(self) -> tuple[Output, ...]:
         return tuple(structs.replace(output) for output in self._outputs.values())
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[RunState]:
         return iter(self._runs.values())
 
-    def snapshot(self) -> tuple[Run, ...]:
+    def snapshot(self) -> tuple[RunState, ...]:
         return tuple(structs.replace(run) for run in self._runs.values())
 
-    def get(self, run: RunId) -> Run | None:
+    def get(self, run: RunId) -> RunState | None:
         return self._runs.get(run)
 
-    def with_key(self, key: str) -> Run | None:
+    def with_key(self, key: str) -> RunState | None:
         return self._runs.get(self._by_key.get(key, RunId(0)))
 
-    def of_name(self, name: str) -> Run | None:
+    def of_name(self, name: str) -> RunState | None:
         """Return the run that holds a name: the newest one, unless it was dropped."""
         return self._runs.get(self._by_name.get(name, RunId(0))) if name else None
 
@@ -135,7 +135,7 @@ class Runs:
         return run <= self.last and run not in self._runs
 
     @property
-    def publishing(self) -> list[Run]:
+    def publishing(self) -> list[RunState]:
         """The runs that have unpublished groups, in the order in which their batches were decided."""
         return sorted((self._runs[run] for run in self.unfinished), key=lambda run: run.decided)
 
@@ -174,7 +174,9 @@ class Runs:
             return "" if open_streams.get(decision.stream) == group.topic else "it cannot go there"
         return "" if (decision.glsn > 0 and decision.count == group.rows) else "it has another number of records"
 
-    def _problem_of_batch(self, run: Run, batch: d.DecideBatch, open_streams: Mapping[LogStreamId, TopicId]) -> str:
+    def _problem_of_batch(
+        self, run: RunState, batch: d.DecideBatch, open_streams: Mapping[LogStreamId, TopicId]
+    ) -> str:
         if run.fenced_by:
             return "the run is over"
         if batch.batch <= run.batch:
@@ -229,7 +231,7 @@ class Runs:
         if older is not None:
             older.fenced_by = decision.run
             self._forget([run for run in self if run.name == decision.name and run.fenced_by], FINISHED_RUNS_MAX)
-        self._runs[decision.run] = Run(decision.run, decision.name, decision.key, decision.once)
+        self._runs[decision.run] = RunState(decision.run, decision.name, decision.key, decision.once)
         self._by_key[decision.key] = decision.run
         if decision.name:
             self._by_name[decision.name] = decision.run
@@ -242,7 +244,7 @@ class Runs:
             self._forget(decided, UNNAMED_RUNS_MAX)
             self._forget([run for run in unnamed if run.batch < 0], UNDECIDED_RUNS_MAX)
 
-    def _count(self, run: Run, position: GLSN | None) -> None:
+    def _count(self, run: RunState, position: GLSN | None) -> None:
         """Add the batch that was just decided to the output of its name. A batch without rows does not count, since
         repeating it changes nothing."""
         rows = sum(group.rows for group in run.groups)
@@ -261,27 +263,27 @@ class Runs:
         output.run, output.batch = run.run, run.batch
         output.rows = None if output.rows is None else output.rows + rows
 
-    def _uncount(self, run: Run, rows: int) -> None:
+    def _uncount(self, run: RunState, rows: int) -> None:
         """Subtract rows that were decided and will never be published."""
         output = self._outputs.get(run.name)
         if output is not None and output.rows is not None and not run.once:
             output.rows = max(0, output.rows - rows)
 
-    def _drop(self, run: Run) -> None:
+    def _drop(self, run: RunState) -> None:
         self._uncount(run, sum(group.rows for group in run.unpublished))
         run.groups = tuple(group for group in run.groups if group.is_published)
         if not run.fenced_by:
             run.fenced_by = run.run
             self._by_name.pop(run.name, None)
 
-    def _forget(self, runs: list[Run], keep: int) -> None:
+    def _forget(self, runs: list[RunState], keep: int) -> None:
         """Keep only the last ``keep`` runs, by stored numbers, so that every copy of the state forgets the same
         ones."""
         for run in runs[:-keep]:
             if not run.unpublished:
                 del self._runs[run.run], self._by_key[run.key]
 
-    def _note(self, run: Run) -> None:
+    def _note(self, run: RunState) -> None:
         if run.unpublished:
             self.unfinished.add(run.run)
         else:
@@ -298,7 +300,7 @@ class Runs:
                 self._note(run)
 
 
-def _told_by(runs: Iterable[Run]) -> list[Output]:
+def _told_by(runs: Iterable[RunState]) -> list[Output]:
     """Derive outputs from runs that an older version stored without them. Rows and input positions are unknown."""
     found: dict[str, Output] = {}
     for run in sorted(runs, key=lambda run: run.run):

@@ -29,7 +29,7 @@ RUN_OVERHEAD_BYTES = 512
 """Size of a run besides its body, so that many small runs count as well."""
 
 
-class Run(Struct, frozen=True):
+class CommittedBatch(Struct, frozen=True):
     """A committed batch as a reader gets it: its records have consecutive LLSNs and GLSNs."""
 
     stream: LogStreamId
@@ -55,7 +55,7 @@ class ReadAnswer(Struct, frozen=True):
     """
 
     stream: LogStreamId
-    runs: tuple[Run, ...]
+    runs: tuple[CommittedBatch, ...]
     complete_through: GLSN
     revision: Revision
 
@@ -70,7 +70,7 @@ class _Source:
         self.arrived = max(GLSN(start - 1), info.created_at)
         """Everything up to this GLSN has arrived, never existed, or is not wanted."""
         self.last_llsn: LLSN | None = None
-        self.runs: deque[Run] = deque()
+        self.runs: deque[CommittedBatch] = deque()
         self.bytes = 0
 
     @property
@@ -78,19 +78,19 @@ class _Source:
         """Whether everything up to the end that the catalog names has arrived."""
         return self.info.last_glsn <= self.arrived
 
-    def take(self, run: Run) -> None:
+    def take(self, run: CommittedBatch) -> None:
         self.arrived, self.last_llsn = run.last_glsn, run.last_llsn
         if run.batch.kind is BatchKind.DATA:
             self.runs.append(run)
             self.bytes += _bytes_of(run)
 
-    def pop(self) -> Run:
+    def pop(self) -> CommittedBatch:
         run = self.runs.popleft()
         self.bytes -= _bytes_of(run)
         return run
 
 
-class Subscription:
+class MergeReader:
     """Merges log streams by GLSN. Feed it with catalogs and answers; take what is ready.
 
     Runs are handed on whole: the first may begin before ``start``, and the last may end after ``stop``.
@@ -254,14 +254,14 @@ class Subscription:
         through = min(through, self._known_through)
         return through if self._stop is None else min(through, self._stop)
 
-    def take_ready(self) -> list[Run]:
+    def take_ready(self) -> list[CommittedBatch]:
         """Return the next runs in GLSN order, without fences. Raise ``Trimmed`` when the next records of a topic were
         trimmed before they arrived; a caller that can do without them calls again."""
         through = self.ready_through()
         topic = min(self._gaps, key=lambda topic: self._gaps[topic], default=None)
         if topic is not None:
             through = min(through, GLSN(self._gaps[topic][0] - 1))
-        ready: list[Run] = []
+        ready: list[CommittedBatch] = []
         # A run that holds the first wanted position may begin before it. That alone does not make it ready.
         for source in self._sources.values() if through >= self.next_glsn else ():
             while source.runs and source.runs[0].first_glsn <= through:
@@ -282,5 +282,5 @@ class Subscription:
         return news
 
 
-def _bytes_of(run: Run) -> int:
+def _bytes_of(run: CommittedBatch) -> int:
     return len(run.batch.body) + RUN_OVERHEAD_BYTES

@@ -24,18 +24,18 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[int]).decode
 
 
-class Mark(Struct, frozen=True, array_like=True):
+class TimeMark(Struct, frozen=True, array_like=True):
     """A position and its cut time."""
 
     glsn: GLSN
     time: CutTime
 
 
-class Block(Struct, frozen=True, array_like=True):
+class MarkBlock(Struct, frozen=True, array_like=True):
     """``BLOCK_MARKS`` marks, packed. The first mark is stored whole. ``packed`` holds the differences between
     consecutive marks, position and time in turn."""
 
-    first: Mark
+    first: TimeMark
     last_glsn: GLSN
     packed: bytes
 
@@ -43,16 +43,16 @@ class Block(Struct, frozen=True, array_like=True):
 class Clock:
     """Collects the marks. The caller passes every cut to ``note``, in order."""
 
-    def __init__(self, blocks: tuple[Block, ...] = (), recent: tuple[Mark, ...] = ()) -> None:
+    def __init__(self, blocks: tuple[MarkBlock, ...] = (), recent: tuple[TimeMark, ...] = ()) -> None:
         self._blocks = list(blocks)
         self._recent = list(recent)
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[MarkBlock, ...]:
         return tuple(self._blocks)
 
     @property
-    def recent(self) -> tuple[Mark, ...]:
+    def recent(self) -> tuple[TimeMark, ...]:
         return tuple(self._recent)
 
     def note(self, glsn: GLSN, time: CutTime, *, is_tick: bool) -> None:
@@ -60,7 +60,7 @@ class Clock:
         last = self._recent[-1].time if self._recent else CutTime(-MARK_EVERY_US)
         if not is_tick and time - last < MARK_EVERY_US:
             return
-        self._recent.append(Mark(glsn, time))
+        self._recent.append(TimeMark(glsn, time))
         if len(self._recent) > BLOCK_MARKS:
             # The last mark stays, since ``note`` compares the next cut with it.
             self._blocks.append(_pack(self._recent[:-1]))
@@ -73,9 +73,9 @@ class Clock:
             keep += 1
         del self._blocks[:keep]
 
-    def marks(self, after: GLSN, limit: int) -> list[Mark]:
+    def marks(self, after: GLSN, limit: int) -> list[TimeMark]:
         """Return the first marks above a position, at most ``limit``."""
-        found: list[Mark] = []
+        found: list[TimeMark] = []
         for mark in self._from(after):
             if mark.glsn > after:
                 if len(found) == limit:
@@ -83,24 +83,24 @@ class Clock:
                 found.append(mark)
         return found
 
-    def _from(self, after: GLSN) -> Iterator[Mark]:
+    def _from(self, after: GLSN) -> Iterator[TimeMark]:
         start = bisect_right([block.last_glsn for block in self._blocks], after)
         for block in self._blocks[start:]:
             yield from _unpack(block)
         yield from self._recent
 
 
-def _pack(marks: list[Mark]) -> Block:
+def _pack(marks: list[TimeMark]) -> MarkBlock:
     deltas: list[int] = []
     for i in range(1, len(marks)):
         deltas += (marks[i].glsn - marks[i - 1].glsn, marks[i].time - marks[i - 1].time)
-    return Block(marks[0], marks[-1].glsn, _encode(deltas))
+    return MarkBlock(marks[0], marks[-1].glsn, _encode(deltas))
 
 
-def _unpack(block: Block) -> Iterator[Mark]:
+def _unpack(block: MarkBlock) -> Iterator[TimeMark]:
     glsn, time = block.first.glsn, block.first.time
     yield block.first
     deltas = _decode(block.packed)
     for i in range(0, len(deltas), 2):
         glsn, time = GLSN(glsn + deltas[i]), CutTime(time + deltas[i + 1])
-        yield Mark(glsn, time)
+        yield TimeMark(glsn, time)

@@ -19,6 +19,7 @@ from cutwater.core.replica.deduplication import Remembered
 from cutwater.core.replica.events import (
     Acked,
     Append,
+    AppendFailed,
     FeedGroup,
     GroupEntry,
     GroupFailed,
@@ -27,7 +28,6 @@ from cutwater.core.replica.events import (
     TellGroup,
     Waiter,
 )
-from cutwater.core.replica.events import Failed as AppendFailed
 from cutwater.errors import (
     ConditionFailed,
     CutwaterError,
@@ -49,7 +49,7 @@ WAITING_BYTES_MAX = 8 * 1024 * 1024
 memory for appends. A single append may be larger. Otherwise it would never get its turn where group follows group."""
 
 
-class Head:
+class ChainHead:
     """The role of one replica as head of its chain. All changes of state go through the replica."""
 
     def __init__(self, replica: Replica) -> None:

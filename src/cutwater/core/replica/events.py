@@ -222,7 +222,7 @@ class Acked(Struct, frozen=True):
     last_sequence: Sequence
 
 
-class Failed(Struct, frozen=True):
+class AppendFailed(Struct, frozen=True):
     """The append is definitely not in the log and never will be."""
 
     waiter: Waiter
@@ -288,7 +288,7 @@ ReplicaEffect = (
     | Forward
     | RefuseEntry
     | Acked
-    | Failed
+    | AppendFailed
     | Unsettled
     | FeedGroup
     | TellGroup

@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from cutwater.core.replica.deduplication import DedupCheckpoint, Deduplicator
-from cutwater.core.replica.recovery import Found, Invalid, Valid, judge, without_hard_state
+from cutwater.core.replica.recovery import FoundFiles, Invalid, Valid, judge, without_hard_state
 from cutwater.core.replica.replica import Replica
 from cutwater.errors import Damaged
 from cutwater.types import LLSN, CommitContext, Entry, LogStreamId, StorageNodeId
@@ -31,7 +31,7 @@ class ReplicaFiles(Protocol):
     @property
     def contexts(self) -> Sequence[CommitContext]: ...
 
-    def find(self) -> Found: ...
+    def find(self) -> FoundFiles: ...
 
     def truncate(self, end: LLSN) -> None: ...
 

@@ -52,7 +52,7 @@ class HardState(Struct, frozen=True):
     """Producers that had moved to another log stream when the epoch opened."""
 
 
-class Found(Struct, frozen=True):
+class FoundFiles(Struct, frozen=True):
     """Contents of a replica's files when they were opened, all of it synced.
 
     ``tail`` holds the intact entries above the last commit. They come without their bodies, which may be more than
@@ -94,7 +94,7 @@ class Invalid(Struct, frozen=True):
     forgot_epochs: bool = False
 
 
-def judge(found: Found) -> Valid | Invalid:
+def judge(found: FoundFiles) -> Valid | Invalid:
     """Apply the matrix."""
     hard = found.hard_state
     nothing = found.last_commit is None and found.entries_end < found.first_llsn
@@ -132,13 +132,13 @@ def judge(found: Found) -> Valid | Invalid:
     return Valid(committed_end, high_watermark, _keep_end(found.tail, hard, committed_end))
 
 
-def without_hard_state(found: Found) -> HardState:
+def without_hard_state(found: FoundFiles) -> HardState:
     """Return the replacement for a lost hard state. The replica must learn in any case, and gets its epochs from the
     leader."""
     return HardState(learning=True, base_llsn=LLSN(found.first_llsn - 1))
 
 
-def _all_trimmed(found: Found, hard: HardState) -> bool:
+def _all_trimmed(found: FoundFiles, hard: HardState) -> bool:
     return found.last_commit is not None and found.last_commit.last_glsn < hard.trimmed_before
 
 

@@ -26,7 +26,7 @@ from cutwater.core.producer_session import Fate
 from cutwater.core.publish.groups import GroupBounds
 from cutwater.core.recent_history import Journal
 from cutwater.core.replica import events as e
-from cutwater.core.replica.chain_head import Head
+from cutwater.core.replica.chain_head import ChainHead
 from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.kept_tail import KeptTail
 from cutwater.core.replica.learner import Learner
@@ -115,7 +115,7 @@ class Replica:
         self._progress = LLSN(0)
         """The LLSN up to which entries are on disk, if it lies inside a group; otherwise 0."""
         self._bounds = GroupBounds()
-        self._head = Head(self)
+        self._head = ChainHead(self)
         self.pending = PendingEntries(stream)
         self._untold: list[e.Waiter] = []
         """Waiters whose outcome follows a barrier in the effects last returned. If the barrier fails, they are not
@@ -657,4 +657,4 @@ class Replica:
 def _settle(waiter: e.Waiter, stream: LogStreamId, *, definite: bool) -> e.ReplicaEffect:
     if not definite:
         return e.Unsettled(waiter)
-    return e.Failed(waiter, StreamSealed(f"log stream {stream} was sealed before this append was committed"))
+    return e.AppendFailed(waiter, StreamSealed(f"log stream {stream} was sealed before this append was committed"))

@@ -14,7 +14,7 @@ FORM = "etcd://HOST:PORT,HOST:PORT/PREFIX, and for TLS ?tls.ca=FILE, with &tls.c
 _OPTIONS = frozenset({"tls.ca", "tls.cert", "tls.key"})
 
 
-class Tls(Struct, frozen=True):
+class EtcdTls(Struct, frozen=True):
     """Files: the authority to trust, and the certificate and key to present if the cluster asks for one."""
 
     ca: Path
@@ -25,7 +25,7 @@ class Tls(Struct, frozen=True):
 class EtcdAddress(Struct, frozen=True):
     endpoints: tuple[str, ...]
     prefix: str
-    tls: Tls | None = None
+    tls: EtcdTls | None = None
 
 
 def parse_address(url: str) -> EtcdAddress:
@@ -49,7 +49,7 @@ def parse_address(url: str) -> EtcdAddress:
     return EtcdAddress(endpoints, prefix, _tls(url, options))
 
 
-def _tls(url: str, options: dict[str, str]) -> Tls | None:
+def _tls(url: str, options: dict[str, str]) -> EtcdTls | None:
     if not options:
         return None
     if unknown := sorted(set(options) - _OPTIONS):
@@ -57,7 +57,7 @@ def _tls(url: str, options: dict[str, str]) -> Tls | None:
     if not all(options.values()) or "tls.ca" not in options or ("tls.cert" in options) != ("tls.key" in options):
         raise _no_address(url, "TLS needs tls.ca, and tls.cert and tls.key both or neither")
     cert, key = options.get("tls.cert"), options.get("tls.key")
-    return Tls(Path(options["tls.ca"]), Path(cert) if cert else None, Path(key) if key else None)
+    return EtcdTls(Path(options["tls.ca"]), Path(cert) if cert else None, Path(key) if key else None)
 
 
 def _no_address(url: str, why: str) -> InvalidArgument:

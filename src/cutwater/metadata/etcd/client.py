@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from cutwater.errors import CutwaterError, InvalidArgument, ReadOnly, Refused
 from cutwater.metadata.etcd import etcd_pb2 as pb
-from cutwater.metadata.etcd.address import Tls
+from cutwater.metadata.etcd.address import EtcdTls
 from cutwater.runtime.permissions import check_secret
 
 ATTEMPT_SECONDS_MIN = 0.5
@@ -82,7 +82,7 @@ class Compacted(CutwaterError):
 class EtcdClient:
     """A client of one etcd cluster. ``trouble`` tells why the last attempt failed; it is empty after success."""
 
-    def __init__(self, endpoints: tuple[str, ...], tls: Tls | None = None) -> None:
+    def __init__(self, endpoints: tuple[str, ...], tls: EtcdTls | None = None) -> None:
         assert endpoints
         credentials = _credentials(tls) if tls else None
         self._members = [_Member(endpoint, credentials) for endpoint in endpoints]
@@ -216,7 +216,7 @@ class _Member:
         )()
 
 
-def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+def _credentials(tls: EtcdTls) -> grpc.ChannelCredentials:
     def content(path: Path | None) -> bytes | None:
         try:
             return path.read_bytes() if path else None

@@ -36,7 +36,7 @@ _START = _CHECKSUM.size + _HEADER.size
 T = TypeVar("T")
 
 
-class Kind(enum.IntEnum):
+class StoredKind(enum.IntEnum):
     IDENTITY = 1
     LEADER = 2
     DECISIONS = 3
@@ -48,7 +48,7 @@ class Kind(enum.IntEnum):
 class Header(Struct, frozen=True):
     """Header of a record. ``index`` is the first decision of a batch, or the last one that a snapshot contains."""
 
-    kind: Kind
+    kind: StoredKind
     epoch: LeaderEpoch = LeaderEpoch(0)
     index: DecisionIndex = DecisionIndex(0)
     count: int = 0
@@ -58,7 +58,7 @@ class Header(Struct, frozen=True):
         return DecisionIndex(self.index + self.count - 1)
 
 
-class Identity(Struct, frozen=True):
+class StoreIdentity(Struct, frozen=True):
     """The cluster that the decisions belong to."""
 
     cluster: ClusterId
@@ -103,18 +103,18 @@ class StoredBatch(Struct, frozen=True):
 _ENCODE = msgspec.msgpack.Encoder().encode
 _DECISIONS = msgspec.msgpack.Decoder(tuple[Decision, ...])
 _SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
-_IDENTITY = msgspec.msgpack.Decoder(Identity)
+_IDENTITY = msgspec.msgpack.Decoder(StoreIdentity)
 _LEADER = msgspec.msgpack.Decoder(LeaderRecord)
 _POINTER = msgspec.msgpack.Decoder(SnapshotPointer)
 _MEMBER = msgspec.msgpack.Decoder(MemberRecord)
 
 
 def encode_batch(epoch: LeaderEpoch, first: DecisionIndex, decisions: tuple[Decision, ...]) -> bytes:
-    return _seal(Header(Kind.DECISIONS, epoch, first, len(decisions)), decisions)
+    return _seal(Header(StoredKind.DECISIONS, epoch, first, len(decisions)), decisions)
 
 
 def decode_batch(data: bytes, where: str) -> StoredBatch:
-    header, content = _open(data, where, Kind.DECISIONS)
+    header, content = _open(data, where, StoredKind.DECISIONS)
     decisions = _decode(_DECISIONS, content, where)
     if len(decisions) != header.count:
         raise DamagedStore(where, f"{len(decisions)} decisions instead of {header.count}")
@@ -122,11 +122,11 @@ def decode_batch(data: bytes, where: str) -> StoredBatch:
 
 
 def encode_snapshot(epoch: LeaderEpoch, snapshot: Snapshot) -> bytes:
-    return _seal(Header(Kind.SNAPSHOT, epoch, snapshot.index), snapshot)
+    return _seal(Header(StoredKind.SNAPSHOT, epoch, snapshot.index), snapshot)
 
 
 def decode_snapshot(data: bytes, where: str) -> Snapshot:
-    header, content = _open(data, where, Kind.SNAPSHOT)
+    header, content = _open(data, where, StoredKind.SNAPSHOT)
     snapshot = _decode(_SNAPSHOT, content, where)
     if snapshot.index != header.index:
         raise DamagedStore(where, f"a snapshot of decision {snapshot.index} instead of {header.index}")
@@ -134,40 +134,40 @@ def decode_snapshot(data: bytes, where: str) -> Snapshot:
 
 
 def encode_leader(epoch: LeaderEpoch, record: LeaderRecord) -> bytes:
-    return _seal(Header(Kind.LEADER, epoch), record)
+    return _seal(Header(StoredKind.LEADER, epoch), record)
 
 
 def decode_leader(data: bytes, where: str) -> LeaderInfo:
-    header, content = _open(data, where, Kind.LEADER)
+    header, content = _open(data, where, StoredKind.LEADER)
     record = _decode(_LEADER, content, where)
     return LeaderInfo(header.epoch, record.node, record.address)
 
 
-def encode_identity(identity: Identity) -> bytes:
-    return _seal(Header(Kind.IDENTITY), identity)
+def encode_identity(identity: StoreIdentity) -> bytes:
+    return _seal(Header(StoredKind.IDENTITY), identity)
 
 
-def decode_identity(data: bytes, where: str) -> Identity:
-    return _decode(_IDENTITY, _open(data, where, Kind.IDENTITY)[1], where)
+def decode_identity(data: bytes, where: str) -> StoreIdentity:
+    return _decode(_IDENTITY, _open(data, where, StoredKind.IDENTITY)[1], where)
 
 
 def encode_pointer(epoch: LeaderEpoch, pointer: SnapshotPointer) -> bytes:
-    return _seal(Header(Kind.POINTER, epoch, pointer.index), pointer)
+    return _seal(Header(StoredKind.POINTER, epoch, pointer.index), pointer)
 
 
 def decode_pointer(data: bytes, where: str) -> SnapshotPointer:
-    return _decode(_POINTER, _open(data, where, Kind.POINTER)[1], where)
+    return _decode(_POINTER, _open(data, where, StoredKind.POINTER)[1], where)
 
 
 def encode_member(record: MemberRecord) -> bytes:
-    return _seal(Header(Kind.MEMBER), record)
+    return _seal(Header(StoredKind.MEMBER), record)
 
 
 def decode_member(data: bytes, where: str) -> MemberRecord:
-    return _decode(_MEMBER, _open(data, where, Kind.MEMBER)[1], where)
+    return _decode(_MEMBER, _open(data, where, StoredKind.MEMBER)[1], where)
 
 
-def header_of(data: bytes, where: str, kind: Kind) -> Header:
+def header_of(data: bytes, where: str, kind: StoredKind) -> Header:
     """Return the header of the record after verifying its checksum. Does not decode the content."""
     if len(data) < _START or data[_CHECKSUM.size : _CHECKSUM.size + len(MAGIC)] != MAGIC:
         raise DamagedStore(where, "it is no record of Cutwater")
@@ -192,7 +192,7 @@ def _seal(header: Header, content: object) -> bytes:
     return _CHECKSUM.pack(crc32c(body)) + body
 
 
-def _open(data: bytes, where: str, kind: Kind) -> tuple[Header, bytes | memoryview]:
+def _open(data: bytes, where: str, kind: StoredKind) -> tuple[Header, bytes | memoryview]:
     header = header_of(data, where, kind)
     *_, flags, _, _, _, size = _HEADER.unpack_from(data, _CHECKSUM.size)
     content: bytes | memoryview = memoryview(data)[_START:]

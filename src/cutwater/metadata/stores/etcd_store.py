@@ -47,7 +47,14 @@ from cutwater.metadata.stores.encoding import (
 )
 from cutwater.metadata.stores.store_calls import Calls, watch_leader
 from cutwater.metadata.stores.store_errors import DamagedStore
-from cutwater.metadata.stores.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
+from cutwater.metadata.stores.store_interface import (
+    NOBODY,
+    TIMEOUT_MS,
+    TRIM_TIMEOUT_MS,
+    AppendTold,
+    LeaderInfo,
+    LoadedState,
+)
 from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
@@ -96,7 +103,7 @@ class Keys:
         return f"{self.root}{name}".encode()
 
 
-class Head(Struct, frozen=True):
+class EtcdHead(Struct, frozen=True):
     """The leader and the last decision, as of one revision of etcd."""
 
     leader: LeaderInfo
@@ -171,7 +178,7 @@ class EtcdStore:
 
         return watch_leader(self._calls, read, changed)
 
-    async def _head(self) -> Head:
+    async def _head(self) -> EtcdHead:
         """Read the leader and the last decision at once. Does not use a transaction: when its quota is used up, etcd
         also refuses transactions that only read."""
         keys = self._keys
@@ -181,7 +188,7 @@ class EtcdStore:
         if self._number_in(found.get(keys.epoch), "epoch") != leader.epoch:
             raise DamagedStore(self._at("epoch"), f"the leader is of epoch {leader.epoch}")
         last = DecisionIndex(self._number_in(found.get(keys.last), "last"))
-        return Head(leader, last, answer.header.revision)
+        return EtcdHead(leader, last, answer.header.revision)
 
     def _leader_in(self, data: bytes | None) -> LeaderInfo:
         return decode_leader(data, self._at("leader")) if data else NOBODY
@@ -240,7 +247,7 @@ class EtcdStore:
                 retry_ms=ROOM_RETRY_MS,
             )
 
-    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> Loaded:
+    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> LoadedState:
         async with self._calls.call("load", timeout_ms):
             while True:
                 try:
@@ -249,7 +256,7 @@ class EtcdStore:
                     # Reading took so long that etcd has compacted the revision at which it began.
                     continue
 
-    async def _load(self) -> Loaded:
+    async def _load(self) -> LoadedState:
         """Load everything as of the revision of the first read."""
         keys, head = self._keys, await self._head()
         snapshot = await self._read_snapshot(head.revision)

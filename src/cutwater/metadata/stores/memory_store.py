@@ -12,7 +12,14 @@ from cutwater.core.order.decisions import Decision
 from cutwater.core.order.state import Snapshot
 from cutwater.metadata.stores.encoding import StoredBatch
 from cutwater.metadata.stores.store_calls import Calls, Changes
-from cutwater.metadata.stores.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
+from cutwater.metadata.stores.store_interface import (
+    NOBODY,
+    TIMEOUT_MS,
+    TRIM_TIMEOUT_MS,
+    AppendTold,
+    LeaderInfo,
+    LoadedState,
+)
 from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.types import DecisionIndex, LeaderEpoch, MetadataNodeId
 
@@ -42,7 +49,7 @@ class MemoryData:
         self.changes.tell()
         return self.leader.epoch
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedState:
         return loaded(self.leader, self.snapshot, self.batches, self.WHERE)
 
     def append(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> None:
@@ -82,7 +89,7 @@ class MemoryStore:
             await self.data.running.wait()
             return self.data.acquire(node, address, seen)
 
-    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> Loaded:
+    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> LoadedState:
         async with self._calls.call("load", timeout_ms):
             await self.data.running.wait()
             return self.data.load()

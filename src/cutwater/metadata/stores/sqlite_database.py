@@ -26,10 +26,10 @@ from cutwater.errors import CutwaterError, InvalidArgument, Unavailable, WrongId
 from cutwater.format.errors import DiskFull, NewerFormat, StorageBroken
 from cutwater.metadata.stores.encoding import (
     Header,
-    Identity,
-    Kind,
     LeaderRecord,
     MemberRecord,
+    StoredKind,
+    StoreIdentity,
     decode_batch,
     decode_identity,
     decode_leader,
@@ -44,7 +44,7 @@ from cutwater.metadata.stores.encoding import (
 )
 from cutwater.metadata.stores.lock_file import LockFile
 from cutwater.metadata.stores.store_errors import DamagedStore
-from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, Loaded
+from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, LoadedState
 from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.runtime.permissions import FILE_MODE, close_to_others
 from cutwater.storage.files import OsFiles
@@ -155,7 +155,7 @@ class SqliteDatabase:
         found = [decode_member(data, self._where(name)) for name, data in rows]
         return {member.node: member.key for member in found}
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedState:
         with self._transaction("DEFERRED"):
             stored = self._record("snapshot")
             snapshot = decode_snapshot(stored, self._where("snapshot")) if stored else Snapshot()
@@ -225,7 +225,7 @@ class SqliteDatabase:
             if snapshot.index > end:
                 raise not_stored(snapshot, end)
             stored = self._record("snapshot")
-            if stored and header_of(stored, self._where("snapshot"), Kind.SNAPSHOT).index >= snapshot.index:
+            if stored and header_of(stored, self._where("snapshot"), StoredKind.SNAPSHOT).index >= snapshot.index:
                 return
             if snapshot.index > 0:
                 self._put("snapshot", data)
@@ -248,7 +248,7 @@ class SqliteDatabase:
 
     def _newest(self) -> Header | None:
         row = self._connection.execute("SELECT first, data FROM batches ORDER BY first DESC LIMIT 1").fetchone()
-        return header_of(row[1], self._where(f"decision {row[0]}"), Kind.DECISIONS) if row else None
+        return header_of(row[1], self._where(f"decision {row[0]}"), StoredKind.DECISIONS) if row else None
 
     def _batch(self, first: DecisionIndex) -> bytes | None:
         row = self._connection.execute("SELECT data FROM batches WHERE first = ?", (first,)).fetchone()
@@ -285,7 +285,7 @@ class SqliteDatabase:
             if self._pragma("user_version") == 0:
                 for statement in _SCHEMA:
                     self._connection.execute(statement)
-                self._put("identity", encode_identity(Identity(cluster)))
+                self._put("identity", encode_identity(StoreIdentity(cluster)))
         # Make durable what a killed process left in the write-ahead log, before anything relies on it.
         busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:

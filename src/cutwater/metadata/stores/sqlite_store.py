@@ -28,7 +28,7 @@ from cutwater.core.order.state import Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
 from cutwater.metadata.stores.sqlite_database import SqliteDatabase
 from cutwater.metadata.stores.store_calls import Calls, Changes
-from cutwater.metadata.stores.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
+from cutwater.metadata.stores.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, LoadedState
 from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.storage.sync_latency import Pace
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
@@ -155,7 +155,7 @@ class SqliteStore:
     async def members(self, *, timeout_ms: int = TIMEOUT_MS) -> dict[MetadataNodeId, str]:
         return await self._do("members", timeout_ms, self._database.members)
 
-    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> Loaded:
+    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> LoadedState:
         return await self._do("load", timeout_ms, self._database.load)
 
     async def append(

@@ -25,9 +25,9 @@ class Calls:
         self.closed = False
         self._under_way: dict[asyncio.Timeout, asyncio.Future[None]] = {}
 
-    def call(self, name: str, timeout_ms: int) -> Call:
+    def call(self, name: str, timeout_ms: int) -> StoreCall:
         """Return an asynchronous context in which the call runs."""
-        return Call(self, name, timeout_ms)
+        return StoreCall(self, name, timeout_ms)
 
     def check_open(self, name: str) -> None:
         if self.closed:
@@ -46,7 +46,7 @@ class Calls:
         return True
 
 
-class Call:
+class StoreCall:
     def __init__(self, calls: Calls, name: str, timeout_ms: int) -> None:
         if timeout_ms < 1:
             raise InvalidArgument(f"{name}: a call needs a timeout of at least 1 ms, not {timeout_ms}")

@@ -36,7 +36,7 @@ class LeaderInfo(Struct, frozen=True):
 NOBODY = LeaderInfo(LeaderEpoch(0), MetadataNodeId(0), "")
 
 
-class Loaded(Struct, frozen=True):
+class LoadedState(Struct, frozen=True):
     """Everything stored, as of one moment. ``decisions`` are those after ``snapshot.index``, without a gap."""
 
     leader: LeaderInfo
@@ -63,7 +63,7 @@ class MetadataStore(Protocol):
         """Become the leader in the epoch that is returned. It is durable, and all earlier epochs are fenced. Raises
         ``LeaderFenced`` if ``seen`` is not the current epoch, because another node was faster."""
 
-    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> Loaded: ...
+    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> LoadedState: ...
 
     async def append(
         self,

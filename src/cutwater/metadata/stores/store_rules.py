@@ -13,7 +13,7 @@ from cutwater.core.order.state import Snapshot
 from cutwater.errors import InvalidArgument, LeaderFenced
 from cutwater.metadata.stores.encoding import StoredBatch
 from cutwater.metadata.stores.store_errors import DamagedStore
-from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, Loaded
+from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, LoadedState
 from cutwater.types import DecisionIndex, LeaderEpoch
 
 
@@ -39,7 +39,7 @@ def not_stored(snapshot: Snapshot, last: DecisionIndex) -> InvalidArgument:
     )
 
 
-def loaded(leader: LeaderInfo, snapshot: Snapshot, batches: Iterable[StoredBatch], where: str) -> Loaded:
+def loaded(leader: LeaderInfo, snapshot: Snapshot, batches: Iterable[StoredBatch], where: str) -> LoadedState:
     """Return what is stored, after checking that it is consistent: the batches hold all decisions after the snapshot
     without a gap, and no batch has a later epoch than the leader."""
     decisions: list[Decision] = []
@@ -55,7 +55,7 @@ def loaded(leader: LeaderInfo, snapshot: Snapshot, batches: Iterable[StoredBatch
         decisions += batch.decisions[max(0, snapshot.index + 1 - batch.first) :]
     if snapshot.index > (end or 0):
         raise DamagedStore(where, f"the snapshot is of decision {snapshot.index}, but the last one is {end or 0}")
-    return Loaded(leader, snapshot, tuple(decisions))
+    return LoadedState(leader, snapshot, tuple(decisions))
 
 
 def _who(leader: LeaderInfo) -> str:

@@ -86,7 +86,7 @@ class KnownStream(Struct, frozen=True):
     """The stream was sealed permanently before: it no longer counts, but it may have counted earlier."""
 
 
-class Holder(Struct, frozen=True):
+class WatermarkHolder(Struct, frozen=True):
     """What holds a watermark back: the log stream of a source that is furthest behind. ``since_us`` is the cut time
     since which the watermark has stood still, and ``spoke_us`` that of the stream's last entry."""
 
@@ -340,7 +340,7 @@ class LogClock:
         return Ticks(watermarks, Steps(before))
 
 
-def holder_of(snapshot: ClockSnapshot, topics: Iterable[str] | None = None) -> Holder | None:
+def holder_of(snapshot: ClockSnapshot, topics: Iterable[str] | None = None) -> WatermarkHolder | None:
     """Return what holds the watermark of these topics back, or that of all topics. Returns None if nothing does: all
     sources are idle, or none has a clock."""
     wanted = None if topics is None else tuple(sorted(topics))
@@ -357,7 +357,9 @@ def holder_of(snapshot: ClockSnapshot, topics: Iterable[str] | None = None) -> H
     if not active:
         return None
     stream = min(active, key=lambda s: s.watermark)
-    return Holder(source.topic, int(stream.log_stream_id), stream.watermark, operator.risen, stream.last_commit)
+    return WatermarkHolder(
+        source.topic, int(stream.log_stream_id), stream.watermark, operator.risen, stream.last_commit
+    )
 
 
 def shown_ms(watermark_us: int) -> int:

@@ -29,7 +29,7 @@ _STAMP = "at"
 _STAMPED = "value"
 
 
-class Holder(Protocol):
+class StateHolder(Protocol):
     """Holds the raw values that a bound state shows, and the list of actions that undo changes."""
 
     _values: Any
@@ -77,7 +77,7 @@ class State(ABC):
         """The Arrow type of the value that is kept for one key."""
 
     @abstractmethod
-    def bind(self, holder: Holder, slot: int) -> Any:
+    def bind(self, holder: StateHolder, slot: int) -> Any:
         """Return what a function uses: the state of the current key of ``holder``."""
 
     def pack(self, raw: Any) -> Any:
@@ -132,7 +132,7 @@ class ValueState(State):
     def stored_type(self) -> pa.DataType:
         return self._element_type(self.type)
 
-    def bind(self, holder: Holder, slot: int) -> Any:
+    def bind(self, holder: StateHolder, slot: int) -> Any:
         return _Value(self, holder, slot) if self.ttl_ms is None else _ExpiringValue(self, holder, slot)
 
     def packed(self, raws: Sequence[Any]) -> pa.Array:
@@ -164,7 +164,7 @@ class ListState(State):
     def stored_type(self) -> pa.DataType:
         return pa.list_(self._element_type(self.type))
 
-    def bind(self, holder: Holder, slot: int) -> Any:
+    def bind(self, holder: StateHolder, slot: int) -> Any:
         return _List(self, holder, slot)
 
     def pack(self, raw: Any) -> Any:
@@ -196,7 +196,7 @@ class MapState(State):
     def stored_type(self) -> pa.DataType:
         return pa.map_(self.key_type, self._element_type(self.type))
 
-    def bind(self, holder: Holder, slot: int) -> Any:
+    def bind(self, holder: StateHolder, slot: int) -> Any:
         return _Map(self, holder, slot)
 
     def pack(self, raw: Any) -> Any:
@@ -234,7 +234,7 @@ def declared_states(function: object) -> list[State]:
 class _Value:
     __slots__ = ("_convert", "_copy", "_default", "_holder", "_slot")
 
-    def __init__(self, state: ValueState, holder: Holder, slot: int) -> None:
+    def __init__(self, state: ValueState, holder: StateHolder, slot: int) -> None:
         self._holder = holder
         self._slot = slot
         self._convert = state.convert
@@ -264,7 +264,7 @@ class _Stamping:
 
     __slots__ = ("_convert", "_copy", "_holder", "_slot", "_state")
 
-    def __init__(self, state: Any, holder: Holder, slot: int) -> None:
+    def __init__(self, state: Any, holder: StateHolder, slot: int) -> None:
         self._state = state
         self._holder = holder
         self._slot = slot

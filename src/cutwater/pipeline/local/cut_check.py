@@ -21,7 +21,7 @@ from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RowType
 from cutwater.types import GLSN
 
-Range: TypeAlias = tuple[Mapping[str, Records], Ticks]
+MicroBatch: TypeAlias = tuple[Mapping[str, Records], Ticks]
 """A micro-batch: records by topic, and the steps of the clocks."""
 Transform: TypeAlias = Callable[[Plan, TransformNode, Records], Records]
 
@@ -36,7 +36,7 @@ def in_pieces(
     plan: Plan,
     pickled: bytes,
     rows: Mapping[str, RowType],
-    ranges: Iterator[Range],
+    ranges: Iterator[MicroBatch],
     slices: int,
     state: Mapping[str, pa.Table] | None,
     transform: Transform,

@@ -12,7 +12,7 @@ from cutwater.pipeline.clocks.clock import ClockSnapshot, LogClock
 from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS, MAX_TIME, NO_TIME, check_drain_firings
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
-from cutwater.pipeline.local.cut_check import Range, failed_in_pieces, in_pieces, require_same
+from cutwater.pipeline.local.cut_check import MicroBatch, failed_in_pieces, in_pieces, require_same
 from cutwater.pipeline.local.elsewhere import elsewhere
 from cutwater.pipeline.local.run_checks import check_runnable
 from cutwater.pipeline.local.spark_import import on_spark
@@ -194,7 +194,7 @@ def run_test(
     pickled = pickled_graph(pipeline.name, pipeline.graph)
     firings = drain_firings if drain else None
 
-    def walk(pieces: int) -> tuple[LogClock, Iterator[Range]]:
+    def walk(pieces: int) -> tuple[LogClock, Iterator[MicroBatch]]:
         clock = _clock(sources, plan, numbers, positions, begin)
         return clock, _ranges(clock, positions, pieces, firings, _Made(sources, rows, plan), begin.glsn)
 
@@ -402,7 +402,7 @@ def _clock(
 
 def _ranges(
     clock: LogClock, positions: Sequence[_Position], pieces: int, firings: int | None, made: _Made, glsn: int
-) -> Iterator[Range]:
+) -> Iterator[MicroBatch]:
     """Yield the log in ``pieces`` micro-batches. In one piece, the micro-batch contains the end of the input; otherwise
     the end is a separate one. ``firings`` is None if the input does not end. ``glsn`` is the position before the
     first."""

@@ -24,7 +24,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from cutwater.pipeline.aggregates import Aggregate, is_builtin
 from cutwater.pipeline.context import LATE, MAIN, Context
 from cutwater.pipeline.functions import ProcessFunction
-from cutwater.pipeline.keyed_state.state import Holder, State
+from cutwater.pipeline.keyed_state.state import State, StateHolder
 from cutwater.pipeline.rows import Row
 from cutwater.pipeline.values import decoded, encoded
 from cutwater.pipeline.windows import GLOBAL, Session, Span, Trigger, Window
@@ -49,7 +49,7 @@ class WindowState(State):
         plain = [pa.field(name, pa.int64()) for name in ("start", "end", "pending", "fires_at")]
         return pa.list_(pa.struct([*plain, *accumulators]))
 
-    def bind(self, holder: Holder, slot: int) -> BoundWindows:
+    def bind(self, holder: StateHolder, slot: int) -> BoundWindows:
         return BoundWindows(holder, slot)
 
     def packed(self, raws: Sequence[Any]) -> pa.Array:
@@ -92,7 +92,7 @@ class WindowState(State):
 class BoundWindows:
     """The windows of the current key."""
 
-    def __init__(self, holder: Holder, slot: int) -> None:
+    def __init__(self, holder: StateHolder, slot: int) -> None:
         self._holder = holder
         self._slot = slot
 

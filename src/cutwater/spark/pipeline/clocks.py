@@ -24,7 +24,7 @@ from cutwater.pipeline.plan import Plan
 from cutwater.types import GLSN, MILLISECOND
 
 
-class Past(Struct, frozen=True):
+class StreamPast(Struct, frozen=True):
     """What a log stream had said before ``first``, where its topic begins."""
 
     first: GLSN
@@ -41,7 +41,7 @@ class Streams:
     """All log streams of a pipeline's sources during one walk. ``pasts`` are those of topics that begin above the start
     of the walk."""
 
-    def __init__(self, streams: Iterable[tuple[TopicInfo, StreamInfo]], pasts: Sequence[Past]) -> None:
+    def __init__(self, streams: Iterable[tuple[TopicInfo, StreamInfo]], pasts: Sequence[StreamPast]) -> None:
         self._streams = sorted(streams, key=lambda pair: pair[1].created_at)
         self._pasts = sorted(pasts, key=lambda past: past.first, reverse=True)
         self._spoke = {past.said.stream: past.said.last_commit_us for past in pasts}

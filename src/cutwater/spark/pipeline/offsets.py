@@ -15,7 +15,7 @@ from cutwater.pipeline.clocks.clock import ClockSnapshot
 from cutwater.pipeline.clocks.rule_one import AnyClock, with_rule
 
 
-class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class PipelineOffset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """An offset: everything at or below ``glsn`` is done.
 
     ``slices``: the number of slices that state is cut into. ``is_new``: nothing was done yet, so records that were
@@ -46,7 +46,7 @@ class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
         return {**made, "rule": self.rule}
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Offset:
+    def of(cls, given: Mapping[str, Any]) -> PipelineOffset:
         whole = {"rule": 1, **given, "clock": with_rule(given.get("clock"))}
         require_known_rule(whole["rule"], "this checkpoint")
         try:
@@ -58,7 +58,7 @@ class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
             ) from error
 
 
-def require_same_topics(pipeline: str, offset: Offset, topics: Mapping[str, int]) -> None:
+def require_same_topics(pipeline: str, offset: PipelineOffset, topics: Mapping[str, int]) -> None:
     """Refuse to go on from an offset if one of its topics was deleted or created again. ``topics`` has the numbers of
     the existing topics."""
     for name, before in offset.topics.items():

@@ -3,8 +3,8 @@
 An offset is a position and the state of the pipeline's clocks there (``offsets``). Spark stores it in the checkpoint,
 so a restart goes on with exactly the same clocks. The planner walks the headers of all batches of a range in the order
 of their positions. The tasks compute where the watermark rises *inside* a batch, because they read the records anyway:
-for each batch they get the three numbers that this needs (``Range.seen``). The planner reads the records themselves
-only if a user's function computes event time or the watermark from them.
+for each batch they get the three numbers that this needs (``StreamRange.seen``). The planner reads the records
+themselves only if a user's function computes event time or the watermark from them.
 
 A range ends inside a batch only if the run ends there. So a micro-batch may have a few records more or less than its
 limit.
@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Struct
 from pyspark.sql.types import LongType, StructField, StructType
 
-from cutwater.client.cluster.catalog_cache import View
+from cutwater.client.cluster.catalog_cache import CatalogView
 from cutwater.client.read.range_reader import Heads
 from cutwater.core.read.watermark import RULE
 from cutwater.core.requests import StreamInfo, TopicInfo
@@ -34,14 +34,14 @@ from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.plan import Plan
 from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.options import Where, read_options
-from cutwater.spark.pipeline.clocks import Past, Streams, require_same_clocks, unheard
-from cutwater.spark.pipeline.offsets import Offset, require_same_topics
+from cutwater.spark.pipeline.clocks import StreamPast, Streams, require_same_clocks, unheard
+from cutwater.spark.pipeline.offsets import PipelineOffset, require_same_topics
 from cutwater.spark.pipeline.program import Program
 from cutwater.spark.pipeline.records import SourceRows, run_function
 from cutwater.spark.session.worker_connections import link_to
 from cutwater.spark.source.event_time import FIRST_GLSN
 from cutwater.spark.source.planning import MARKS_SECONDS, Planner, walk_begins
-from cutwater.spark.source.read_task import Part, read_part
+from cutwater.spark.source.read_task import ReadPartition, read_part
 from cutwater.types import GLSN, MILLISECOND, LogStreamId
 
 PART_RECORDS_MIN = 5_000
@@ -52,7 +52,7 @@ WALK_POSITIONS = 200_000
 """How many positions one step walks while the clocks advance to the beginning of a run."""
 
 
-class Range(Struct, frozen=True):
+class StreamRange(Struct, frozen=True):
     """Records of one log stream for one task: whole batches, and for each clock the watermarks seen before each
     batch."""
 
@@ -72,7 +72,7 @@ class Walk(Struct, frozen=True):
     end: GLSN
     clock: AnyClock
     ticks: Ticks
-    ranges: list[Range]
+    ranges: list[StreamRange]
     rule: int
 
 
@@ -119,20 +119,20 @@ class PipelinePlanner:
 
     # ------------------------------------------------------------------------------------------------------ offsets
 
-    def numbered(self, offset: Offset) -> Offset:
+    def numbered(self, offset: PipelineOffset) -> PipelineOffset:
         """Return the same offset with the numbers of the topics that were read up to there."""
         topics = self._view().topics
         return msgspec.structs.replace(offset, topics={name: int(topics[name].topic) for name in self._sources})
 
-    def require_same_topics(self, offset: Offset) -> None:
+    def require_same_topics(self, offset: PipelineOffset) -> None:
         """Refuse to go on with other topics under the same names. Older offsets do not name their topics."""
         topics = self._view().topics
         require_same_topics(self._program.name, offset, {name: int(topic.topic) for name, topic in topics.items()})
 
-    def first(self) -> Offset:
+    def first(self) -> PipelineOffset:
         glsn = self._link.loop.run(self._planner.start())
         trimmed = _above({name: self._view().topics[name].trimmed_before for name in self._sources}, glsn)
-        return Offset(glsn, self._program.slices, self._clock_at(glsn), is_new=True, trimmed=trimmed)
+        return PipelineOffset(glsn, self._program.slices, self._clock_at(glsn), is_new=True, trimmed=trimmed)
 
     def clock_at(self, glsn: int) -> ClockSnapshot | None:
         """Return the clocks after a position, as if they had walked all the way from the beginning of the log.
@@ -161,7 +161,7 @@ class PipelinePlanner:
                 begin, begun = found
                 clock: Any = begun.snapshot()
                 for end in (*range(begin + WALK_POSITIONS, glsn, WALK_POSITIONS), glsn):
-                    offset = Offset(begin, self._program.slices, clock, is_new=True)
+                    offset = PipelineOffset(begin, self._program.slices, clock, is_new=True)
                     clock = self._walk(offset, GLSN(end), GLSN(end), rule).clock
                     begin = end
                 if min(place, glsn) <= floor or begun.is_settled(clock):
@@ -172,7 +172,7 @@ class PipelinePlanner:
         return not self._rows[topic].event_times.is_column and not _has_function(self._sources[topic])
 
     def _clock_before(
-        self, begin: int, glsn: int, floor: int, view: View, rule: int
+        self, begin: int, glsn: int, floor: int, view: CatalogView, rule: int
     ) -> tuple[int, LogClock | RuleOneLogClock] | None:
         """Return a position from ``begin`` on that is not inside a batch, and the clock there with the state of each
         log stream, whether trimmed or not. Returns None if there is no such position before ``glsn``."""
@@ -218,21 +218,21 @@ class PipelinePlanner:
         ended = info.final and info.final_at < glsn
         return KnownStream(topic.name, int(info.stream), spoke, most, declared, before.idle, ended)
 
-    def _pasts(self, start: Offset, view: View) -> list[Past]:
+    def _pasts(self, start: PipelineOffset, view: CatalogView) -> list[StreamPast]:
         """Return what the log streams had said whose topics begin above an offset, because they were trimmed."""
         found = []
         for topic, info in self._streams(view):
             first = GLSN(start.trimmed.get(topic.name, topic.trimmed_before))
             if start.glsn + 1 < first and info.created_at + 1 < first:
                 heads = self._heads_at(info, max(first, topic.trimmed_before))
-                found.append(Past(first, self._said(topic, info, heads, first)))
+                found.append(StreamPast(first, self._said(topic, info, heads, first)))
         return found
 
     def newest(self) -> GLSN:
         """Return the current end of the log."""
         return self._view().catalog.high_watermark
 
-    def next(self, start: Offset, through: GLSN | None, *, drain: bool, limited: bool) -> Offset:
+    def next(self, start: PipelineOffset, through: GLSN | None, *, drain: bool, limited: bool) -> PipelineOffset:
         """Return the end of the next micro-batch: at most ``through``, which is the end of the input if ``drain`` is
         set."""
         if start.slices != self._program.slices:
@@ -261,11 +261,15 @@ class PipelinePlanner:
         assert not isinstance(began, RuleOneSnapshot), "a run that begins has the clocks of the present rule"
         if end == start.glsn:
             ended = self._is_end(start.glsn, through, drain)
-            last = Offset(start.glsn, start.slices, start.clock, ended=True, since=since, began=began, trimmed=trimmed)
+            last = PipelineOffset(
+                start.glsn, start.slices, start.clock, ended=True, since=since, began=began, trimmed=trimmed
+            )
             return last if ended else given
         self._walked = walk = self._walk(start, GLSN(end), through)
         ended = self._is_end(walk.end, through, drain)
-        return Offset(walk.end, start.slices, walk.clock, ended=ended, since=since, began=began, trimmed=trimmed)
+        return PipelineOffset(
+            walk.end, start.slices, walk.clock, ended=ended, since=since, began=began, trimmed=trimmed
+        )
 
     def _is_end(self, glsn: int, through: GLSN | None, drain: bool) -> bool:
         return drain and through is not None and glsn >= through
@@ -274,7 +278,7 @@ class PipelinePlanner:
         infos = (info for _, info in self._streams(self._view()))
         return max((min(info.last_glsn, through) for info in infos), default=through)
 
-    def _moved_by_time(self, start: Offset) -> int:
+    def _moved_by_time(self, start: PipelineOffset) -> int:
         """Return the last mark of the log's clock after an offset. Time passes at marks even without records of the
         sources. Looks only every ``MARKS_SECONDS``."""
         if time.monotonic() - self._looked_at < MARKS_SECONDS:
@@ -287,15 +291,15 @@ class PipelinePlanner:
         )
         return max((mark.glsn for mark in marks), default=start.glsn)
 
-    def _view(self) -> View:
+    def _view(self) -> CatalogView:
         return self._link.loop.run(self._link.ranges.view(self._where.timeout))
 
-    def _streams(self, view: View) -> Iterator[tuple[TopicInfo, StreamInfo]]:
+    def _streams(self, view: CatalogView) -> Iterator[tuple[TopicInfo, StreamInfo]]:
         for name in self._sources:
             topic = view.topics[name]
             yield from ((topic, info) for info in view.streams_of(topic.topic))
 
-    def part(self, found: Range) -> Part:
+    def part(self, found: StreamRange) -> ReadPartition:
         """Return the part of the log that a task reads for a range."""
         view = self._view()
         topic = view.topics[found.topic]
@@ -304,7 +308,7 @@ class PipelinePlanner:
 
     # -------------------------------------------------------------------------------------------------------- walking
 
-    def walk(self, start: Offset, end: Offset) -> Walk:
+    def walk(self, start: PipelineOffset, end: PipelineOffset) -> Walk:
         """Return the walk between two offsets. It is already done, except after a restart."""
         glsn = end.since if start.is_new and end.since is not None else start.glsn
         walked = self._walked
@@ -312,7 +316,7 @@ class PipelinePlanner:
             return walked
         return self._walk(self._begun(start, end, glsn), GLSN(end.glsn), GLSN(end.glsn), end.rule)
 
-    def _begun(self, start: Offset, end: Offset, glsn: int) -> Offset:
+    def _begun(self, start: PipelineOffset, end: PipelineOffset, glsn: int) -> PipelineOffset:
         """Return the start of a planned micro-batch, with the clocks that it was planned with.
 
         Spark asks again where the first micro-batch begins, and the log may have grown or been trimmed since. Records
@@ -329,7 +333,7 @@ class PipelinePlanner:
         is_new = start.is_new and (end.since is None or end.rule == 1)
         return msgspec.structs.replace(start, glsn=glsn, clock=clock, is_new=is_new, rule=end.rule, trimmed=end.trimmed)
 
-    def _walk(self, start: Offset, end: GLSN, through: GLSN | None, rule: int = RULE) -> Walk:
+    def _walk(self, start: PipelineOffset, end: GLSN, through: GLSN | None, rule: int = RULE) -> Walk:
         """Walk approximately to ``end``, which moves to the end of a batch, but exactly to ``through`` if it is
         reached."""
         plan, view = self._program.plan, self._view()
@@ -382,7 +386,9 @@ class PipelinePlanner:
         ranges = [_range(place, own) for place, whole in seen.items() for own in self._divided(whole)]
         return Walk(GLSN(start.glsn), end, clock.snapshot(), clock.ticks(), ranges, rule)
 
-    def _batches(self, start: Offset, end: GLSN, through: GLSN | None, view: View) -> tuple[list[_Batch], GLSN]:
+    def _batches(
+        self, start: PipelineOffset, end: GLSN, through: GLSN | None, view: CatalogView
+    ) -> tuple[list[_Batch], GLSN]:
         """Return all batches of a range in order, and its end: the end of a batch, or ``through``."""
         found: list[_Batch] = []
         for topic, info in self._streams(view):
@@ -525,12 +531,12 @@ def _by_stream(batches: Sequence[_Batch]) -> dict[int, list[_Batch]]:
     return found
 
 
-def _range(place: tuple[str, int], own: list[tuple[_Batch, dict[frozenset[str], tuple[int, int, int]]]]) -> Range:
+def _range(place: tuple[str, int], own: list[tuple[_Batch, dict[frozenset[str], tuple[int, int, int]]]]) -> StreamRange:
     seen: dict[tuple[str, ...], list[tuple[int, int, int, int]]] = {}
     for batch, found in own:
         for topics, numbers in found.items():
             seen.setdefault(tuple(sorted(topics)), []).append((batch.first, *numbers))
-    return Range(*place, GLSN(own[0][0].first), GLSN(own[-1][0].last), seen)
+    return StreamRange(*place, GLSN(own[0][0].first), GLSN(own[-1][0].last), seen)
 
 
 def lost(topic: str, first: GLSN, first_left: GLSN) -> Trimmed:

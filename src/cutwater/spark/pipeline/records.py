@@ -19,7 +19,7 @@ from cutwater.pipeline.rows import LOG_TIME, Row
 from cutwater.pipeline.values import TIME_MS_MAX, far_off, to_milliseconds
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline.program import Program
-from cutwater.spark.source.read_task import Part, Scan
+from cutwater.spark.source.read_task import ReadPartition, Scan
 from cutwater.types import GLSN, MILLISECOND
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ class SourceRows:
 
     def part(
         self, where: Where, topic: TopicInfo, info: StreamInfo, first: int, last: int, *, times_only: bool = False
-    ) -> Part:
+    ) -> ReadPartition:
         """Return the part of a log stream that a task reads: the columns of the rows, and GLSN and time of each
         record."""
         fields = [pa.field("glsn", pa.int64()), pa.field(LOG_TIME, TIMESTAMP)]
         wanted = [self.event_times.column] if times_only else self.rows.names
         own = [self.rows.schema.field(name) for name in wanted if name not in ("glsn", LOG_TIME)]
         scan = Scan(where, pa.schema([*own, *fields]), True, ascending(), True, self._skips_malformed)
-        return Part(scan, topic, info.stream, GLSN(first), GLSN(last), None)
+        return ReadPartition(scan, topic, info.stream, GLSN(first), GLSN(last), None)
 
 
 class EventTimes:

@@ -45,7 +45,7 @@ from cutwater.spark.pipeline.program import Program, pickled
 from cutwater.spark.pipeline.sink import FORMAT as SINK_FORMAT
 from cutwater.spark.pipeline.sink import PipelineSink
 from cutwater.spark.pipeline.source import FORMAT as SOURCE_FORMAT
-from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineSource, RunOptions
+from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineSource, SourceRunOptions
 from cutwater.spark.pipeline.state import forget
 from cutwater.spark.pipeline.transform import Transforms, check_transforms
 from cutwater.spark.savepoint.checkpoints import Checkpoint
@@ -74,7 +74,7 @@ class Query:
     program: Program
     transforms: Transforms
     where: Where
-    options: RunOptions
+    options: SourceRunOptions
     sink: str
     checkpoint: str
     trigger_ms: int | None
@@ -324,7 +324,7 @@ def run_pipeline(
             begin = beginning(spark, client, program, hold.place, wish, str(start))
             # All checks have passed, so topics can be created now.
             provide_sinks(program.plan, client)
-            options = RunOptions(str(start), rows_max, end, drain, begin.offset, drain_firings)
+            options = SourceRunOptions(str(start), rows_max, end, drain, begin.offset, drain_firings)
             sink = pickled(program, plain_topics(program, client), begin.start)
         transforms = Transforms(pipeline.graph, program)
         query = Query(spark, program, transforms, where, options, sink, hold.place, trigger_ms, retain, begin)

@@ -21,7 +21,7 @@ from cutwater.spark.pipeline.envelope import TICK, unpacked
 from cutwater.spark.pipeline.error_translation import told
 from cutwater.spark.pipeline.program import Program, unpickled
 from cutwater.spark.session.worker_connections import link_to
-from cutwater.spark.sink.publish_task import Staging
+from cutwater.spark.sink.publish_task import TaskStaging
 from cutwater.spark.sink.sink import Staged, publish_staged, stage_once
 from cutwater.types import MILLISECOND
 
@@ -54,7 +54,7 @@ class PipelineWriter(DataSourceStreamArrowWriter):
         """Stage the rows that one task has of a micro-batch."""
         self._last_moment = -1
         topics = {node.order: node.topic for node in self._program.plan.graph.of_type(SinkNode)}
-        with Staging(link_to(self._where), run, batch) as staging:
+        with TaskStaging(link_to(self._where), run, batch) as staging:
             for rows in iterator:
                 for node, data in zip(rows.column("node").to_pylist(), rows.column("data"), strict=True):
                     if node != TICK:
@@ -63,7 +63,7 @@ class PipelineWriter(DataSourceStreamArrowWriter):
             position = None if self._last_moment < 0 else int(glsn_of(self._last_moment))
             return Staged(run, batch, staging.finish(), position)
 
-    def _add(self, staging: Staging, topic: str, batch: pa.RecordBatch) -> None:
+    def _add(self, staging: TaskStaging, topic: str, batch: pa.RecordBatch) -> None:
         position = batch.column(RESERVED_COLUMN)
         if batch.num_rows:
             self._last_moment = max(self._last_moment, pc.max(position.field("moment")).as_py())

@@ -28,12 +28,12 @@ from cutwater.pipeline.rows import RESERVED_COLUMN
 from cutwater.spark.options import Where, where_of
 from cutwater.spark.pipeline.envelope import COLUMNS, SCHEMA, TICK, in_pieces, packed_steps, packed_ticks
 from cutwater.spark.pipeline.error_translation import told
-from cutwater.spark.pipeline.offsets import Offset
-from cutwater.spark.pipeline.planning import PipelinePlanner, Range, lost
+from cutwater.spark.pipeline.offsets import PipelineOffset
+from cutwater.spark.pipeline.planning import PipelinePlanner, StreamRange, lost
 from cutwater.spark.pipeline.program import Program, unpickled
 from cutwater.spark.pipeline.records import SourceRows
 from cutwater.spark.pipeline.routing import by_slice, envelopes, key_columns, positions
-from cutwater.spark.source.read_task import Part, read_part
+from cutwater.spark.source.read_task import ReadPartition, read_part
 from cutwater.types import GLSN, MILLISECOND
 
 FORMAT = "cutwater-pipeline"
@@ -45,7 +45,7 @@ RECORDS_MAX = 1_000_000
 kilobyte each."""
 
 
-class RunOptions(Struct, frozen=True):
+class SourceRunOptions(Struct, frozen=True):
     """Options of a run that its source needs. ``until`` is the last position, if there is one. ``begin`` is the end of
     a savepoint, in place of ``start``. ``drain_firings`` is how many timers that are registered while the input drains
     fire, per key and operator."""
@@ -54,7 +54,7 @@ class RunOptions(Struct, frozen=True):
     rows_max: int = RECORDS_MAX
     until: int | None = None
     drain: bool = False
-    begin: Offset | None = None
+    begin: PipelineOffset | None = None
     drain_firings: int = DRAIN_FIRINGS
 
 
@@ -68,7 +68,7 @@ class TickPart(InputPartition):
 class RangePart(InputPartition):
     """Some records of one log stream."""
 
-    def __init__(self, part: Part, found: Range) -> None:
+    def __init__(self, part: ReadPartition, found: StreamRange) -> None:
         self.part, self.found = part, found
 
 
@@ -89,10 +89,10 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the sources of a pipeline. In the planner's process it lives as long as the query. Spark sends it to tasks,
     so it holds no connection."""
 
-    def __init__(self, program: Program, where: Where, options: RunOptions) -> None:
+    def __init__(self, program: Program, where: Where, options: SourceRunOptions) -> None:
         self._program, self._where, self._options = program, where, options
         self._planner: PipelinePlanner | None = None
-        self._first: Offset | None = None
+        self._first: PipelineOffset | None = None
         self._through: GLSN | None = None
 
     def _planning(self) -> PipelinePlanner:
@@ -110,7 +110,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._first = self._planning().numbered(begin)
             return self._first.plain()
 
-    def _beginning(self) -> Offset:
+    def _beginning(self) -> PipelineOffset:
         begin = self._options.begin
         if begin is None:
             return self._planning().first()
@@ -131,7 +131,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         with told():
             limited = not isinstance(limit, ReadAllAvailable)
-            planner, offset = self._planning(), Offset.of(start)
+            planner, offset = self._planning(), PipelineOffset.of(start)
             try:
                 found = planner.next(offset, self._through, drain=self._options.drain, limited=limited)
             except NotFound:
@@ -153,9 +153,9 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with told():
-            return self._parts(Offset.of(start), Offset.of(end))
+            return self._parts(PipelineOffset.of(start), PipelineOffset.of(end))
 
-    def _parts(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+    def _parts(self, start: PipelineOffset, end: PipelineOffset) -> Sequence[InputPartition]:
         planner = self._planning()
         planner.require_same_topics(end)
         walk = planner.walk(start, end)
@@ -257,7 +257,7 @@ class _StepsInside:
     """Computes where the watermarks rise inside the batches of one range, from the event times of the records and from
     what the planner has seen of all others."""
 
-    def __init__(self, found: Range, node: SourceNode) -> None:
+    def __init__(self, found: StreamRange, node: SourceNode) -> None:
         strategy = None if node.watermark is None else node.watermark.strategy
         self._lag_us = strategy.bound_us + MILLISECOND if isinstance(strategy, BoundedOutOfOrderness) else 0
         self._seen = {topics: np.array(rows, np.int64).T for topics, rows in found.seen.items()}

@@ -16,7 +16,7 @@ from cutwater.pipeline.clocks.rule_one import AnyClock, with_rule
 from cutwater.savepoints.evolution import key_kinds, window_kind
 from cutwater.savepoints.files import Files
 from cutwater.savepoints.program import OperatorInfo, ProgramInfo
-from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.offsets import PipelineOffset
 
 NOTE: Final = "cutwater.json"
 FORMAT: Final = "cutwater-checkpoint"
@@ -72,11 +72,11 @@ class Note(Struct, frozen=True):
     origin: Origin | None = None
 
 
-class Point(Struct, frozen=True):
+class FinishedBatch(Struct, frozen=True):
     """A finished micro-batch: its number, the offset up to which the log had been read, and the key of the query."""
 
     batch: int
-    offset: Offset
+    offset: PipelineOffset
     key: str
 
 
@@ -132,10 +132,10 @@ class Checkpoint:
     def _numbers(self, name: str) -> list[int]:
         return sorted(int(name) for name in self.files.list(f"{self.path}/{name}") if name.isdigit())
 
-    def offset(self, batch: int) -> Offset:
+    def offset(self, batch: int) -> PipelineOffset:
         lines = self._lines(f"offsets/{batch}", 3)
         found: Any = lines[2]
-        return Offset.of(found)
+        return PipelineOffset.of(found)
 
     def _lines(self, name: str, least: int) -> list[Any]:
         """Read a file of Spark's: its version, followed by values as JSON."""
@@ -208,7 +208,7 @@ class Checkpoint:
                         paths[index] = f"{here}{middle}{rest}"
         return metadata, places
 
-    def point(self, batch: int | None = None) -> Point:
+    def point(self, batch: int | None = None) -> FinishedBatch:
         """Return a micro-batch whose state can be read: the last one, or the one with this number."""
         known = self.committed()
         key = self.key
@@ -222,7 +222,7 @@ class Checkpoint:
                 f"to {known[-1]}. run(retain=N) decides how many are kept"
             )
         try:
-            return Point(batch, self.offset(batch), key)
+            return FinishedBatch(batch, self.offset(batch), key)
         except FileNotFoundError:
             raise NotFound(f"the checkpoint {self.path} has just removed micro-batch {batch}: try again") from None
 

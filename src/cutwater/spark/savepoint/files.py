@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from cutwater.savepoints.files import Files, LocalFiles, Seen, is_local, rows_of
+from cutwater.savepoints.files import Files, FileSummary, LocalFiles, is_local, rows_of
 
 
 def files_at(spark: SparkSession | None, path: str) -> Files:
@@ -87,17 +87,17 @@ class HadoopFiles:
         system, place = self._at(path)
         system.delete(place, True)
 
-    def settle(self, paths: Iterable[str]) -> Mapping[str, Seen]:
+    def settle(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
         """Read the files. A file that a Hadoop file system has closed is as durable as that file system makes it."""
         return self.look(paths)
 
-    def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:
+    def look(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
         wanted = {self.qualified(path): path for path in paths if self.exists(path)}
         if not wanted:
             return {}
         rows = self._spark.read.format("binaryFile").load(list(wanted)).select("path", "content")
         found = rows.mapInArrow(_looked, "path string, bytes bigint, sha256 string, rows bigint").collect()
-        return {wanted[self.qualified(row[0])]: Seen(row[1], row[2], row[3]) for row in found}
+        return {wanted[self.qualified(row[0])]: FileSummary(row[1], row[2], row[3]) for row in found}
 
     def qualified(self, path: str) -> str:
         system, place = self._at(path)

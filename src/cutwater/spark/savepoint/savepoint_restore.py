@@ -32,7 +32,7 @@ from cutwater.savepoints.program import PARTITIONS, OperatorInfo, ProgramInfo, d
 from cutwater.savepoints.savepoint import Path, Savepoint
 from cutwater.savepoints.savepoint import open_savepoint as open_here
 from cutwater.spark.pipeline.envelope import packed
-from cutwater.spark.pipeline.offsets import Offset, require_same_topics
+from cutwater.spark.pipeline.offsets import PipelineOffset, require_same_topics
 from cutwater.spark.pipeline.operator import SENT
 from cutwater.spark.pipeline.program import Program
 from cutwater.spark.savepoint.checkpoints import ANEW, CHANGED, FORMAT, Checkpoint, Note, Origin, require_same_program
@@ -68,7 +68,7 @@ class Beginning(Struct, frozen=True):
     savepoint whose state the first micro-batch gets; None when that is done. ``restoration``: what happened to that
     state. ``start``: what the log needs to decide whether the run may publish under its name."""
 
-    offset: Offset | None = None
+    offset: PipelineOffset | None = None
     savepoint: Savepoint | None = None
     restoration: Restoration | None = None
     start: RunStart = RunStart()
@@ -123,12 +123,12 @@ def beginning(
     return Beginning(offset, savepoint, _fitted(savepoint, info, wish), start)
 
 
-def _require_same_topics(client: Client, program: Program, offset: Offset) -> None:
+def _require_same_topics(client: Client, program: Program, offset: PipelineOffset) -> None:
     require_same_topics(program.name, offset, {topic.name: int(topic.number) for topic in client.topics()})
 
 
-def _offset(origin: Origin, slices: int) -> Offset:
-    return Offset(origin.glsn, slices, origin.clock, topics=origin.topics, trimmed=origin.trimmed)
+def _offset(origin: Origin, slices: int) -> PipelineOffset:
+    return PipelineOffset(origin.glsn, slices, origin.clock, topics=origin.topics, trimmed=origin.trimmed)
 
 
 def _begin(client: Client, checkpoint: Checkpoint, begin: str) -> int | None:
@@ -270,7 +270,7 @@ def _origin(client: Client, program: Program, info: ProgramInfo, savepoint: Save
     before = tuple(state.operator for state in made.operators)
     clock = migrated(made.clock, watermarks, info.operators, before)
     topics = {topic: number for topic, number in made.topics.items() if topic in watermarks}
-    _require_same_topics(client, program, Offset(made.glsn, made.slices, topics=topics))
+    _require_same_topics(client, program, PipelineOffset(made.glsn, made.slices, topics=topics))
     trimmed = {topic: first for topic, first in made.trimmed.items() if topic in watermarks}
     return Origin(savepoint.path, made.id, made.glsn, clock, wish.replay_output, topics, trimmed)
 

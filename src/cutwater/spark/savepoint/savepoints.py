@@ -49,7 +49,7 @@ from cutwater.savepoints.writing import finish, now
 from cutwater.spark.pipeline.operator import SENT
 from cutwater.spark.pipeline.program import balanced_keys
 from cutwater.spark.pipeline.state import SliceManifest, StoredChunk, decode_manifest
-from cutwater.spark.savepoint.checkpoints import Checkpoint, Note, Origin, Point
+from cutwater.spark.savepoint.checkpoints import Checkpoint, FinishedBatch, Note, Origin
 from cutwater.spark.savepoint.files import files_at
 from cutwater.spark.savepoint.time_limit import TimeLimit
 from cutwater.spark.session.session import session
@@ -134,7 +134,7 @@ def _as_it_began(spark: SparkSession, note: Note, origin: Origin, place: str, fi
     return writing.copied_savepoint(began, place, files=files)
 
 
-def _unread(kept: Checkpoint, point: Point, error: Exception) -> CutwaterError:
+def _unread(kept: Checkpoint, point: FinishedBatch, error: Exception) -> CutwaterError:
     old = kept.moved_from()
     if old is not None:
         return Refused(
@@ -187,7 +187,7 @@ def new_savepoint(
 
 
 def _written(
-    spark: SparkSession, kept: Checkpoint, note: Note, point: Point, place: str, files: Files
+    spark: SparkSession, kept: Checkpoint, note: Note, point: FinishedBatch, place: str, files: Files
 ) -> list[OperatorState]:
     late: dict[str, int] = {}
     states: list[OperatorState] = []
@@ -335,7 +335,7 @@ def _merged(chunks: Sequence[StoredChunk], pieces: Mapping[tuple[str, int], byte
 # --------------------------------------------------------------------------------------------------------- the manifest
 
 
-def _manifest(note: Note, point: Point) -> Manifest:
+def _manifest(note: Note, point: FinishedBatch) -> Manifest:
     offset = point.offset
     clock = current(offset.clock)
     return Manifest(

@@ -14,7 +14,7 @@ from cutwater.spark.options import Where
 LINKS_MAX = 4
 
 
-class Link:
+class WorkerConnection:
     """A connection to a log and the event loop that it runs on."""
 
     def __init__(self, where: Where) -> None:
@@ -58,16 +58,16 @@ class Link:
         await self.ranges.close()
 
 
-_links: OrderedDict[tuple[int, Where], Link] = OrderedDict()
+_links: OrderedDict[tuple[int, Where], WorkerConnection] = OrderedDict()
 
 
-def link_to(where: Where) -> Link:
+def link_to(where: Where) -> WorkerConnection:
     """Return the connection to this log, or make a new one. ``where`` must name servers."""
     # A forked process inherits the links of its parent, but not their threads.
     key = (os.getpid(), where)
     link = _links.get(key)
     if link is None:
-        link = _links[key] = Link(where)
+        link = _links[key] = WorkerConnection(where)
     _links.move_to_end(key)
     while len(_links) > LINKS_MAX:
         (process, _), oldest = _links.popitem(last=False)

@@ -1,6 +1,6 @@
 """Publishes a batch: tasks stage rows piece by piece, and the driver publishes all pieces together.
 
-This module uses no classes of Spark. A task makes a ``Staging``, adds rows as they come and sends the parts that
+This module uses no classes of Spark. A task makes a ``TaskStaging``, adds rows as they come and sends the parts that
 ``finish`` returns to the caller of ``publish``, as plain data that can be pickled.
 """
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.client.convert.encoding import Compression
 from cutwater.client.publish.runs import Published, Run, RunStart
-from cutwater.spark.session.worker_connections import Link
+from cutwater.spark.session.worker_connections import WorkerConnection
 from cutwater.types import Part
 from cutwater.wire.options import MIB
 
@@ -26,12 +26,12 @@ PUBLISHED_BYTES_PER_SECOND_MIN = 4 * MIB
 """A large batch gets more time than the options say, as if it were published at this rate."""
 
 
-def open_run(link: Link, name: str, key: str, *, once: bool = False, start: RunStart | None = None) -> Run:
+def open_run(link: WorkerConnection, name: str, key: str, *, once: bool = False, start: RunStart | None = None) -> Run:
     return link.loop.run(link.client().open_run(name, key, once=once, start=start))
 
 
 def publish(
-    link: Link, run: Run, batch: int, parts: Iterable[Part], position: int | None = None
+    link: WorkerConnection, run: Run, batch: int, parts: Iterable[Part], position: int | None = None
 ) -> tuple[Published, ...]:
     """Publish a batch. Returns when all of it is in the log; retries until then, or until the time is up."""
     parts = tuple(parts)
@@ -39,14 +39,14 @@ def publish(
     return link.loop.run(link.client().publish(run, batch, parts, position=position, timeout=seconds))
 
 
-class Staging:
+class TaskStaging:
     """The rows of a batch that one attempt of a task stages. In each piece, rows with positions are sorted by them.
 
     If a storage node loses a piece while it is staged, the piece is staged again on other nodes. So the rows are kept
     until the piece is finished.
     """
 
-    def __init__(self, link: Link, run: Run, batch: int, *, compression: Compression | None = None) -> None:
+    def __init__(self, link: WorkerConnection, run: Run, batch: int, *, compression: Compression | None = None) -> None:
         self._link, self._run, self._batch = link, run, batch
         self._client = link.client(compression)
         self._growing: dict[str, _Piece] = {}
@@ -54,7 +54,7 @@ class Staging:
         self._under_way: concurrent.futures.Future[Part | None] | None = None
         self._parts: list[Part] = []
 
-    def __enter__(self) -> Staging:
+    def __enter__(self) -> TaskStaging:
         return self
 
     def __exit__(

@@ -21,8 +21,8 @@ from cutwater.client.publish.runs import Run, RunStart
 from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
 from cutwater.spark.options import Where, WriteOptions
 from cutwater.spark.plain_errors import plainly
-from cutwater.spark.session.worker_connections import Link, link_to
-from cutwater.spark.sink.publish_task import Staging, open_run, publish
+from cutwater.spark.session.worker_connections import WorkerConnection, link_to
+from cutwater.spark.sink.publish_task import TaskStaging, open_run, publish
 from cutwater.spark.sink.row_router import Router, check_columns, check_query
 from cutwater.types import Part
 
@@ -65,7 +65,7 @@ class _Writer:
     def stage(self, batches: Iterator[pa.RecordBatch], run: Run, batch: int) -> Staged:
         options, link = self.options, link_to(self.options.where)
         router = Router(options, lambda name: _topic(link, name))
-        with Staging(link, run, batch, compression=options.compression) as staging:
+        with TaskStaging(link, run, batch, compression=options.compression) as staging:
             for rows in batches:
                 for topic, own, positions in router.divide(rows):
                     staging.add(topic, own, positions)
@@ -158,5 +158,5 @@ def publish_staged(where: Where, messages: Sequence[WriterCommitMessage | None],
     publish(link_to(where), run, batch, parts, max(positions, default=None))
 
 
-def _topic(link: Link, name: str) -> Topic:
+def _topic(link: WorkerConnection, name: str) -> Topic:
     return link.loop.run(link.client().topic(name))

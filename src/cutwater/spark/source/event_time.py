@@ -2,10 +2,10 @@
 once.
 
 The planner walks the headers of all log streams of a query (``advance``). It gives each task four numbers for each
-batch of its log stream (``Seen``): the watermark before the batch, a lower bound of the watermark inside the batch, the
-least watermark of the other log streams and topics, and the log stream's own watermark before the batch. From these and
-the event times of its records, a task computes the watermark that each record saw (``seen_by``). Each topic is a
-source, and the query is an operator that reads all of them.
+batch of its log stream (``SeenWatermarks``): the watermark before the batch, a lower bound of the watermark inside the
+batch, the least watermark of the other log streams and topics, and the log stream's own watermark before the batch.
+From these and the event times of its records, a task computes the watermark that each record saw (``seen_by``). Each
+topic is a source, and the query is an operator that reads all of them.
 
 The influence of the far past on a watermark is one number per source, and one more because watermarks never go back. So
 a planner that starts in the middle need not walk from the beginning. It goes back to a mark of the log's clock that is
@@ -23,7 +23,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from cutwater.client.read.range_reader import Heads
-from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.time_marks import TimeMark
 from cutwater.core.read.watermark import MAX_WATERMARK, NO_WATERMARK, RULE, Punctuated, Strategy
 from cutwater.core.requests import StreamInfo
 from cutwater.protocol.scan_api import NOTHING
@@ -44,7 +44,7 @@ class StreamState(Struct, frozen=True):
     idle: bool = False
 
 
-class Past(Struct, frozen=True):
+class TrimmedPast(Struct, frozen=True):
     """State of a trimmed log stream where its topic now begins, at ``first``. Its state before that position is not
     known. Up to ``first``, the log stream counts with no more than the walk knows of it, and turns idle no earlier than
     its last entry allows. So the computed watermark is never above the true one."""
@@ -72,7 +72,7 @@ class ClockState(Struct, frozen=True):
     sources: dict[TopicId, SourceState] = {}
 
 
-class Seen(Struct, frozen=True):
+class SeenWatermarks(Struct, frozen=True):
     """Numbers for each batch of one log stream, found by its first GLSN: the watermark before the batch, a lower bound
     of the watermark after its first record, the least watermark of other log streams and topics while it was committed,
     and the log stream's own watermark before it."""
@@ -83,12 +83,12 @@ class Seen(Struct, frozen=True):
     others: Numbers
     own: Numbers
 
-    def between(self, first: GLSN, last: GLSN) -> Seen:
+    def between(self, first: GLSN, last: GLSN) -> SeenWatermarks:
         """Return the batches with positions in a range. The first one may begin before the range."""
         start = max(0, int(np.searchsorted(self.first_glsn, first, side="right")) - 1)
         stop = int(np.searchsorted(self.first_glsn, last, side="right"))
         columns = (self.first_glsn, self.before, self.floor, self.others, self.own)
-        return Seen(*(column[start:stop] for column in columns))
+        return SeenWatermarks(*(column[start:stop] for column in columns))
 
 
 class Walked(Struct, frozen=True):
@@ -97,7 +97,7 @@ class Walked(Struct, frozen=True):
 
     start: ClockState
     state: ClockState
-    seen: dict[LogStreamId, Seen]
+    seen: dict[LogStreamId, SeenWatermarks]
 
 
 def state_before(info: StreamInfo, heads: Heads, strategy: Strategy) -> StreamState:
@@ -142,10 +142,10 @@ def advance(
     through: GLSN,
     streams: Sequence[StreamInfo],
     heads: Mapping[LogStreamId, Heads],
-    marks: Sequence[Mark],
+    marks: Sequence[TimeMark],
     strategy: Strategy,
     rule: int = RULE,
-    pasts: Mapping[LogStreamId, Past] = MappingProxyType({}),
+    pasts: Mapping[LogStreamId, TrimmedPast] = MappingProxyType({}),
 ) -> Walked:
     """Advance the clock from one position to another. ``heads`` and ``marks`` are those above ``start``. Under rule 1
     all topics are one source, every row evaluates it, and it stands still while all its log streams are idle."""
@@ -171,7 +171,7 @@ def advance(
         for place in places:
             info = streams[place]
             known = start.streams.get(info.stream, StreamState(NO_WATERMARK, info.created_time))
-            past = pasts.get(info.stream, Past(GLSN(0), known))
+            past = pasts.get(info.stream, TrimmedPast(GLSN(0), known))
             recalled = np.where(first >= past.first, past.state.watermark, NO_WATERMARK)
             mine = owner == place
             spoke = _latest(mine)
@@ -215,7 +215,7 @@ def advance(
         reached = np.minimum(_shifted(own_topic.watermark, own_topic.begun), least)
         floor = np.where(own_topic.rows, np.maximum(floor, reached), floor)
     seen = {
-        info.stream: Seen(*(column[owner == place] for column in (first, before, floor, others, own_before)))
+        info.stream: SeenWatermarks(*(column[owner == place] for column in (first, before, floor, others, own_before)))
         for place, info in enumerate(streams)
     }
     state = start
@@ -245,7 +245,7 @@ def _combined(topics: Mapping[TopicId, _Topic], size: int) -> Numbers:
 
 
 def seen_by(
-    times: Numbers, first_glsn: Numbers, counts: Numbers, seen: Seen, strategy: Strategy
+    times: Numbers, first_glsn: Numbers, counts: Numbers, seen: SeenWatermarks, strategy: Strategy
 ) -> tuple[Numbers, NDArray[np.bool_]]:
     """Return the watermark that each record of consecutive batches of one log stream saw, and a mask of the records
     that saw none. ``times`` are the event times of all their records."""
@@ -278,7 +278,7 @@ class _Rows(Struct, eq=False):
 
 
 def _merged(
-    streams: Sequence[StreamInfo], heads: Mapping[LogStreamId, Heads], marks: Sequence[Mark], strategy: Strategy
+    streams: Sequence[StreamInfo], heads: Mapping[LogStreamId, Heads], marks: Sequence[TimeMark], strategy: Strategy
 ) -> _Rows:
     glsns, count = _numbers([mark.glsn for mark in marks]), len(marks)
     nothing, never = np.full(count, NO_WATERMARK), np.zeros(count, bool)

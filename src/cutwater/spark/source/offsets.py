@@ -18,7 +18,7 @@ from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, TopicId
 
 
-class End(Protocol):
+class BatchEnd(Protocol):
     """The end of a micro-batch. ``since`` is the beginning of the query. In the first offset it equals the offset's own
     position; the end of the first micro-batch has it as well, and later offsets have none."""
 
@@ -29,7 +29,7 @@ class End(Protocol):
     def since(self) -> int | None: ...
 
 
-class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class SourceOffset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """An offset: everything of the query's topics at or below ``glsn`` has been read.
 
     ``began``: the first position of each topic that begins above the offset, if the query began with the earliest
@@ -53,7 +53,7 @@ class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
         return made
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Offset:
+    def of(cls, given: Mapping[str, Any]) -> SourceOffset:
         if given.get("rule") is not None:
             require_known_rule(given["rule"], "this checkpoint")
         try:
@@ -64,17 +64,17 @@ class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
             ) from None
 
 
-def is_first(offset: End) -> bool:
+def is_first(offset: BatchEnd) -> bool:
     """Report whether the query has read nothing yet."""
     return offset.since == offset.glsn
 
 
-def since_after(start: End) -> GLSN | None:
+def since_after(start: BatchEnd) -> GLSN | None:
     """Return the beginning of the query to store in the end of a micro-batch that begins here."""
     return GLSN(start.glsn) if is_first(start) else None
 
 
-def start_of(start: End, end: End) -> GLSN:
+def start_of(start: BatchEnd, end: BatchEnd) -> GLSN:
     """Return the beginning of the micro-batch between two offsets, independent of the beginning that Spark was told
     this time."""
     if is_first(start) and end.since is not None:
@@ -82,7 +82,7 @@ def start_of(start: End, end: End) -> GLSN:
     return GLSN(start.glsn)
 
 
-def began_of(start: Offset, end: Offset) -> dict[TopicId, GLSN]:
+def began_of(start: SourceOffset, end: SourceOffset) -> dict[TopicId, GLSN]:
     """Return the first positions of topics that begin later than the micro-batch between two offsets."""
     return end.began if is_first(start) and end.since is not None else start.began
 

@@ -15,18 +15,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from pyspark.sql.types import StructType
 
-from cutwater.client.cluster.catalog_cache import View
+from cutwater.client.cluster.catalog_cache import CatalogView
 from cutwater.client.read.range_reader import Ranges
 from cutwater.client.subscribe.stream_readers import Feed
-from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.time_marks import TimeMark
 from cutwater.core.read.watermark import NO_WATERMARK, RULE, RULE_BEFORE
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused, Trimmed
 from cutwater.protocol.scan_api import POSITIONS_MAX, UNKNOWN
-from cutwater.spark.options import Point, ReadOptions
-from cutwater.spark.source.event_time import ClockState, Past, Seen, Walked, advance, is_settled, state_before
-from cutwater.spark.source.offsets import Offset, began_above, began_of, since_after, start_of
-from cutwater.spark.source.read_task import Part, Scan, lost, report_loss
+from cutwater.spark.options import LogPoint, ReadOptions
+from cutwater.spark.source.event_time import (
+    ClockState,
+    SeenWatermarks,
+    TrimmedPast,
+    Walked,
+    advance,
+    is_settled,
+    state_before,
+)
+from cutwater.spark.source.offsets import SourceOffset, began_above, began_of, since_after, start_of
+from cutwater.spark.source.read_task import ReadPartition, Scan, lost, report_loss
 from cutwater.spark.source.schema import arrow_schema, check_schema
 from cutwater.types import GLSN, LLSN, BatchKind, CutTime, LogStreamId, TopicId
 
@@ -94,38 +102,40 @@ class Planner:
         """The topics found by the last look at the catalog."""
         self._deleted: dict[TopicId, str] = {}
         self._missed_at = -math.inf
-        self._view: View | None = None
+        self._view: CatalogView | None = None
 
     async def close(self) -> None:
         feed, self._feed = self._feed, None
         if feed is not None:
             await feed.close()
 
-    async def _fresh(self) -> View:
+    async def _fresh(self) -> CatalogView:
         view = self._view = await self._ranges.view(self._timeout)
         self._miss_deleted(self._known)
         return view
 
-    def _streams(self, view: View) -> list[tuple[TopicInfo, StreamInfo]]:
+    def _streams(self, view: CatalogView) -> list[tuple[TopicInfo, StreamInfo]]:
         return [(topic, info) for topic in self._selection.topics(view) for info in view.streams_of(topic.topic)]
 
     # Offsets, as Spark stores them.
 
-    async def first(self) -> Offset:
+    async def first(self) -> SourceOffset:
         """Return the offset of a query that has read nothing yet."""
         glsn = await self.start()
-        return Offset(glsn, glsn, began_above(self._began, glsn), self._found(), self._rule)
+        return SourceOffset(glsn, glsn, began_above(self._began, glsn), self._found(), self._rule)
 
-    async def following(self, start: Offset, through: GLSN | None = None, *, limited: bool = True) -> Offset:
+    async def following(
+        self, start: SourceOffset, through: GLSN | None = None, *, limited: bool = True
+    ) -> SourceOffset:
         """Return the end of the micro-batch after this offset, or the same offset if there is nothing new."""
         end = await self.latest(start.glsn, through, limited=limited)
         await self._look_for_deleted(start)
         if end == start.glsn:
             return start
         # The end stores what its micro-batch needs to know, because no other offset stores it for the first one.
-        return Offset(end, since_after(start), began_above(start.began, start.glsn), self._found(), self._rule)
+        return SourceOffset(end, since_after(start), began_above(start.began, start.glsn), self._found(), self._rule)
 
-    async def between(self, start: Offset, end: Offset) -> list[Part]:
+    async def between(self, start: SourceOffset, end: SourceOffset) -> list[ReadPartition]:
         """Return the parts that the tasks read in the micro-batch between two offsets."""
         self._began = began_of(start, end)
         # A micro-batch that was planned under another watermark rule is read again under that rule.
@@ -140,7 +150,7 @@ class Planner:
             self._known = {topic.topic: topic.name for topic in self._selection.topics(self._view)}
         return self._known
 
-    async def _look_for_deleted(self, start: Offset) -> None:
+    async def _look_for_deleted(self, start: SourceOffset) -> None:
         """Look for deleted topics from time to time, also while nothing is new. The feed reports deleted topics that
         the options name."""
         now = asyncio.get_running_loop().time()
@@ -196,7 +206,7 @@ class Planner:
         """Return the offset at which a batch ends."""
         return await self._resolve(self._options.stop, await self._fresh())
 
-    async def _resolve(self, point: Point, view: View) -> GLSN:
+    async def _resolve(self, point: LogPoint, view: CatalogView) -> GLSN:
         end = view.catalog.high_watermark
         if point.offset is not None:
             if point.offset > end:
@@ -209,7 +219,7 @@ class Planner:
             return GLSN(await self._ranges.find(point.time, streams, view, self._timeout) - 1)
         return end
 
-    def _newest(self, view: View) -> GLSN:
+    def _newest(self, view: CatalogView) -> GLSN:
         """Return the last position of any log stream of the query."""
         return max((info.last_glsn for _, info in self._streams(view)), default=GLSN(0))
 
@@ -240,7 +250,7 @@ class Planner:
         end = max(start, newest if through is None else min(newest, through))
         return await self._limited(start, end, view) if limited else end
 
-    async def _awaited(self, feed: Feed) -> View | None:
+    async def _awaited(self, feed: Feed) -> CatalogView | None:
         """Wait for a record, or for a declaration, which may move the watermark. Returns None if none came."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -288,7 +298,7 @@ class Planner:
 
     # Limits.
 
-    async def _limited(self, start: GLSN, end: GLSN, view: View) -> GLSN:
+    async def _limited(self, start: GLSN, end: GLSN, view: CatalogView) -> GLSN:
         rows_max, bytes_max = self._options.rows_max, self._options.bytes_max
         streams = [info for _, info in self._streams(view) if info.last_glsn > start]
         if rows_max is not None:
@@ -349,7 +359,7 @@ class Planner:
 
     # Parts, which the tasks read.
 
-    async def parts(self, start: GLSN, end: GLSN, rule: int = RULE) -> list[Part]:
+    async def parts(self, start: GLSN, end: GLSN, rule: int = RULE) -> list[ReadPartition]:
         """Return one part per log stream with records above ``start`` up to ``end``, or several parts if there are many
         bytes."""
         if start > end:
@@ -377,19 +387,19 @@ class Planner:
                 view = await self._fresh()
         return await self._parts(start, end, view, rule)
 
-    async def _parts(self, start: GLSN, end: GLSN, view: View, rule: int) -> list[Part]:
+    async def _parts(self, start: GLSN, end: GLSN, view: CatalogView, rule: int) -> list[ReadPartition]:
         found = await asyncio.gather(
             *(self._piece(topic, info, view, start, end) for topic, info in self._streams(view))
         )
         pieces = [piece for piece in found if piece is not None]
-        seen: Mapping[LogStreamId, Seen] = {}
+        seen: Mapping[LogStreamId, SeenWatermarks] = {}
         if self._wants_watermark:
             split, walked = await asyncio.gather(self._split(pieces), self._walk(start, end, view, rule))
             self._clock, seen = walked.state if rule == RULE else None, walked.seen
         else:
             split = await self._split(pieces)
         return [
-            Part(
+            ReadPartition(
                 self._scan,
                 piece.topic,
                 piece.info.stream,
@@ -400,7 +410,9 @@ class Planner:
             for piece in split
         ]
 
-    async def _piece(self, topic: TopicInfo, info: StreamInfo, view: View, start: GLSN, end: GLSN) -> Piece | None:
+    async def _piece(
+        self, topic: TopicInfo, info: StreamInfo, view: CatalogView, start: GLSN, end: GLSN
+    ) -> Piece | None:
         """Return the part of a log stream that lies in the range, as far as the catalog knows. The log stream has
         nothing above ``last_glsn``."""
         first, last = GLSN(max(start, info.created_at) + 1), min(end, info.last_glsn)
@@ -461,7 +473,7 @@ class Planner:
 
     # The watermark.
 
-    async def _walk(self, start: GLSN, end: GLSN, view: View, rule: int = RULE) -> Walked:
+    async def _walk(self, start: GLSN, end: GLSN, view: CatalogView, rule: int = RULE) -> Walked:
         """Advance the clock through a range, from where it stands if that is not after the start."""
         clock = self._clock if rule == RULE else None
         if clock is None or clock.glsn > start:
@@ -469,7 +481,7 @@ class Planner:
         return await self._walked(clock, end, view, rule=rule)
 
     async def _walked(
-        self, clock: ClockState, end: GLSN, view: View, begin: Mark | None = None, rule: int = RULE
+        self, clock: ClockState, end: GLSN, view: CatalogView, begin: TimeMark | None = None, rule: int = RULE
     ) -> Walked:
         """Walk from the clock to ``end``. If ``begin`` is given, every source is evaluated where the walk begins."""
         streams = [info for _, info in self._streams(view) if info.created_at < end]
@@ -483,7 +495,7 @@ class Planner:
         for info, found in zip(streams, heads, strict=True):
             said = state_before(info, found, self._options.strategy)
             if begins[info.topic] > clock.glsn + 1 and rule > 1:
-                pasts[info.stream] = Past(begins[info.topic], said)
+                pasts[info.stream] = TrimmedPast(begins[info.topic], said)
             elif begins[info.topic] == clock.glsn + 1 and rule > 1:
                 # The previous walk ended where the topic begins, so it could not know what was said before.
                 known[info.stream] = said
@@ -494,27 +506,27 @@ class Planner:
         all_marks = marks if begin is None else [begin, *marks]
         return advance(clock, end, streams, by_stream, all_marks, self._options.strategy, rule, pasts)
 
-    async def _clock_at(self, glsn: GLSN, view: View, rule: int = RULE) -> ClockState:
+    async def _clock_at(self, glsn: GLSN, view: CatalogView, rule: int = RULE) -> ClockState:
         """Return the clock after a position. Looks back as far as necessary, to a mark of the log's clock."""
         begins = [topic.trimmed_before for topic in self._selection.topics(view)]
         earliest = min(begins, default=GLSN(1))
         streams = [info for _, info in self._streams(view)]
         for place in walk_begins(glsn, begins, rule):
-            mark: Mark | None = None
+            mark: TimeMark | None = None
             if place >= earliest:
                 marks = await self._ranges.marks(GLSN(place - 1), glsn, self._timeout)
                 mark = min(marks, key=lambda found: found.glsn, default=None)
                 if mark is None:
                     continue
             elif place > 0 and rule > 1:
-                mark = Mark(place, await self._last_commit(place, view))
+                mark = TimeMark(place, await self._last_commit(place, view))
             begin = ClockState(place if mark is None else mark.glsn, NO_WATERMARK, {})
             walked = await self._walked(begin, glsn, view, mark, rule)
             if place < earliest or is_settled(walked, streams):
                 return walked.state
         raise AssertionError("a walk from the first position that is left is always enough")
 
-    async def _last_commit(self, glsn: GLSN, view: View) -> CutTime:
+    async def _last_commit(self, glsn: GLSN, view: CatalogView) -> CutTime:
         """Return when something was last committed at or before a position, whether trimmed or not. Only topics that
         begin by then count: for others, the time is known only for a later position."""
         first = GLSN(glsn + 1)
@@ -523,7 +535,7 @@ class Planner:
         return max((heads.before.committed or CutTime(0) for heads in found), default=CutTime(0))
 
 
-def _require_within(start: GLSN, view: View) -> None:
+def _require_within(start: GLSN, view: CatalogView) -> None:
     end_of_log = view.catalog.high_watermark
     if start > end_of_log:
         raise Refused(
@@ -537,8 +549,8 @@ def walk_begins(glsn: int, begins: Sequence[GLSN], rule: int) -> Iterator[GLSN]:
     """Yield the positions from which the clock can be advanced to a position, nearest first. Nothing is left before the
     last one. ``begins`` has the first position of each topic.
 
-    What was said before a trim is known only where the topic begins (see ``Past``). So a walk first begins where all
-    topics have begun, and if that does not settle the clock, where the first of them begins.
+    What was said before a trim is known only where the topic begins (see ``TrimmedPast``). So a walk first begins where
+    all topics have begun, and if that does not settle the clock, where the first of them begins.
     """
     first, settled = (GLSN(found - 1) for found in (min(begins, default=GLSN(1)), max(begins, default=GLSN(1))))
     nearest = settled if rule > 1 else first

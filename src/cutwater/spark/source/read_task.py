@@ -14,14 +14,14 @@ from pyspark.sql.datasource import InputPartition
 
 from cutwater.client.convert.schemas import TIMESTAMP, TopicSchema
 from cutwater.client.read.range_reader import COUNT, FIRST_GLSN, SCHEMA, Scanned
-from cutwater.client.read.records import Layout
+from cutwater.client.read.records import ColumnLayout
 from cutwater.core.read.watermark import Strategy
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import Malformed, Trimmed
 from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.options import Where
-from cutwater.spark.session.worker_connections import Link, link_to
-from cutwater.spark.source.event_time import Numbers, Seen, seen_by
+from cutwater.spark.session.worker_connections import WorkerConnection, link_to
+from cutwater.spark.source.event_time import Numbers, SeenWatermarks, seen_by
 from cutwater.types import GLSN, LogStreamId
 from cutwater.wire.options import MIB
 
@@ -43,11 +43,11 @@ class Scan(Struct, frozen=True):
     skips_malformed: bool = False
 
 
-class Part(InputPartition):
+class ReadPartition(InputPartition):
     """The positions from ``first`` to ``last`` of one log stream. ``seen`` is set if the query wants the watermark."""
 
     def __init__(
-        self, scan: Scan, topic: TopicInfo, stream: LogStreamId, first: GLSN, last: GLSN, seen: Seen | None
+        self, scan: Scan, topic: TopicInfo, stream: LogStreamId, first: GLSN, last: GLSN, seen: SeenWatermarks | None
     ) -> None:
         self.scan, self.topic, self.stream = scan, topic, stream
         self.first, self.last, self.seen = first, last, seen
@@ -56,7 +56,7 @@ class Part(InputPartition):
         return f"Part({self.topic.name}, log stream {self.stream}, GLSN {self.first} to {self.last})"
 
 
-def read_part(part: Part) -> Iterator[pa.RecordBatch]:
+def read_part(part: ReadPartition) -> Iterator[pa.RecordBatch]:
     """Yield all rows of a part. The next rows are fetched while Spark processes the current ones."""
     scan, link = part.scan, link_to(part.scan.where)
     made = Batches(part)
@@ -103,7 +103,7 @@ def report_malformed(topic: str, first: int, last: int) -> None:
     )
 
 
-def _pieces(link: Link, part: Part, first: GLSN, made: Batches) -> Iterator[Scanned]:
+def _pieces(link: WorkerConnection, part: ReadPartition, first: GLSN, made: Batches) -> Iterator[Scanned]:
     pieces = link.ranges.pieces(
         part.stream,
         first,
@@ -128,13 +128,13 @@ def _pieces(link: Link, part: Part, first: GLSN, made: Batches) -> Iterator[Scan
 class Batches:
     """Makes batches with the columns that Spark wants from runs of one log stream."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: ReadPartition) -> None:
         self._part, self._columns = part, part.scan.columns
         self._topic = TopicSchema.of(part.topic)
         names = [name for name in self._columns.names if name != "watermark"]
         if part.seen is not None and "timestamp" not in names:
             names.append("timestamp")
-        self._layout = Layout(self._topic, names if part.scan.projects else None)
+        self._layout = ColumnLayout(self._topic, names if part.scan.projects else None)
         self.projection = {
             number: wanted
             for number, wanted in self._layout.projection.items()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from cutwater.client.cluster.catalog_cache import View
+from cutwater.client.cluster.catalog_cache import CatalogView
 from cutwater.client.convert.schemas import TIMESTAMP, TopicSchema, describe
 from cutwater.client.read.records import AFTER, BEFORE
 from cutwater.errors import InvalidArgument
@@ -100,7 +100,7 @@ def columns_of(topic: TopicSchema, options: ReadOptions) -> pa.Schema:
     return pa.schema(found)
 
 
-def schema_of(options: ReadOptions, view: View) -> StructType:
+def schema_of(options: ReadOptions, view: CatalogView) -> StructType:
     """Return the schema of the query. All its topics must have this schema."""
     topics = options.selection().topics(view)
     if not topics:

@@ -29,11 +29,11 @@ from cutwater.client.loop_thread import LoopThread
 from cutwater.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from cutwater.spark.plain_errors import each_plainly, plainly
 from cutwater.spark.session.log_holder import servers_of
-from cutwater.spark.session.worker_connections import Link, link_to
+from cutwater.spark.session.worker_connections import WorkerConnection, link_to
 from cutwater.spark.sink.sink import BatchWriter, StreamWriter
-from cutwater.spark.source.offsets import Offset
+from cutwater.spark.source.offsets import SourceOffset
 from cutwater.spark.source.planning import Planner
-from cutwater.spark.source.read_task import Part, read_part
+from cutwater.spark.source.read_task import ReadPartition, read_part
 from cutwater.spark.source.schema import schema_of
 from cutwater.types import GLSN
 
@@ -93,12 +93,12 @@ class _Reader:
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options, self._schema = options, schema
 
-    def planner(self, link: Link) -> Planner:
+    def planner(self, link: WorkerConnection) -> Planner:
         return Planner(self.options, link.ranges, self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # If there is nothing to read, Spark makes up a partition.
-        return each_plainly(read_part(partition)) if isinstance(partition, Part) else iter(())
+        return each_plainly(read_part(partition)) if isinstance(partition, ReadPartition) else iter(())
 
 
 class BatchReader(_Reader, DataSourceReader):
@@ -107,7 +107,7 @@ class BatchReader(_Reader, DataSourceReader):
         link = link_to(self.options.where)
         planner = self.planner(link)
 
-        async def plan() -> list[Part]:
+        async def plan() -> list[ReadPartition]:
             start, stop = await planner.start(), await planner.stop()
             if self.options.start.end == "earliest":
                 # Trimming may have moved the beginning above the end.
@@ -123,7 +123,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._planner: Planner | None = None
-        self._first: Offset | None = None
+        self._first: SourceOffset | None = None
         self._through: GLSN | None = None
 
     def _planning(self) -> tuple[Planner, LoopThread]:
@@ -154,7 +154,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         planner, loop = self._planning()
         limited = not isinstance(limit, ReadAllAvailable)
-        return loop.run(planner.following(Offset.of(start), self._through, limited=limited)).plain()
+        return loop.run(planner.following(SourceOffset.of(start), self._through, limited=limited)).plain()
 
     @plainly
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -164,7 +164,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planner, loop = self._planning()
-        return loop.run(planner.between(Offset.of(start), Offset.of(end)))
+        return loop.run(planner.between(SourceOffset.of(start), SourceOffset.of(end)))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the checkpoint stores how far the query has come, and the log does not."""

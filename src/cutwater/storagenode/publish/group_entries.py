@@ -18,7 +18,7 @@ from cutwater.core.messages import PublishGroup
 from cutwater.core.publish.staged import StagedPart
 from cutwater.errors import Damaged
 from cutwater.format.checksum import crc32c
-from cutwater.format.entry_codec import Frame, frames_in, staged_frame
+from cutwater.format.entry_codec import EntryFrame, frames_in, staged_frame
 from cutwater.storage.part_files import Held, StagingFiles
 from cutwater.types import Batch, EventTime, Part
 
@@ -77,7 +77,7 @@ def _as_staged(sources: Sequence[Source]) -> Iterator[Batch]:
             yield structs.replace(frame.entry.batch, checked=source.checked)
 
 
-def _frames(read: Read, size: int, bytes_max: int) -> Iterator[Frame]:
+def _frames(read: Read, size: int, bytes_max: int) -> Iterator[EntryFrame]:
     offset = 0
     while offset < size:
         data = read(offset, bytes_max)

@@ -36,9 +36,9 @@ from cutwater.storage.part_files import CannotUse, Held, PartWriter, StagingFile
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.publish.staged_checks import PartChecks
-from cutwater.storagenode.validation.topic_forms import Topics
+from cutwater.storagenode.validation.topic_forms import KnownTopics
 from cutwater.types import BatchNumber, RunId
-from cutwater.wire.calls.handlers import Reply
+from cutwater.wire.calls.handlers import ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class _NotChecked(Exception):
         self.why = why
 
 
-class Staging:
+class PartStore:
     """The staging area, on the event loop of the node. ``has_room`` tells whether this many bytes can be written, as
     far as is known; ``on_full`` is called when a write found no space."""
 
@@ -97,7 +97,7 @@ class Staging:
         files: StagingFiles,
         has_room: Callable[[int], bool],
         on_full: Callable[[], None],
-        topics: Topics,
+        topics: KnownTopics,
         memory: MemoryBudget,
         bytes_max: int = STAGED_BYTES_MAX,
     ) -> None:
@@ -159,13 +159,13 @@ class Staging:
             async with writing.lock:
                 await self._give_up(writing)
 
-    async def fetch(self, call: Call[api.FetchArguments]) -> Reply[api.FetchAnswer]:
+    async def fetch(self, call: Call[api.FetchArguments]) -> ReplyWithBody[api.FetchAnswer]:
         asked = call.argument
         held = self.require(asked.part)
         data = await self.in_thread(
             lambda: self._files.read(held, asked.offset, min(max(asked.bytes_max, 1), FETCH_BYTES_MAX))
         )
-        return Reply(api.FetchAnswer(held.part, held.size, held.checked), data)
+        return ReplyWithBody(api.FetchAnswer(held.part, held.size, held.checked), data)
 
     async def verify(self, call: Call[None]) -> tuple[api.VerifyFinding, ...]:
         found = []

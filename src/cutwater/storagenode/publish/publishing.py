@@ -26,7 +26,7 @@ from cutwater.storage.part_files import Held, StagingFiles
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.peer_connections import Peers
 from cutwater.storagenode.publish.group_entries import CHUNK_BYTES, Source, block_sizes, entries_of
-from cutwater.storagenode.publish.part_store import Staging
+from cutwater.storagenode.publish.part_store import PartStore
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.validation.entry_validation import check_batch
 from cutwater.types import GLSN, LLSN, Batch, BatchNumber, Epoch, Part, ReplicaState, RunId, TopicId
@@ -59,7 +59,7 @@ class Publishing:
     def __init__(
         self,
         node: StorageNode,
-        staging: Staging,
+        staging: PartStore,
         files: StagingFiles,
         peers: Peers,
         has_room: Callable[[int], bool],

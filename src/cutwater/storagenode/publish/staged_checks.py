@@ -12,9 +12,9 @@ from cutwater.core.publish.staged import PartOrder, StagedPart
 from cutwater.errors import InvalidArgument
 from cutwater.format.bodies import BadBody, BodyForm, problem_with, read_checked
 from cutwater.format.checksum import Buffer
-from cutwater.format.entry_codec import Frame, frames_in
+from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.storagenode.validation.content_checks import check_ahead, largest_of, malformed, needed
-from cutwater.storagenode.validation.topic_forms import TopicForms, Topics
+from cutwater.storagenode.validation.topic_forms import KnownTopics, TopicForms
 
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -22,7 +22,7 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 class PartChecks:
     """Checks of one part. For each message in order: ``prepare`` on the event loop, then ``check`` in a thread."""
 
-    def __init__(self, part: StagedPart, topics: Topics) -> None:
+    def __init__(self, part: StagedPart, topics: KnownTopics) -> None:
         self._part, self._topics = part, topics
         self._topic: TopicForms | None = None
         self._forms: dict[int, BodyForm] = {}
@@ -53,14 +53,14 @@ class PartChecks:
                 last = self._check_ordered(frame, last)
         self._last = last
 
-    def _check(self, frame: Frame) -> None:
+    def _check(self, frame: EntryFrame) -> None:
         assert self._topic is not None
         header = frame.header
         problem = problem_with(frame.body, self._forms[header.schema], header.count, header.time_min, header.time_max)
         if problem:
             raise malformed(self._topic, problem)
 
-    def _check_ordered(self, frame: Frame, last: bytes | None) -> bytes:
+    def _check_ordered(self, frame: EntryFrame, last: bytes | None) -> bytes:
         from cutwater.format import merging  # noqa: PLC0415
 
         assert self._topic is not None

@@ -18,11 +18,11 @@ from msgspec import Struct
 
 from cutwater.core.read.commit_index import context_of_llsn
 from cutwater.errors import CutwaterError, Damaged
-from cutwater.format.entry_codec import Frame, frames_in
+from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.protocol import storage_api as api
 from cutwater.storage.files import look_again
-from cutwater.storage.interface import Finding, FrameCheck, ReplicaStorage
+from cutwater.storage.interface import FrameCheck, ReplicaStorage, StorageFinding
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.peer_connections import Peers
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
@@ -50,11 +50,11 @@ class _Known(Struct):
 
 
 class _Copy(Struct, frozen=True):
-    frame: Frame
+    frame: EntryFrame
     commits: tuple[CommitContext, ...]
 
 
-def damage_of(finding: Finding) -> Damaged:
+def damage_of(finding: StorageFinding) -> Damaged:
     """Convert a finding into the error that a reader of the damaged place gets."""
     if finding.first_llsn is None:
         return DamagedFile(Path(finding.where), finding.what)
@@ -213,7 +213,7 @@ class Mender:
         raise Damaged(f"no other storage node has an intact copy of LLSN {llsn} of log stream {driver.stream} now")
 
     async def _belongs(
-        self, driver: ReplicaDriver, frame: Frame, commits: tuple[CommitContext, ...], llsn: LLSN
+        self, driver: ReplicaDriver, frame: EntryFrame, commits: tuple[CommitContext, ...], llsn: LLSN
     ) -> bool:
         """Whether this is the entry that was committed at this place: it must have the epoch of the commit here or, if
         that cannot be read, of the commit that came with it."""
@@ -231,7 +231,7 @@ def _commit_of(storage: ReplicaStorage, llsn: LLSN) -> CommitContext | None:
     return None
 
 
-def verified(driver: ReplicaDriver, check: FrameCheck | None) -> list[tuple[Finding, GLSN | None]]:
+def verified(driver: ReplicaDriver, check: FrameCheck | None) -> list[tuple[StorageFinding, GLSN | None]]:
     """Read everything of a replica; return all findings, each with the first position behind it. Data that is trimmed
     but not removed yet does not count."""
     storage = driver.storage
@@ -240,7 +240,7 @@ def verified(driver: ReplicaDriver, check: FrameCheck | None) -> list[tuple[Find
     return [(finding, behind) for finding, behind in found if behind is None or behind > trimmed_before]
 
 
-def _behind(storage: ReplicaStorage, finding: Finding) -> GLSN | None:
+def _behind(storage: ReplicaStorage, finding: StorageFinding) -> GLSN | None:
     last = finding.last_llsn or finding.first_llsn
     commit = _commit_of(storage, last) if last is not None else None
     return None if commit is None or last is None else GLSN(commit.glsn_of(last) + 1)

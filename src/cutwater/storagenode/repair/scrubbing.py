@@ -51,7 +51,7 @@ class _Piece(Struct, frozen=True):
     bytes: int
 
 
-class Progress(Struct):
+class ScrubProgress(Struct):
     """Counts of this process, for metrics and status."""
 
     passes: int = 0
@@ -67,7 +67,7 @@ class Progress(Struct):
 class Scrubber:
     def __init__(self, node: StorageNode, options: ScrubOptions) -> None:
         self._node, self._options = node, options
-        self.progress = Progress()
+        self.progress = ScrubProgress()
 
     async def scrub_for_ever(self) -> None:
         if not self._options.bytes_per_second:

@@ -21,7 +21,7 @@ from cutwater.core.read.commit_index import context_of_llsn
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.sync_ranges import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Refused
-from cutwater.format.entry_codec import NO_TIME, Running, frames_in
+from cutwater.format.entry_codec import NO_TIME, RunningEventTime, frames_in
 from cutwater.format.errors import DamagedEntries
 from cutwater.protocol import storage_api as api
 from cutwater.storage.format import decode_dedup, encode_dedup
@@ -47,7 +47,7 @@ BACKLOG_LOOK_SECONDS = 0.005
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_contexts = msgspec.msgpack.Decoder(tuple[CommitContext, ...]).decode
-_decode_running = msgspec.msgpack.Decoder(Running).decode
+_decode_running = msgspec.msgpack.Decoder(RunningEventTime).decode
 _last_llsn = attrgetter("last_llsn")
 
 

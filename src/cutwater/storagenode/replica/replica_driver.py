@@ -16,13 +16,13 @@ from typing import Any, Protocol, TypeVar
 from cutwater.core.messages import GroupOutcome, PublishGroup, SyncBegin, SyncRequest
 from cutwater.core.replica.events import (
     Acked,
+    AppendFailed,
     AskSync,
     CommitDurable,
     Complain,
     DropBefore,
     Dropped,
     EntriesDurable,
-    Failed,
     FeedGroup,
     FillEntry,
     Forward,
@@ -55,7 +55,7 @@ from cutwater.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from cutwater.format.entry_codec import NO_TIME, Running
+from cutwater.format.entry_codec import NO_TIME, RunningEventTime
 from cutwater.format.errors import StorageBroken
 from cutwater.storage.files import look_again
 from cutwater.storage.interface import ReplicaStorage
@@ -183,7 +183,7 @@ class ReplicaDriver:
         elif on_refusal is not None:
             on_refusal(ResourceExhausted(f"log stream {self.stream} is busy with its disk", retry_ms=50))
 
-    def begin_sync(self, begin: SyncBegin, running: Running) -> None:
+    def begin_sync(self, begin: SyncBegin, running: RunningEventTime) -> None:
         """Take the source's plan. ``running`` is the event time before the first entry that it will send."""
         self._sync_running = running
         self.feed(begin)
@@ -362,7 +362,7 @@ class ReplicaDriver:
             WriteCommit: lambda effect: self.writer.write_context(effect.context, effect.generation),
             Forward: host.forward,
             Acked: host.acknowledge,
-            Failed: lambda effect: host.fail(effect.waiter, effect.error),
+            AppendFailed: lambda effect: host.fail(effect.waiter, effect.error),
             Unsettled: self._leave_unsettled,
             ReportNow: lambda effect: host.report_soon(),
             RefuseEntry: lambda effect: None,

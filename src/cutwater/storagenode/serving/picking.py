@@ -17,7 +17,7 @@ from msgspec import Struct
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.format.bodies import INFLATED_BYTES_MAX, BadBody, BodyForm, inflated_bytes, problem_with, read_checked
 from cutwater.format.checksum import Buffer
-from cutwater.format.entry_codec import Frame
+from cutwater.format.entry_codec import EntryFrame
 from cutwater.format.ipc_message import may_be_compressed
 from cutwater.protocol.storage_api import Columns
 from cutwater.runtime.threads import to_the_end
@@ -52,7 +52,9 @@ async def within(memory: MemoryBudget, in_reader: Callable[[Callable[[], R]], Aw
         return await to_the_end(in_reader(found.go_on))
 
 
-def memory_needed(frames: Iterable[Frame], projection: Mapping[int, Columns], form_of: FormOf | None = None) -> int:
+def memory_needed(
+    frames: Iterable[EntryFrame], projection: Mapping[int, Columns], form_of: FormOf | None = None
+) -> int:
     """Return the memory needed to decompress the largest batch that is projected or checked, and to hold the result."""
     largest = 0
     for frame in frames:
@@ -86,7 +88,7 @@ class Room:
         return is_first or (self._bytes <= READ_BYTES_MAX and self._inflated <= INFLATED_AT_ONCE)
 
 
-def is_malformed(frame: Frame, form_of: FormOf) -> bool | None:
+def is_malformed(frame: EntryFrame, form_of: FormOf) -> bool | None:
     """Whether a batch that was never checked is malformed; None if its schema is not known here."""
     header = frame.header
     if header.checked:
@@ -97,7 +99,7 @@ def is_malformed(frame: Frame, form_of: FormOf) -> bool | None:
     return bool(problem_with(frame.body, form, header.count, header.time_min, header.time_max))
 
 
-def columns_of(frame: Frame, wanted: Columns) -> pa.RecordBatch | None:
+def columns_of(frame: EntryFrame, wanted: Columns) -> pa.RecordBatch | None:
     """Return the wanted columns; None if the batch is malformed."""
     # Only nodes that are asked for columns need Arrow, which is slow to import.
     from cutwater.format import projection  # noqa: PLC0415
@@ -120,7 +122,7 @@ def _form(schema: bytes, event_time: str | None) -> BodyForm:
     return BodyForm(schema, event_time)
 
 
-def picked(frame: Frame, wanted: Columns) -> memoryview | None:
+def picked(frame: EntryFrame, wanted: Columns) -> memoryview | None:
     """Return the body of an entry with the wanted columns only; None if it is malformed."""
     from cutwater.format import projection  # noqa: PLC0415
 
@@ -136,7 +138,7 @@ def picked(frame: Frame, wanted: Columns) -> memoryview | None:
 
 
 @contextmanager
-def _schema_is_theirs(frame: Frame) -> Iterator[None]:
+def _schema_is_theirs(frame: EntryFrame) -> Iterator[None]:
     """Blame the given schema for a read error, because the batch itself was checked."""
     try:
         yield

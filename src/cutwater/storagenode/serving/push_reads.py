@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from cutwater.core.read.commit_index import context_of_llsn, last_context_at
 from cutwater.errors import Damaged, Trimmed, Unavailable
-from cutwater.format.entry_codec import Frame
+from cutwater.format.entry_codec import EntryFrame
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.methods import Payload
 from cutwater.storagenode.memory_budget import MemoryBudget
@@ -174,7 +174,7 @@ def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) 
     through, revision, committed_end = complete_through(driver), replica.revision, indexed_end(driver)
     part = driver.storage.read(llsn, committed_end, min(max(arguments.bytes_max, 1), READ_BYTES_MAX))
 
-    def answer(frames: Sequence[Frame], body: Payload) -> _Part:
+    def answer(frames: Sequence[EntryFrame], body: Payload) -> _Part:
         return _part(driver, llsn, arguments, part.commits, frames, body, (through, revision, committed_end))
 
     if not arguments.projection:
@@ -192,7 +192,7 @@ def _part(
     llsn: LLSN,
     arguments: api.FollowArguments,
     contexts: Sequence[CommitContext],
-    frames: Sequence[Frame],
+    frames: Sequence[EntryFrame],
     body: Payload,
     seen: tuple[GLSN, Revision, LLSN],
 ) -> _Part:

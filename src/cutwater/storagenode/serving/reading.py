@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from cutwater.core.read.commit_index import context_of_llsn
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.format.checksum import Buffer, crc32c
-from cutwater.format.entry_codec import Frame, encode_frame
+from cutwater.format.entry_codec import EntryFrame, encode_frame
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.methods import Payload
 from cutwater.protocol.scan_api import UNKNOWN
@@ -22,7 +22,7 @@ from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.serving.picking import READ_BYTES_MAX, Needs, Room, inflated, memory_needed, picked, within
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Revision
-from cutwater.wire.calls.handlers import Reply
+from cutwater.wire.calls.handlers import ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call
 
 READ_WAIT_SECONDS = 0.001
@@ -36,7 +36,7 @@ class Reading:
     def __init__(self, node: StorageNode, memory: MemoryBudget) -> None:
         self._node, self._memory = node, memory
 
-    async def read(self, call: Call[api.ReadArguments]) -> Reply[api.ReadAnswerHeader]:
+    async def read(self, call: Call[api.ReadArguments]) -> ReplyWithBody[api.ReadAnswerHeader]:
         arguments = call.argument
         driver = self._node.driver(arguments.stream)
         driver.require_readable()
@@ -51,7 +51,7 @@ class Reading:
         count_read(self._node, reply.body)
         return reply
 
-    async def copy(self, call: Call[api.CopyArguments]) -> Reply[api.CopyAnswer]:
+    async def copy(self, call: Call[api.CopyArguments]) -> ReplyWithBody[api.CopyAnswer]:
         stream, llsn = call.argument.stream, call.argument.llsn
         driver = self._node.driver(stream)
         # A replica that must learn may serve copies too: up to its own committed LLSN, its data is valid.
@@ -63,7 +63,7 @@ class Reading:
         except Damaged as error:
             self._node.damage_met(stream, error)
             raise
-        return Reply(api.CopyAnswer(part.commits), part.data)
+        return ReplyWithBody(api.CopyAnswer(part.commits), part.data)
 
 
 async def until_indexed(driver: ReplicaDriver) -> None:
@@ -83,7 +83,7 @@ def _end_of(last: CommitContext | None, driver: ReplicaDriver) -> LLSN:
     return last.last_llsn if last is not None else driver.replica.hard_state.base_llsn
 
 
-class Found(Struct, frozen=True):
+class FoundEntries(Struct, frozen=True):
     """The committed entries from a position on: the first LLSN, or None if there are none, and the last one.
     ``complete_through`` holds for an answer that reaches the last one."""
 
@@ -100,7 +100,7 @@ class Found(Struct, frozen=True):
         return min(self.complete_through, context.glsn_of(last_llsn) if context else GLSN(0))
 
 
-def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None) -> Found:
+def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None) -> FoundEntries:
     replica, storage = driver.replica, driver.storage
     # Read in this order: what was complete before is still complete after the read.
     through, revision, end = replica.complete_through, replica.revision, replica.committed_end
@@ -118,7 +118,7 @@ def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None) -> Found:
         through = min(through, to_glsn)
         end = min(end, last_llsn_at(storage.contexts, through))
     first = storage.from_glsn(from_glsn)
-    return Found(first if first is not None and first <= end else None, end, through, revision)
+    return FoundEntries(first if first is not None and first <= end else None, end, through, revision)
 
 
 def last_llsn_at(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
@@ -130,20 +130,20 @@ def last_llsn_at(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
     return found.last_llsn if glsn >= found.last_glsn else LLSN(found.first_llsn + glsn - found.first_glsn)
 
 
-Answer = Reply[api.ReadAnswerHeader]
+Answer = ReplyWithBody[api.ReadAnswerHeader]
 
 
 def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> Answer | Needs[Answer]:
     found = find(driver, arguments.from_glsn, None)
     if found.first is None:
-        return Reply(api.ReadAnswerHeader(arguments.stream, (), found.complete_through, found.revision))
+        return ReplyWithBody(api.ReadAnswerHeader(arguments.stream, (), found.complete_through, found.revision))
     part = driver.storage.read(found.first, found.end, min(arguments.bytes_max, READ_BYTES_MAX))
 
-    def answer(frames: Sequence[Frame], body: Payload) -> Answer:
+    def answer(frames: Sequence[EntryFrame], body: Payload) -> Answer:
         last_llsn = frames[-1].header.last_llsn
         commits = tuple(context for context in part.commits if context.first_llsn <= last_llsn)
         through = found.complete(commits, last_llsn)
-        return Reply(api.ReadAnswerHeader(arguments.stream, commits, through, found.revision), body)
+        return ReplyWithBody(api.ReadAnswerHeader(arguments.stream, commits, through, found.revision), body)
 
     if not arguments.projection:
         return answer(part.frames, part.data)
@@ -156,8 +156,8 @@ def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> Answer | Needs
 
 
 def pick_columns(
-    frames: Sequence[Frame], projection: Mapping[int, api.Columns]
-) -> tuple[Sequence[Frame], list[Buffer]]:
+    frames: Sequence[EntryFrame], projection: Mapping[int, api.Columns]
+) -> tuple[Sequence[EntryFrame], list[Buffer]]:
     """Return as many frames as an answer can hold, each with the wanted columns only."""
     pieces: list[Buffer] = []
     room = Room()
@@ -173,7 +173,7 @@ def pick_columns(
     return frames, pieces
 
 
-def _picked(frame: Frame, wanted: api.Columns) -> list[Buffer]:
+def _picked(frame: EntryFrame, wanted: api.Columns) -> list[Buffer]:
     """Encode a frame with the wanted columns. A malformed batch stays as it is, and is not marked as checked."""
     body = picked(frame, wanted)
     if body is None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.format.checksum import Buffer, crc32c
-from cutwater.format.entry_codec import Frame
+from cutwater.format.entry_codec import EntryFrame
 from cutwater.format.ipc_message import may_be_compressed
 from cutwater.format.projection import merged
 from cutwater.protocol.scan_api import CHECKED, MALFORMED
@@ -20,7 +20,7 @@ from cutwater.storagenode.serving.picking import FormOf, Room, columns_of, infla
 from cutwater.types import BatchKind
 
 
-class Place(NamedTuple):
+class BatchPlace(NamedTuple):
     """The location of a record batch in an answer, and its checksum."""
 
     offset: int
@@ -28,12 +28,12 @@ class Place(NamedTuple):
     checksum: int
 
 
-NOWHERE = Place(0, 0, 0)
+NOWHERE = BatchPlace(0, 0, 0)
 
 
 def pick_blocks(
-    frames: Sequence[Frame], projection: Mapping[int, Columns], form_of: FormOf | None
-) -> tuple[list[Place], list[Buffer], list[int]]:
+    frames: Sequence[EntryFrame], projection: Mapping[int, Columns], form_of: FormOf | None
+) -> tuple[list[BatchPlace], list[Buffer], list[int]]:
     """Process as many frames as fit into an answer. Returns, for each frame, where its rows begin (``NOWHERE`` if they
     are in the block of the frame before); the blocks, in pieces; and the verdict on each frame for the reader."""
     made = _Blocks()
@@ -76,7 +76,7 @@ def pick_blocks(
 
 class _Blocks:
     def __init__(self) -> None:
-        self.places: list[Place] = []
+        self.places: list[BatchPlace] = []
         self.pieces: list[Buffer] = []
         self._end = 0
         self._rows: list[pa.RecordBatch] = []
@@ -104,10 +104,10 @@ class _Blocks:
             self.places[self._first] = self._place(merged(self._rows))
             self._rows = []
 
-    def _place(self, pieces: Sequence[Buffer]) -> Place:
+    def _place(self, pieces: Sequence[Buffer]) -> BatchPlace:
         start, checksum = self._end, 0
         for piece in pieces:
             checksum = crc32c(piece, checksum)
             self._end += len(piece)
         self.pieces += pieces
-        return Place(start, self._end - start, checksum)
+        return BatchPlace(start, self._end - start, checksum)

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from cutwater.errors import CutwaterError, Damaged, InvalidArgument, Trimmed
 from cutwater.format.checksum import Buffer, crc32c
-from cutwater.format.entry_codec import Frame, FrameHeader, Outline
+from cutwater.format.entry_codec import EntryFrame, FrameHeader, Outline
 from cutwater.protocol import scan_api as api
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
@@ -32,10 +32,10 @@ from cutwater.storagenode.serving.picking import (
 )
 from cutwater.storagenode.serving.push_reads import complete_through
 from cutwater.storagenode.serving.reading import count_read, find, indexed_end, last_llsn_at, until_indexed
-from cutwater.storagenode.validation.topic_forms import Topics
+from cutwater.storagenode.validation.topic_forms import KnownTopics
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, CutTime, Entry, LogStreamId
 from cutwater.wire.addresses import is_loopback
-from cutwater.wire.calls.handlers import Reply
+from cutwater.wire.calls.handlers import ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.connection import Connection
 
@@ -47,7 +47,7 @@ _first_glsn = attrgetter("first_glsn")
 
 
 class Scanning:
-    def __init__(self, node: StorageNode, memory: MemoryBudget, topics: Topics) -> None:
+    def __init__(self, node: StorageNode, memory: MemoryBudget, topics: KnownTopics) -> None:
         self._node, self._memory, self._topics = node, memory, topics
 
     async def measure(self, call: Call[api.MeasureArguments]) -> api.MeasureAnswer:
@@ -57,15 +57,15 @@ class Scanning:
         driver = self._node.driver(asked.stream)
         return await driver.in_reader(lambda: _measure(driver, asked.positions))
 
-    async def heads(self, call: Call[api.HeadsArguments]) -> Reply[api.HeadsAnswer]:
+    async def heads(self, call: Call[api.HeadsArguments]) -> ReplyWithBody[api.HeadsAnswer]:
         return await self._told(call.argument, _heads)
 
-    async def groups(self, call: Call[api.HeadsArguments]) -> Reply[api.GroupsAnswer]:
+    async def groups(self, call: Call[api.HeadsArguments]) -> ReplyWithBody[api.GroupsAnswer]:
         return await self._told(call.argument, _groups)
 
     async def _told(
-        self, asked: api.HeadsArguments, read: Callable[[ReplicaDriver, api.HeadsArguments], Reply[A]]
-    ) -> Reply[A]:
+        self, asked: api.HeadsArguments, read: Callable[[ReplicaDriver, api.HeadsArguments], ReplyWithBody[A]]
+    ) -> ReplyWithBody[A]:
         if not 0 < asked.heads_max <= api.HEADS_MAX:
             raise InvalidArgument(f"1 to {api.HEADS_MAX} heads are told at once, not {asked.heads_max}")
         driver = self._node.driver(asked.stream)
@@ -75,7 +75,7 @@ class Scanning:
             self._node.damage_met(asked.stream, error)
             raise
 
-    async def scan(self, call: Call[api.ScanArguments]) -> Reply[api.ScanAnswer]:
+    async def scan(self, call: Call[api.ScanArguments]) -> ReplyWithBody[api.ScanAnswer]:
         asked = call.argument
         driver = self._node.driver(asked.stream)
         driver.require_readable()
@@ -154,7 +154,7 @@ def _entries(driver: ReplicaDriver, span: _Span, asked: api.HeadsArguments) -> I
         yield entry, commit
 
 
-def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsAnswer]:
+def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> ReplyWithBody[api.HeadsAnswer]:
     span = _span(driver, asked)
     columns = [array("q") for _ in api.COLUMNS]
     idle = array("q")
@@ -176,10 +176,10 @@ def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsA
         through = min(through, GLSN(columns[1][-1] + columns[2][-1] - 1))
     before = _before(driver, span.contexts, begin)
     told = [*columns, idle] if asked.with_idle else columns
-    return Reply(api.HeadsAnswer(before, through, asked.with_idle), api.pack(told))
+    return ReplyWithBody(api.HeadsAnswer(before, through, asked.with_idle), api.pack(told))
 
 
-def _groups(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.GroupsAnswer]:
+def _groups(driver: ReplicaDriver, asked: api.HeadsArguments) -> ReplyWithBody[api.GroupsAnswer]:
     span = _span(driver, asked)
     columns = [array("q") for _ in api.GROUP_COLUMNS]
     seen, last = 0, GLSN(0)
@@ -192,10 +192,10 @@ def _groups(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.Group
         for column, value in zip(columns, (commit.glsn_of(entry.first_llsn), entry.batch.count, *tag), strict=True):
             column.append(value)
     through = min(span.complete_through, last) if seen == asked.heads_max else span.complete_through
-    return Reply(api.GroupsAnswer(through), api.pack(columns))
+    return ReplyWithBody(api.GroupsAnswer(through), api.pack(columns))
 
 
-Answer = Reply[api.ScanAnswer]
+Answer = ReplyWithBody[api.ScanAnswer]
 
 
 def _scan(
@@ -204,7 +204,7 @@ def _scan(
     """Scan. ``is_near``: the reader is on this machine. ``form_of``: the reader wants unchecked batches checked."""
     found = find(driver, asked.from_glsn, asked.to_glsn)
     if found.first is None:
-        return Reply(api.ScanAnswer(0, found.complete_through, crc32c(b"")))
+        return ReplyWithBody(api.ScanAnswer(0, found.complete_through, crc32c(b"")))
     bytes_max = min(asked.bytes_max, READ_BYTES_MAX)
     if asked.opens_files and is_near:
         bytes_told = max(bytes_max, min(asked.file_bytes_max, api.FILE_BYTES_MAX))
@@ -216,7 +216,7 @@ def _scan(
             count, packed = _packed(asked.stream, outlines, located.commits, _as_stored(outlines), verdicts)
             through = found.complete(located.commits, outlines[-1].last_llsn)
             place = (located.path, located.start, located.end - located.start)
-            return Reply(api.ScanAnswer(count, through, crc32c(packed), *place), packed)
+            return ReplyWithBody(api.ScanAnswer(count, through, crc32c(packed), *place), packed)
     part = driver.storage.read(found.first, found.end, bytes_max)
     needed = memory_needed(part.frames, asked.projection, form_of)
 
@@ -233,13 +233,13 @@ def _scan(
             places, verdicts = _looked_into(part.frames, places, form_of)
         count, packed = _packed(asked.stream, headers, part.commits, places, verdicts)
         through = found.complete(part.commits, headers[count - 1].last_llsn)
-        return Reply(api.ScanAnswer(count, through, crc32c(packed)), [packed, *pieces])
+        return ReplyWithBody(api.ScanAnswer(count, through, crc32c(packed)), [packed, *pieces])
 
     return Needs(needed, pick) if needed else pick()
 
 
 def _looked_into(
-    frames: Sequence[Frame], places: Iterable[tuple[int, int, int]], form_of: FormOf
+    frames: Sequence[EntryFrame], places: Iterable[tuple[int, int, int]], form_of: FormOf
 ) -> tuple[list[tuple[int, int, int]], list[int]]:
     """Check the frames. Returns the places of bodies that are not known to be malformed, and the verdict on each."""
     found: list[tuple[int, int, int]] = []

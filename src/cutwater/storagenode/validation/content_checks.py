@@ -22,14 +22,14 @@ from cutwater.durations import roughly, shown
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from cutwater.format.bodies import BadBody, BodyForm, inflated_bytes, problem_with
 from cutwater.format.checksum import Buffer
-from cutwater.format.entry_codec import Frame
+from cutwater.format.entry_codec import EntryFrame
 from cutwater.format.ipc_message import BadMessage, may_be_compressed, read_message
 from cutwater.format.plain_bodies import is_plain
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.interface import FrameCheck
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
-from cutwater.storagenode.validation.topic_forms import Moment, TopicForms, Topics
+from cutwater.storagenode.validation.topic_forms import KnownTopics, Moment, TopicForms
 from cutwater.types import MILLISECOND, Batch, BatchKind, EventTime, LogStreamId
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ THREADS: Final = 2
 Taken = Callable[[Batch], None]
 
 
-class Asker(Protocol):
+class AppendCaller(Protocol):
     """The caller that waits for an append."""
 
     @property
@@ -58,13 +58,13 @@ class Asker(Protocol):
 class _Waiting:
     __slots__ = ("asker", "batch", "since", "take")
 
-    def __init__(self, batch: Batch, asker: Asker, take: Taken, since: Moment) -> None:
+    def __init__(self, batch: Batch, asker: AppendCaller, take: Taken, since: Moment) -> None:
         self.batch, self.asker, self.take, self.since = batch, asker, take, since
 
 
 class ContentChecks:
     def __init__(
-        self, topics: Topics, replicas: Mapping[LogStreamId, ReplicaDriver], budget: MemoryBudget, name: str
+        self, topics: KnownTopics, replicas: Mapping[LogStreamId, ReplicaDriver], budget: MemoryBudget, name: str
     ) -> None:
         self._topics, self._replicas, self._budget = topics, replicas, budget
         self._loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ class ContentChecks:
 
     # Appends.
 
-    def append(self, stream: LogStreamId, batch: Batch, asker: Asker, take: Taken) -> None:
+    def append(self, stream: LogStreamId, batch: Batch, asker: AppendCaller, take: Taken) -> None:
         """Pass a valid batch to ``take``, at once or after earlier ones. If the batch is invalid, raises an error or
         tells the asker. ``check_batch`` has already checked its numbers. A batch that a producer repeats is already in
         the log, and is not refused for its content."""
@@ -152,7 +152,7 @@ class ContentChecks:
         except NotFound:
             return None
 
-        def check(frame: Frame) -> str:
+        def check(frame: EntryFrame) -> str:
             header = frame.header
             if header.kind is not BatchKind.DATA:
                 return ""

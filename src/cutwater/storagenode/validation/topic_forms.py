@@ -52,7 +52,7 @@ class TopicForms:
         return InvalidArgument(f"the batch names schema {number}, and topic {self.name!r} has {has}: fetch the catalog")
 
 
-class Topics:
+class KnownTopics:
     """The known topics. Belongs to the event loop of the node."""
 
     def __init__(self, ask: Ask) -> None:

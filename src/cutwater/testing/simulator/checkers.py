@@ -18,7 +18,7 @@ from cutwater.core.read import watermark
 from cutwater.core.read.time_marks import Clock
 from cutwater.core.read.watermark import BoundedOutOfOrderness, WatermarkClock
 from cutwater.errors import CutwaterError
-from cutwater.testing.simulator.record import Outcome, Record, Subscribed, event_times
+from cutwater.testing.simulator.record import SimHistory, SimOutcome, Subscribed, event_times
 from cutwater.testing.simulator.world import Violation
 from cutwater.types import (
     GLSN,
@@ -53,7 +53,7 @@ class Evidence(Struct):
     """Everything that the checks use. ``written`` has every entry that any replica ever wrote, by place and epoch."""
 
     decisions: list[d.Decision]
-    record: Record
+    record: SimHistory
     dumps: dict[LogStreamId, list[ReplicaDump]]
     applied: dict[LogStreamId, list[CommitContext]]
     written: dict[tuple[LogStreamId, Epoch, LLSN], Batch]
@@ -64,7 +64,7 @@ class Evidence(Struct):
 LoggedBatch = tuple[GLSN, LogStreamId, LLSN, CutTime, Batch]
 
 
-class Log:
+class SimLog:
     """The log that the decisions describe, with the content that replicas hold."""
 
     def __init__(self, evidence: Evidence) -> None:
@@ -121,7 +121,7 @@ class Log:
             raise Violation("8 batches", f"log stream {stream}: a batch crosses the end of commit {context}")
 
 
-def check_unique(log: Log, evidence: Evidence) -> None:
+def check_unique(log: SimLog, evidence: Evidence) -> None:
     """1: one value per GLSN, byte-identical on every replica."""
     decided = {(stream, c.high_watermark): c for stream, contexts in log.contexts.items() for c in contexts}
     for stream, contexts in evidence.applied.items():
@@ -140,7 +140,7 @@ def check_unique(log: Log, evidence: Evidence) -> None:
             raise Violation("1 unique", f"GLSN {op.ack.glsn} was acknowledged to {seen[op.ack.glsn]} and {op.payload}")
 
 
-def check_dense(log: Log, evidence: Evidence) -> None:
+def check_dense(log: SimLog, evidence: Evidence) -> None:
     """2: GLSN 1..HWM without holes, LLSN contiguous per stream."""
     next_glsn = 1
     for cut in log.cuts:
@@ -157,7 +157,7 @@ def check_dense(log: Log, evidence: Evidence) -> None:
                 raise Violation("2 dense", f"log stream {stream} jumps from {before.last_llsn} to {after.first_llsn}")
 
 
-def check_durable(log: Log, evidence: Evidence) -> None:
+def check_durable(log: SimLog, evidence: Evidence) -> None:
     """3: after an ack, a read of that GLSN gives that record, a retriable error, or *trimmed* after a trim request."""
     at = {glsn: (stream, llsn, batch) for glsn, stream, llsn, _, batch in log.batches}
     for op in evidence.record.appends:
@@ -176,7 +176,7 @@ def check_durable(log: Log, evidence: Evidence) -> None:
             raise Violation("3 durable", f"a read of {op.ack.glsn} said trimmed before {read.first_left}, without trim")
 
 
-def _check_held(log: Log, evidence: Evidence) -> None:
+def _check_held(log: SimLog, evidence: Evidence) -> None:
     """Check that every committed record that was not trimmed is on every current replica."""
     for stream, dumps in evidence.dumps.items():
         info, before = log.state.streams[stream], log.trimmed_before(stream)
@@ -192,7 +192,7 @@ def _check_held(log: Log, evidence: Evidence) -> None:
                 )
 
 
-def check_no_phantom(log: Log, evidence: Evidence) -> None:
+def check_no_phantom(log: SimLog, evidence: Evidence) -> None:
     """4: an append that failed definitely never appears; one with an unknown outcome appears at most once."""
     times: dict[int, int] = {}
     for glsn, _, _, _, batch in log.batches:
@@ -203,14 +203,14 @@ def check_no_phantom(log: Log, evidence: Evidence) -> None:
             raise Violation("13 damage", f"GLSN {glsn} holds bytes that no client sent: {batch}")
         times[op.payload] = times.get(op.payload, 0) + 1
     for op in evidence.record.appends:
-        limit = 0 if op.outcome is Outcome.FAIL else 1
+        limit = 0 if op.outcome is SimOutcome.FAIL else 1
         if times.get(op.payload, 0) > limit:
             raise Violation(
                 "4 no phantom", f"append {op.payload} ({op.outcome.value}) is there {times[op.payload]} times"
             )
 
 
-def check_real_time(log: Log, evidence: Evidence) -> None:
+def check_real_time(log: SimLog, evidence: Evidence) -> None:
     """5: an append that ended before another began has the smaller GLSN. The second one need not be acknowledged: it
     only has to be in the log."""
     ends = sorted((op for op in evidence.record.appends if op.ack is not None), key=lambda op: op.completed)
@@ -225,12 +225,12 @@ def check_real_time(log: Log, evidence: Evidence) -> None:
             raise Violation("5 real time", f"append {op.payload} got GLSN {glsn} after {highest} was acknowledged")
 
 
-def check_tail(log: Log, evidence: Evidence) -> None:
+def check_tail(log: SimLog, evidence: Evidence) -> None:
     """6: the tail never goes back, and is never behind what was acknowledged or seen before the request for it."""
     check_answers(evidence.record)
 
 
-def check_answers(record: Record) -> None:
+def check_answers(record: SimHistory) -> None:
     """6, for all answers of the metadata repository: tail, catalog and cursors are never older than seen before."""
     seen = [(tail.completed, tail.high_watermark, tail.revision) for tail in record.tails]
     seen += [(op.completed, GLSN(op.ack.glsn + op.ack.count - 1), Revision(0)) for op in record.appends if op.ack]
@@ -249,7 +249,7 @@ def check_answers(record: Record) -> None:
             raise Violation("6 tail", f"{read.cursor} was at {read.glsn} after it had been put to {max(known)}")
 
 
-def check_subscribe(log: Log, evidence: Evidence) -> None:
+def check_subscribe(log: SimLog, evidence: Evidence) -> None:
     """7: a subscription gets exactly the log of its topics from its start, over any failover, except records that it
     was told were trimmed, and records that were left in a topic when it was deleted."""
     data = [item for item in log.batches if item[4].kind is BatchKind.DATA]
@@ -272,7 +272,7 @@ def check_subscribe(log: Log, evidence: Evidence) -> None:
             raise Violation("7 subscribe", f"subscriber {number} was told {seen.gaps}, trims were {log.trims}")
 
 
-def _may_be_missed(log: Log, seen: Subscribed, stream: LogStreamId, last: GLSN) -> bool:
+def _may_be_missed(log: SimLog, seen: Subscribed, stream: LogStreamId, last: GLSN) -> bool:
     topic = log.topic_of[stream]
     if seen.topics is not None and topic not in seen.topics:
         return True
@@ -281,8 +281,8 @@ def _may_be_missed(log: Log, seen: Subscribed, stream: LogStreamId, last: GLSN) 
     return any(begin <= last < end and end in log.trims_of(topic) for begin, end in seen.gaps)
 
 
-def check_producer_order(log: Log, evidence: Evidence) -> None:
-    """8: producer order per stream; batches are all or nothing (the log consists of whole batches, see ``Log``)."""
+def check_producer_order(log: SimLog, evidence: Evidence) -> None:
+    """8: producer order per stream; batches are all or nothing (the log consists of whole batches, see ``SimLog``)."""
     last: dict[tuple[str, LogStreamId], int] = {}
     for glsn, stream, _, _, batch in log.batches:
         tag = batch.producer
@@ -293,7 +293,7 @@ def check_producer_order(log: Log, evidence: Evidence) -> None:
         last[tag.producer, stream] = tag.sequence
 
 
-def check_exactly_once(log: Log, evidence: Evidence) -> None:
+def check_exactly_once(log: SimLog, evidence: Evidence) -> None:
     """9: exactly once per (producer, sequence) over retries, seals, restarts, other streams."""
     places: dict[tuple[str, int], GLSN] = {}
     for glsn, _, _, _, batch in log.batches:
@@ -308,7 +308,7 @@ def check_exactly_once(log: Log, evidence: Evidence) -> None:
             raise Violation("9 exactly once", f"append {op.payload} of {op.producer}/{op.sequence} is not at {op.ack}")
 
 
-def check_trim(log: Log, evidence: Evidence) -> None:
+def check_trim(log: SimLog, evidence: Evidence) -> None:
     """10: trim is monotone and durable."""
     for trim in evidence.record.trims:
         decided = log.trims_of(log.topics[trim.topic])[-1]
@@ -331,7 +331,7 @@ def check_trim(log: Log, evidence: Evidence) -> None:
             raise Violation("10 trim", f"node {read.node} named {read.first_left} after {first_left}")
 
 
-def check_sealed(log: Log, evidence: Evidence) -> None:
+def check_sealed(log: SimLog, evidence: Evidence) -> None:
     """11: a sealed epoch never grows: nothing of it is committed, or held as committed, beyond its sealed position."""
     ends: dict[tuple[LogStreamId, Epoch], LLSN] = {}
     for seal in log.seals:
@@ -345,7 +345,7 @@ def check_sealed(log: Log, evidence: Evidence) -> None:
                     raise Violation("11 sealed", f"node {dump.node} holds {stream}/{entry.last_llsn}, sealed at {end}")
 
 
-def check_watermark(log: Log, evidence: Evidence) -> None:
+def check_watermark(log: SimLog, evidence: Evidence) -> None:
     """Event time: the watermark of each topic at every record, and of all topics after every batch, follows the rule.
     Each topic is a source; together they feed one operator."""
     walk = _WatermarkWalk()
@@ -465,7 +465,7 @@ class _SourceOracle:
             self.watermark = max(self.watermark, max(spoken) - self.lag_us)
 
 
-def check_groups(log: Log, evidence: Evidence) -> None:
+def check_groups(log: SimLog, evidence: Evidence) -> None:
     """Each decided batch is in its topics exactly once, whole, by one cut, contiguous, from the parts of its first
     decision, in the order of its run; rows that were staged and not decided on are not in the log."""
     record = evidence.record
@@ -507,7 +507,7 @@ def check_groups(log: Log, evidence: Evidence) -> None:
                 raise Violation("groups", f"{answer} was answered, {told} is stored")
 
 
-def check_names(log: Log, evidence: Evidence) -> None:
+def check_names(log: SimLog, evidence: Evidence) -> None:
     """A new run begins under a name that has published only if it requests that: its output would be there twice."""
     names: dict[RunId, str] = {}
     published: set[str] = set()
@@ -520,7 +520,7 @@ def check_names(log: Log, evidence: Evidence) -> None:
             published.add(names[decision.run])
 
 
-def _check_group(log: Log, what: str, rows: list[tuple[GLSN, LogStreamId, int, int]], payloads: list[int]) -> None:
+def _check_group(log: SimLog, what: str, rows: list[tuple[GLSN, LogStreamId, int, int]], payloads: list[int]) -> None:
     if [payload for _, _, payload, _ in rows] != payloads:
         raise Violation("groups", f"{what} should be {payloads}, the log has {rows}")
     stream = rows[0][1]
@@ -532,7 +532,7 @@ def _check_group(log: Log, what: str, rows: list[tuple[GLSN, LogStreamId, int, i
         raise Violation("groups", f"{what} was committed by several cuts")
 
 
-CHECKS: dict[str, Callable[[Log, Evidence], None]] = {
+CHECKS: dict[str, Callable[[SimLog, Evidence], None]] = {
     "1 unique": check_unique,
     "2 dense": check_dense,
     "3 durable": check_durable,
@@ -548,10 +548,10 @@ CHECKS: dict[str, Callable[[Log, Evidence], None]] = {
     "names": check_names,
     "watermark": check_watermark,
 }
-"""Replaying the decisions checks 12 (``Log``); 13 to 16 need the running cluster, see ``cluster.py``."""
+"""Replaying the decisions checks 12 (``SimLog``); 13 to 16 need the running cluster, see ``cluster.py``."""
 
 
 def check_all(evidence: Evidence) -> None:
-    log = Log(evidence)
+    log = SimLog(evidence)
     for check in CHECKS.values():
         check(log, evidence)

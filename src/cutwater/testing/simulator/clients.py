@@ -18,7 +18,7 @@ from cutwater.core.producer_session import (
     Settled,
     Withdrawn,
 )
-from cutwater.core.read.merge_reader import RUN_OVERHEAD_BYTES, ReadAnswer, Subscription
+from cutwater.core.read.merge_reader import RUN_OVERHEAD_BYTES, MergeReader, ReadAnswer
 from cutwater.core.requests import (
     Catalog,
     CatalogRequest,
@@ -45,8 +45,8 @@ from cutwater.errors import (
     StreamSealed,
     Trimmed,
 )
-from cutwater.testing.simulator.protocol import AppendAnswer, AppendCall, Call, FateCall, ReadCall, Return
-from cutwater.testing.simulator.record import AppendOp, CursorOp, Outcome, ReadOp, Record, Subscribed, TailOp
+from cutwater.testing.simulator.protocol import AppendCall, FateCall, ReadCall, Return, SimAppendAnswer, SimCall
+from cutwater.testing.simulator.record import AppendOp, CursorOp, ReadOp, SimHistory, SimOutcome, Subscribed, TailOp
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import (
     GLSN,
@@ -65,10 +65,10 @@ Callback = Callable[[Any], None]
 """Gets the value or the error of a call, or None when no answer came in time."""
 
 
-class Client(Process):
+class SimClient(Process):
     """A client with deadlines for its calls, a cached catalog, and a way to find the metadata leader."""
 
-    def __init__(self, world: World, number: int, record: Record, metadata_nodes: int) -> None:
+    def __init__(self, world: World, number: int, record: SimHistory, metadata_nodes: int) -> None:
         super().__init__(world, ("client", number))
         self.number, self.record, self.metadata_nodes = number, record, metadata_nodes
         self.rng = Random(f"client/{world.seed}/{number}")
@@ -89,7 +89,7 @@ class Client(Process):
         self._next_call += 1
         call_id = self._next_call
         self._calls[call_id] = callback
-        self.send(target, Call(call_id, body))
+        self.send(target, SimCall(call_id, body))
         self.after(timeout_us, self._timeout, call_id)
         return call_id
 
@@ -131,7 +131,7 @@ class Client(Process):
         return EventTime(self.world.now + self.rng.randint(-200, 50) * MILLISECOND)
 
 
-class Appender(Client):
+class Appender(SimClient):
     """Appends to any open stream, one batch at a time. It sends a batch again only if the batch certainly was not
     taken: because its epoch has ended, before any answer came, at a position that was committed before it was sent."""
 
@@ -139,7 +139,7 @@ class Appender(Client):
     """Without an answer for this long it refreshes the catalog, and repeats that."""
     MOVES_MAX = 3
 
-    def __init__(self, world: World, number: int, record: Record, metadata_nodes: int) -> None:
+    def __init__(self, world: World, number: int, record: SimHistory, metadata_nodes: int) -> None:
         super().__init__(world, number, record, metadata_nodes)
         self._ends: dict[LogStreamId, LLSN] = {}
         """The last LLSN of each log stream that acknowledgements show to be committed."""
@@ -190,29 +190,31 @@ class Appender(Client):
     def _done(self, op: AppendOp, outcome: Any) -> None:
         op.completed = self.world.now
         is_old = False
-        if isinstance(outcome, AppendAnswer):
-            op.outcome, op.ack = Outcome.OK, outcome.ack
+        if isinstance(outcome, SimAppendAnswer):
+            op.outcome, op.ack = SimOutcome.OK, outcome.ack
             self._ends[outcome.ack.stream] = LLSN(outcome.ack.llsn + outcome.ack.count - 1)
             is_old = append_fate.is_out_of_date(self.catalog.revision, Revision(outcome.revision))
         elif outcome is None or isinstance(outcome, AppendUnknown):
-            op.outcome = Outcome.UNKNOWN
+            op.outcome = SimOutcome.UNKNOWN
         else:
-            op.outcome = Outcome.FAIL
+            op.outcome = SimOutcome.FAIL
         self.world.trace("append", op.payload, op.outcome.value, op.ack.glsn if op.ack else 0)
         pause = int(self.rng.random() * 2 * self.world.options.append_pause_us)
-        if op.outcome is Outcome.OK and not is_old:
+        if op.outcome is SimOutcome.OK and not is_old:
             self.after(pause, self._next)
         else:
             self.after(pause, self.refresh, self._next)
 
 
-class Producer(Client):
+class SimProducer(SimClient):
     """A named producer with a few batches in flight."""
 
     RETRY_US = 120 * MILLISECOND
     IN_FLIGHT_MAX = 3
 
-    def __init__(self, world: World, number: int, record: Record, metadata_nodes: int, name: str, topic: str) -> None:
+    def __init__(
+        self, world: World, number: int, record: SimHistory, metadata_nodes: int, name: str, topic: str
+    ) -> None:
         super().__init__(world, number, record, metadata_nodes)
         self.session = ProducerSession(ProducerId(name), topic, number)
         self._ops: dict[Sequence, AppendOp] = {}
@@ -276,7 +278,7 @@ class Producer(Client):
                     self._ask_metadata(effect.request)
                 case Settled():
                     op = self._ops[effect.sequence]
-                    op.outcome, op.ack, op.completed = Outcome.OK, effect.ack, self.world.now
+                    op.outcome, op.ack, op.completed = SimOutcome.OK, effect.ack, self.world.now
                     self.world.trace("produced", op.payload, effect.ack.glsn)
                 case Withdrawn():
                     self._take_back(effect)
@@ -285,7 +287,7 @@ class Producer(Client):
         ops = [self._ops.pop(sequence) for sequence in withdrawn.sequences]
         for op in ops:
             if op.sequence in withdrawn.refused:
-                op.outcome, op.completed = Outcome.FAIL, self.world.now
+                op.outcome, op.completed = SimOutcome.FAIL, self.world.now
                 self.world.trace("refused", op.payload)
             else:
                 self._submit(op)
@@ -298,7 +300,7 @@ class Producer(Client):
         assert tag is not None
 
         def answered(outcome: Any) -> None:
-            if isinstance(outcome, AppendAnswer):
+            if isinstance(outcome, SimAppendAnswer):
                 if batch.kind is BatchKind.FENCE:
                     self._do(self.session.fence_committed(tag, Sequence(outcome.last_sequence)))
                 else:
@@ -337,7 +339,7 @@ class Producer(Client):
         self.ask(request, answered)
 
 
-class Subscriber(Client):
+class Subscriber(SimClient):
     """Follows its topics, or all topics, from the first record on."""
 
     POLL_US = 25 * MILLISECOND
@@ -345,10 +347,10 @@ class Subscriber(Client):
     """Small, so that streams wait for each other."""
 
     def __init__(
-        self, world: World, number: int, record: Record, metadata_nodes: int, topics: frozenset[TopicId] | None
+        self, world: World, number: int, record: SimHistory, metadata_nodes: int, topics: frozenset[TopicId] | None
     ) -> None:
         super().__init__(world, number, record, metadata_nodes)
-        self.subscription = Subscription(topics or (), GLSN(1), bytes_max=self.BYTES_MAX)
+        self.subscription = MergeReader(topics or (), GLSN(1), bytes_max=self.BYTES_MAX)
         self.seen = record.subscribers[number] = Subscribed(topics, [], [], {})
         self._reading: set[LogStreamId] = set()
 
@@ -406,7 +408,7 @@ class Subscriber(Client):
         return bool(runs)
 
 
-class Reader(Client):
+class Reader(SimClient):
     """Reads acknowledged records back from any replica, and asks for the tail."""
 
     def on_start(self) -> None:
@@ -456,7 +458,7 @@ class Reader(Client):
         self.call(("sn", target), ReadCall(stream, op.ack.glsn, 1), 60 * MILLISECOND, answered)
 
 
-class CursorKeeper(Client):
+class CursorKeeper(SimClient):
     """Commits a cursor at the tail and reads its position, at random."""
 
     def on_start(self) -> None:
@@ -499,7 +501,7 @@ class CursorKeeper(Client):
         return f"cursor {self.number}"
 
 
-class Operator(Client):
+class Operator(SimClient):
     """Changes the cluster on request of the nemesis."""
 
     def on_start(self) -> None:

@@ -15,14 +15,22 @@ from cutwater.core.requests import AddNodeRequest, Created, CreateTopicRequest, 
 from cutwater.errors import Damaged
 from cutwater.testing.simulator import rollback
 from cutwater.testing.simulator.checkers import Evidence, ReplicaDump, check_all
-from cutwater.testing.simulator.clients import Appender, Client, CursorKeeper, Operator, Producer, Reader, Subscriber
+from cutwater.testing.simulator.clients import (
+    Appender,
+    CursorKeeper,
+    Operator,
+    Reader,
+    SimClient,
+    SimProducer,
+    Subscriber,
+)
 from cutwater.testing.simulator.disk import is_intact
-from cutwater.testing.simulator.metadata_node import MetadataNode
+from cutwater.testing.simulator.metadata_node import SimMetadataNode
 from cutwater.testing.simulator.nemesis import Nemesis
 from cutwater.testing.simulator.options import Options
-from cutwater.testing.simulator.record import Outcome, Record
+from cutwater.testing.simulator.record import SimHistory, SimOutcome
 from cutwater.testing.simulator.sinks import Sink
-from cutwater.testing.simulator.storage_node import StorageNode
+from cutwater.testing.simulator.storage_node import SimStorageNode
 from cutwater.testing.simulator.store import SimulatedStore
 from cutwater.testing.simulator.world import Process, Violation, World
 from cutwater.types import (
@@ -62,7 +70,7 @@ class Result(Struct, frozen=True):
     seals: int
 
 
-class Cluster:
+class SimCluster:
     topic = "t"
     second_topic = "u"
     """Created at the beginning too, if there are sinks: they publish to both topics."""
@@ -70,19 +78,19 @@ class Cluster:
     def __init__(self, seed: int, options: Options) -> None:
         self.options = options
         self.world = World(seed, options)
-        self.record = Record()
+        self.record = SimHistory()
         self.store = SimulatedStore(self.world)
         self.world.stored_high_watermark = lambda: self.store.high_watermark
-        self.storage_nodes: list[StorageNode] = []
+        self.storage_nodes: list[SimStorageNode] = []
         for _ in range(options.storage_nodes):
             self.add_storage_node(start=False)
         self.metadata_nodes = [
-            MetadataNode(self.world, MetadataNodeId(i + 1), options.metadata_nodes, self.store)
+            SimMetadataNode(self.world, MetadataNodeId(i + 1), options.metadata_nodes, self.store)
             for i in range(options.metadata_nodes)
         ]
         self._numbers = count(1)
-        self.clients: list[Client] = []
-        self.producers: list[Producer] = []
+        self.clients: list[SimClient] = []
+        self.producers: list[SimProducer] = []
         self.sinks: list[Sink] = []
         self.topics = (self.topic, self.second_topic) if options.sinks else (self.topic,)
         self.operator = Operator(self.world, next(self._numbers), self.record, options.metadata_nodes)
@@ -90,9 +98,9 @@ class Cluster:
         self.world.on_death = self.nemesis.revive
         self._created: set[str] = set()
 
-    def add_storage_node(self, *, start: bool = True) -> StorageNode:
+    def add_storage_node(self, *, start: bool = True) -> SimStorageNode:
         number = StorageNodeId(len(self.storage_nodes) + 1)
-        node = StorageNode(self.world, number, self.options.metadata_nodes)
+        node = SimStorageNode(self.world, number, self.options.metadata_nodes)
         self.storage_nodes.append(node)
         if start:
             node.start()
@@ -100,7 +108,7 @@ class Cluster:
 
     def add_producer(self, name: str, topic: str = topic) -> None:
         nodes = self.options.metadata_nodes
-        producer = Producer(self.world, next(self._numbers), self.record, nodes, name, topic)
+        producer = SimProducer(self.world, next(self._numbers), self.record, nodes, name, topic)
         self.producers.append(producer)
         self.clients.append(producer)
         producer.start()
@@ -186,7 +194,7 @@ class Cluster:
         appends = self.record.appends
 
         def appended() -> bool:
-            return any(op.outcome is Outcome.OK and op.invoked >= healed for op in appends[-200:])
+            return any(op.outcome is SimOutcome.OK and op.invoked >= healed for op in appends[-200:])
 
         self._release_streams()
         if not self.world.run_until(healed + RECOVERY_US, appended):
@@ -281,7 +289,7 @@ class Cluster:
     def _scrub(self) -> None:
         """13: damage is repaired from a peer. Every node verifies what it holds, as ``verify`` does."""
 
-        def damaged() -> list[tuple[StorageNode, LogStreamId, LLSN]]:
+        def damaged() -> list[tuple[SimStorageNode, LogStreamId, LLSN]]:
             found = []
             for node in self.storage_nodes:
                 for stream, disk in node.disks.items():
@@ -323,12 +331,12 @@ class Cluster:
             for lsid, contexts in node.applied.items():
                 applied.setdefault(lsid, []).extend(contexts)
         for op in self.record.appends:
-            if op.outcome is Outcome.PENDING:
-                op.outcome = Outcome.UNKNOWN
+            if op.outcome is SimOutcome.PENDING:
+                op.outcome = SimOutcome.UNKNOWN
         last = max((info.last_glsn for info in catalog(state).streams), default=GLSN(0))
         check_all(Evidence(self.store.decisions, self.record, dumps, applied, self.world.written, last))
 
-    def _dump(self, node: StorageNode, stream: LogStreamId) -> ReplicaDump:
+    def _dump(self, node: SimStorageNode, stream: LogStreamId) -> ReplicaDump:
         disk, replica = node.disks[stream], node.replicas[stream]
         committed = replica.durable_committed_end
         return ReplicaDump(
@@ -348,7 +356,7 @@ def _where(error: BaseException) -> str:
 
 def simulate(seed: int, options: Options, log: list[str] | None = None) -> Result:
     """Run one cluster to its end. Any exception other than a ``Violation`` counts as one: the core must not crash."""
-    cluster = Cluster(seed, options)
+    cluster = SimCluster(seed, options)
     cluster.world.log = log
     violation = guarantee = None
     try:
@@ -368,7 +376,7 @@ def simulate(seed: int, options: Options, log: list[str] | None = None) -> Resul
         violation, guarantee = f"crash: {type(error).__name__}: {error}", "crash"
         if log is not None:
             raise
-    outcomes = {outcome.value: 0 for outcome in Outcome}
+    outcomes = {outcome.value: 0 for outcome in SimOutcome}
     for op in cluster.record.appends:
         outcomes[op.outcome.value] += 1
     decisions = cluster.store.decisions

@@ -14,9 +14,9 @@ from msgspec import structs
 
 from cutwater.core.read.commit_index import first_llsn_at_or_after
 from cutwater.core.replica.deduplication import DedupCheckpoint
-from cutwater.core.replica.recovery import Found, HardState
+from cutwater.core.replica.recovery import FoundFiles, HardState
 from cutwater.format.checksum import crc32c
-from cutwater.format.entry_codec import Running
+from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import StorageBroken
 from cutwater.types import GLSN, LLSN, CommitContext, Entry
 
@@ -96,7 +96,7 @@ class ReplicaDisk:
         self.entries_synced = len(self.entries)
         self.marked_end = self.end
 
-    def restart(self, first_llsn: LLSN, running: Running | None, keep_end: LLSN) -> None:
+    def restart(self, first_llsn: LLSN, running: RunningEventTime | None, keep_end: LLSN) -> None:
         self.first_llsn = first_llsn
         self.entries = [e for e in self.entries if first_llsn <= e.first_llsn and e.last_llsn <= keep_end]
         self.contexts.clear()
@@ -154,7 +154,7 @@ class ReplicaDisk:
 
     # Reading.
 
-    def find(self) -> Found:
+    def find(self) -> FoundFiles:
         """Open the files: return recovery points and the tail, not the whole log."""
         last = self.contexts[-1] if self.contexts else None
         base = self.hard_state.base_llsn if self.hard_state else LLSN(0)
@@ -173,7 +173,7 @@ class ReplicaDisk:
         end = self.end
         self.entries_synced, self.contexts_synced = len(self.entries), len(self.contexts)
         found = (self.hard_state, last, self.first_llsn, end, tuple(tail), damaged)
-        return Found(*found, lacks_dedup=self.dedup is None and self.first_llsn > 1)
+        return FoundFiles(*found, lacks_dedup=self.dedup is None and self.first_llsn > 1)
 
     def entries_from(self, llsn: LLSN) -> Iterator[Entry]:
         """Yield entries from the one that holds this LLSN on, including damaged ones."""
@@ -195,11 +195,11 @@ class ReplicaDisk:
         i = bisect_right(self.entries, llsn, key=lambda entry: entry.first_llsn) - 1
         return i if i >= 0 and llsn <= self.entries[i].last_llsn else i + 1
 
-    def running_before(self, llsn: LLSN) -> Running | None:
+    def running_before(self, llsn: LLSN) -> RunningEventTime | None:
         """Return None: this disk does not know event time."""
         return None
 
-    def repair(self, entry: Entry, running: Running | None) -> bool:
+    def repair(self, entry: Entry, running: RunningEventTime | None) -> bool:
         """Replace a damaged entry by an intact copy."""
         i = self.index_of(entry.first_llsn)
         if i < len(self.entries) and self.entries[i].first_llsn == entry.first_llsn and is_intact(entry):

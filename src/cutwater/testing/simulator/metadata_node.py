@@ -28,14 +28,14 @@ from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState
 from cutwater.errors import CutwaterError, NotLeader, OrderLayerLostMemory, ProtocolViolation
 from cutwater.testing.simulator.protocol import (
-    Call,
     ComplaintMessage,
-    Heartbeat,
     Relay,
     ReportMessage,
     Return,
+    SimCall,
+    SimHeartbeat,
 )
-from cutwater.testing.simulator.storage_node import StorageNode
+from cutwater.testing.simulator.storage_node import SimStorageNode
 from cutwater.testing.simulator.store import SimulatedStore
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import MILLISECOND, DecisionIndex, Instant, LeaderEpoch, MetadataNodeId, StorageNodeId
@@ -71,7 +71,7 @@ ORDER_OPTIONS = OrderOptions(
 """As in a real cluster, only much faster, so that much happens in a few simulated seconds."""
 
 
-class MetadataNode(Process):
+class SimMetadataNode(Process):
     """A metadata node. Everything here is volatile: durable data is in the store."""
 
     def __init__(self, world: World, node: MetadataNodeId, nodes: int, store: SimulatedStore) -> None:
@@ -138,14 +138,14 @@ class MetadataNode(Process):
             return
         for other in range(1, self.nodes + 1):
             if other != self.node:
-                self.send(("mr", other), Heartbeat(epoch, self.node))
+                self.send(("mr", other), SimHeartbeat(epoch, self.node))
         self.after(HEARTBEAT_EVERY_US, self._heartbeat, epoch)
 
     # Messages.
 
     def on_message(self, source: Address, message: Any) -> None:
         match message:
-            case Heartbeat():
+            case SimHeartbeat():
                 if message.leader_epoch >= self._leader[0]:
                     self._leader = (message.leader_epoch, message.leader)
                     self._leader_heard = self.world.now
@@ -156,7 +156,7 @@ class MetadataNode(Process):
                     self.send(message.target, message.message)
                 else:
                     self._from_storage(message.target, MetadataNodeId(source[1]), message.message)
-            case Call():
+            case SimCall():
                 self._call(source, message)
 
     def _from_storage(
@@ -176,7 +176,7 @@ class MetadataNode(Process):
         else:
             self._hear(PeerComplaint(message.stream, message.complainer, message.peer))
 
-    def _call(self, source: Address, call: Call) -> None:
+    def _call(self, source: Address, call: SimCall) -> None:
         if self.order is None:
             self.send(source, Return(call.call_id, NotLeader(f"metadata node {self._leader[1]} leads")))
             return
@@ -232,7 +232,7 @@ class MetadataNode(Process):
             forgotten_end = contexts[0].first_llsn - 1 if contexts else stream.committed_end
             for node in stream.members if stream.is_open else ():
                 process = self.world.processes.get(("sn", node))
-                disk = process.disks.get(lsid) if isinstance(process, StorageNode) else None
+                disk = process.disks.get(lsid) if isinstance(process, SimStorageNode) else None
                 if disk is None or disk.hard_state is None or disk.hard_state.learning:
                     continue
                 applied_end = max(disk.synced_committed_end(), disk.hard_state.base_llsn)

@@ -27,7 +27,7 @@ from cutwater.testing.simulator.disk import is_intact
 from cutwater.testing.simulator.proofs import FORGER
 from cutwater.testing.simulator.protocol import Relay, ReportMessage
 from cutwater.testing.simulator.record import TrimOp
-from cutwater.testing.simulator.storage_node import StorageNode
+from cutwater.testing.simulator.storage_node import SimStorageNode
 from cutwater.testing.simulator.world import Address, Process
 from cutwater.types import (
     GLSN,
@@ -47,11 +47,11 @@ from cutwater.types import (
 )
 
 if TYPE_CHECKING:
-    from cutwater.testing.simulator.cluster import Cluster
+    from cutwater.testing.simulator.cluster import SimCluster
 
 
 class Nemesis:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.rng = Random(f"nemesis/{self.world.seed}")
@@ -93,7 +93,7 @@ class Nemesis:
         self.world.healing = True
         self.world.heal_network()
         for process in list(self.world.processes.values()):
-            if isinstance(process, StorageNode):
+            if isinstance(process, SimStorageNode):
                 process.disk_full = False
             process.resume()
             if not process.alive and process.address[0] != "client":

@@ -30,13 +30,13 @@ from cutwater.protocol import metadata_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.method_access import METADATA_ACCESS, STORAGE_NODE_ACCESS
 from cutwater.testing.simulator.protocol import (
-    Call,
     ComplaintMessage,
     CopyCall,
     FetchCall,
-    Heartbeat,
     Relay,
     ReportMessage,
+    SimCall,
+    SimHeartbeat,
 )
 from cutwater.types import ClusterId
 from cutwater.wire.identity.access_guard import Guard
@@ -71,7 +71,7 @@ _METHODS: dict[str, dict[type, tuple[str, Callable[[Any], Any]]]] = {
         ComplaintMessage: ("complaint", lambda message: message),
         GroupOutcome: ("group_outcome", lambda message: message),
         Relay: ("report_up", lambda message: message.message),
-        Heartbeat: ("heartbeat", lambda message: metadata_api.Heartbeat(message.leader_epoch, message.leader)),
+        SimHeartbeat: ("heartbeat", lambda message: metadata_api.Heartbeat(message.leader_epoch, message.leader)),
     },
 }
 
@@ -95,7 +95,7 @@ class Proofs:
 
     def admits(self, source: Address, target: Address, message: object) -> bool:
         """Whether the source may send this message."""
-        said = message.body if isinstance(message, Call) else message
+        said = message.body if isinstance(message, SimCall) else message
         found = _METHODS.get(target[0], {}).get(type(said))
         if found is None:
             return True

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from cutwater.core.messages import SyncBegin
-from cutwater.format.entry_codec import Running
+from cutwater.format.entry_codec import RunningEventTime
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -25,7 +25,7 @@ from cutwater.types import (
 )
 
 
-class Call(Struct, frozen=True):
+class SimCall(Struct, frozen=True):
     """A request that expects an answer."""
 
     call_id: int
@@ -95,14 +95,14 @@ class CopyReturn(Struct, frozen=True):
 
     stream: LogStreamId
     entry: Entry
-    running: Running | None = None
+    running: RunningEventTime | None = None
 
 
 class SyncStart(Struct, frozen=True):
     """The beginning of a sync, and the event time reached before the first entry that will be sent."""
 
     begin: SyncBegin
-    running: Running | None
+    running: RunningEventTime | None
 
 
 # To and between metadata repository nodes.
@@ -118,7 +118,7 @@ class ComplaintMessage(Struct, frozen=True):
     peer: StorageNodeId
 
 
-class Heartbeat(Struct, frozen=True):
+class SimHeartbeat(Struct, frozen=True):
     leader_epoch: LeaderEpoch
     leader: MetadataNodeId
 
@@ -130,7 +130,7 @@ class Relay(Struct, frozen=True):
     message: Any
 
 
-class AppendAnswer(Struct, frozen=True):
+class SimAppendAnswer(Struct, frozen=True):
     """A committed append, with the producer's last sequence at that place, and the newest revision of the catalog that
     the replica knows."""
 

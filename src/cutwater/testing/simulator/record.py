@@ -6,7 +6,7 @@ import enum
 
 from msgspec import Struct, structs
 
-from cutwater.core.read.merge_reader import Run
+from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.core.requests import PublishedGroup
 from cutwater.format.checksum import crc32c
 from cutwater.types import (
@@ -29,7 +29,7 @@ DECLARATION_EVERY = 8
 """One in this many batches of appenders and producers is a declaration without a record."""
 
 
-class Outcome(enum.Enum):
+class SimOutcome(enum.Enum):
     PENDING = "pending"
     OK = "ok"
     FAIL = "fail"
@@ -47,7 +47,7 @@ class AppendOp(Struct):
     sequence: Sequence = Sequence(0)
     part: str = ""
     """The staged part that it belongs to, if it is published and not appended."""
-    outcome: Outcome = Outcome.PENDING
+    outcome: SimOutcome = SimOutcome.PENDING
     completed: int = 0
     ack: Ack | None = None
 
@@ -98,7 +98,7 @@ class ReadOp(Struct):
     stream: LogStreamId
     invoked: int
     completed: int
-    run: Run | None
+    run: CommittedBatch | None
     error: str = ""
     first_left: GLSN = GLSN(0)
 
@@ -114,13 +114,13 @@ class Subscribed(Struct):
     trimmed. ``ended`` has its position when it was told that a topic is deleted."""
 
     topics: frozenset[TopicId] | None
-    runs: list[Run]
+    runs: list[CommittedBatch]
     gaps: list[tuple[GLSN, GLSN]]
     ended: dict[TopicId, GLSN]
     through: GLSN = GLSN(0)
 
 
-class Record:
+class SimHistory:
     """The history of one simulation."""
 
     def __init__(self) -> None:

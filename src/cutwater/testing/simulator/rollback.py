@@ -13,14 +13,14 @@ from cutwater.testing.simulator.world import Violation
 from cutwater.types import MILLISECOND, SECOND, DecisionIndex
 
 if TYPE_CHECKING:
-    from cutwater.testing.simulator.cluster import Cluster
+    from cutwater.testing.simulator.cluster import SimCluster
 
 SETTLE_US = 600 * MILLISECOND
 NOTICE_US = 3 * SECOND
 AFTER_US = 500 * MILLISECOND
 
 
-def run(cluster: Cluster) -> bool:
+def run(cluster: SimCluster) -> bool:
     """Roll the store back. Returns whether the cluster can continue: only a store that remembers allows recovery."""
     world, rng = cluster.world, cluster.nemesis.rng
     world.run_until(world.now + SETTLE_US)
@@ -63,7 +63,7 @@ def run(cluster: Cluster) -> bool:
     return True
 
 
-def _older(cluster: Cluster) -> DecisionIndex | None:
+def _older(cluster: SimCluster) -> DecisionIndex | None:
     """Return a decision after which every member of some open stream has committed more, so that the first member to
     report reveals the rollback."""
     index = int(len(cluster.store.decisions) * (0.3 + 0.6 * cluster.nemesis.rng.random()))

@@ -13,8 +13,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from cutwater.core.replica.deduplication import DedupCheckpoint
-from cutwater.core.replica.recovery import Found, HardState
-from cutwater.format.entry_codec import Running
+from cutwater.core.replica.recovery import FoundFiles, HardState
+from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.commits import ContextView
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
@@ -34,7 +34,7 @@ from cutwater.types import (
 )
 
 if TYPE_CHECKING:
-    from cutwater.testing.simulator.storage_node import StorageNode
+    from cutwater.testing.simulator.storage_node import SimStorageNode
 
 DIRECTORY = Path("/replica")
 OPTIONS = SegmentOptions(segment_bytes=4_000, index_interval_bytes=700, commits_per_file=16)
@@ -43,7 +43,7 @@ READ_BYTES = 2_000
 
 
 class SegmentDisk:
-    def __init__(self, world: World, node: StorageNode, stream: LogStreamId) -> None:
+    def __init__(self, world: World, node: SimStorageNode, stream: LogStreamId) -> None:
         self._world, self._node, self._stream = world, node, stream
         self._rng = Random(f"disk/{world.seed}/{node.node}/{stream}")
         self._identity = ReplicaIdentity(ClusterId(1), node.node, stream)
@@ -139,7 +139,7 @@ class SegmentDisk:
         last = self.storage.durable_commit
         return last.last_llsn if last else LLSN(0)
 
-    def find(self) -> Found:
+    def find(self) -> FoundFiles:
         """Reopen the files, as a process that starts does."""
         self._evict_perhaps()
         with self._little_room():
@@ -182,7 +182,7 @@ class SegmentDisk:
         with self._little_room():
             self.storage.truncate(end)
 
-    def restart(self, first_llsn: LLSN, running: Running | None, keep_end: LLSN) -> None:
+    def restart(self, first_llsn: LLSN, running: RunningEventTime | None, keep_end: LLSN) -> None:
         assert running is not None, "the source of a sync has files of the same kind"
         with self._little_room():
             self.storage.restart(first_llsn, running, keep_end)
@@ -255,10 +255,10 @@ class SegmentDisk:
         """Return the index of the entry that holds this LLSN, or would hold it."""
         return sum(1 for entry in self.entries if entry.last_llsn < llsn)
 
-    def running_before(self, llsn: LLSN) -> Running | None:
+    def running_before(self, llsn: LLSN) -> RunningEventTime | None:
         return self.storage.running_before(llsn)
 
-    def repair(self, entry: Entry, running: Running | None) -> bool:
+    def repair(self, entry: Entry, running: RunningEventTime | None) -> bool:
         return self.storage.repair(entry, running)
 
 

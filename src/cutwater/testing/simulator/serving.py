@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
 from cutwater.core.read.commit_index import context_of_llsn, first_llsn_at_or_after
-from cutwater.core.read.merge_reader import ReadAnswer, Run
+from cutwater.core.read.merge_reader import CommittedBatch, ReadAnswer
 from cutwater.core.replica.replica import Replica
 from cutwater.core.replica.sync_ranges import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Trimmed, Unavailable
@@ -18,15 +18,15 @@ from cutwater.testing.simulator.world import Address
 from cutwater.types import GLSN, LLSN, Entry, LogStreamId, ReplicaState
 
 if TYPE_CHECKING:
-    from cutwater.testing.simulator.storage_node import StorageNode
+    from cutwater.testing.simulator.storage_node import SimStorageNode
 
 SYNC_ENTRIES_MAX = 16
 
 
-class Serving:
+class SimServing:
     """Serves one node. Holds no state itself."""
 
-    def __init__(self, node: StorageNode) -> None:
+    def __init__(self, node: SimStorageNode) -> None:
         self._node = node
 
     def read(self, call: ReadCall) -> ReadAnswer:
@@ -35,7 +35,7 @@ class Serving:
             raise Unavailable(f"storage node {self._node.node} is still learning log stream {call.stream}")
         if call.from_glsn < replica.hard_state.trimmed_before:
             raise Trimmed(call.from_glsn, replica.hard_state.trimmed_before)
-        runs: list[Run] = []
+        runs: list[CommittedBatch] = []
         llsn = first_llsn_at_or_after(disk.contexts, call.from_glsn)
         for entry in disk.entries_from(llsn) if llsn is not None else ():
             if len(runs) == call.runs_max or entry.last_llsn > self._readable_end(replica):
@@ -53,10 +53,10 @@ class Serving:
             through = min(through, runs[-1].last_glsn) if runs else GLSN(0)
         return ReadAnswer(call.stream, tuple(runs), through, replica.revision)
 
-    def _run_of(self, stream: LogStreamId, entry: Entry) -> Run:
+    def _run_of(self, stream: LogStreamId, entry: Entry) -> CommittedBatch:
         context = context_of_llsn(self._node.disks[stream].contexts, entry.first_llsn)
         assert context is not None
-        return Run(stream, entry.first_llsn, context.glsn_of(entry.first_llsn), context.time, entry.batch)
+        return CommittedBatch(stream, entry.first_llsn, context.glsn_of(entry.first_llsn), context.time, entry.batch)
 
     def _readable_end(self, replica: Replica) -> LLSN:
         """Return the last LLSN that may be served: only committed records are."""

@@ -13,18 +13,18 @@ from typing import Any
 
 from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest, RunAnswer, RunStart, StreamInfo
 from cutwater.errors import CutwaterError, OutputExists, RunFenced
-from cutwater.testing.simulator.clients import Client
+from cutwater.testing.simulator.clients import SimClient
 from cutwater.testing.simulator.protocol import StageCall
-from cutwater.testing.simulator.record import PublishOp, Record, StagedRows
+from cutwater.testing.simulator.record import PublishOp, SimHistory, StagedRows
 from cutwater.testing.simulator.world import World
 from cutwater.types import MILLISECOND, Batch, BatchNumber, Part, TopicId
 
 
-class Sink(Client):
+class Sink(SimClient):
     """A sink. ``key`` and ``committed`` are in the checkpoint and outlive the driver."""
 
     def __init__(
-        self, world: World, number: int, record: Record, metadata_nodes: int, name: str, topics: tuple[str, ...]
+        self, world: World, number: int, record: SimHistory, metadata_nodes: int, name: str, topics: tuple[str, ...]
     ) -> None:
         super().__init__(world, number, record, metadata_nodes)
         self.name, self.key, self.topics = name, f"key {number}", topics

@@ -12,12 +12,12 @@ from cutwater.core.replica.events import GroupEntry, GroupFailed
 from cutwater.core.replica.replica import Replica
 from cutwater.core.requests import StagedAnswer, StagedBatch, StagedRequest
 from cutwater.errors import CutwaterError, ReadOnly, Unavailable
-from cutwater.testing.simulator.protocol import Call, FetchCall, FetchReturn, Return, StageCall
+from cutwater.testing.simulator.protocol import FetchCall, FetchReturn, Return, SimCall, StageCall
 from cutwater.testing.simulator.world import Address
 from cutwater.types import MILLISECOND, Batch
 
 if TYPE_CHECKING:
-    from cutwater.testing.simulator.storage_node import StorageNode
+    from cutwater.testing.simulator.storage_node import SimStorageNode
 
 ASK_EVERY_US = 120 * MILLISECOND
 FETCH_AGAIN_US = 15 * MILLISECOND
@@ -25,7 +25,7 @@ FETCH_PATIENCE_US = 120 * MILLISECOND
 FEED_PAUSE_US_MAX = 1_500
 
 
-class StagedPart(Struct, frozen=True):
+class SimStagedPart(Struct, frozen=True):
     call: StageCall
     since: int
 
@@ -44,12 +44,12 @@ class _Feed(Struct):
     taken: int = 0
 
 
-class Staging:
+class SimPartStore:
     """The staged parts of one node. ``parts`` is on disk and outlives the process."""
 
-    def __init__(self, node: StorageNode) -> None:
+    def __init__(self, node: SimStorageNode) -> None:
         self._node, self._world = node, node.world
-        self.parts: dict[str, StagedPart] = {}
+        self.parts: dict[str, SimStagedPart] = {}
         self._fetched: dict[str, tuple[Batch, ...]] = {}
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class Staging:
     def _staged(self, source: Address, call_id: int, call: StageCall) -> None:
         outcome: object = Unavailable("input/output error")
         if not self._fails():
-            self.parts.setdefault(call.part, StagedPart(call, self._world.now))
+            self.parts.setdefault(call.part, SimStagedPart(call, self._world.now))
             outcome = True
         self._node.send(source, Return(call_id, outcome))
 
@@ -125,7 +125,7 @@ class Staging:
                 missing = True
                 for holder in part.holders:
                     if holder != self._node.node:
-                        self._node.send(("sn", holder), Call(0, FetchCall(part.part)))
+                        self._node.send(("sn", holder), SimCall(0, FetchCall(part.part)))
             else:
                 batches.extend(found)
         if not missing:
@@ -151,7 +151,7 @@ class Staging:
         if ages:
             batches = tuple(StagedBatch(b.run, b.batch, b.generation, age) for b, age in ages.items())
             target = ("mr", self._world.rng.randint(1, self._node.metadata_nodes))
-            self._node.send(target, Call(0, StagedRequest(self._node.node, batches)))
+            self._node.send(target, SimCall(0, StagedRequest(self._node.node, batches)))
 
     def answered(self, answer: StagedAnswer) -> None:
         gone = {(batch.run, batch.batch, batch.generation) for batch in answer.drop}

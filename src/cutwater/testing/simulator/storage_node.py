@@ -28,6 +28,7 @@ from cutwater.core.messages import (
 from cutwater.core.replica.events import (
     Acked,
     Append,
+    AppendFailed,
     AskSync,
     Commit,
     CommitDurable,
@@ -35,7 +36,6 @@ from cutwater.core.replica.events import (
     DropBefore,
     Dropped,
     EntriesDurable,
-    Failed,
     FeedGroup,
     FillEntry,
     Forward,
@@ -69,13 +69,11 @@ from cutwater.errors import (
     ReadOnly,
     Unavailable,
 )
-from cutwater.format.entry_codec import Running
+from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DiskFull, StorageBroken
 from cutwater.testing.simulator.disk import ReplicaDisk, Written
 from cutwater.testing.simulator.protocol import (
-    AppendAnswer,
     AppendCall,
-    Call,
     ComplaintMessage,
     CopyCall,
     CopyReturn,
@@ -85,13 +83,15 @@ from cutwater.testing.simulator.protocol import (
     ReadCall,
     ReportMessage,
     Return,
+    SimAppendAnswer,
+    SimCall,
     StageCall,
     SyncStart,
 )
 from cutwater.testing.simulator.reports import Disk, check_report
 from cutwater.testing.simulator.segment_disk import SegmentDisk
-from cutwater.testing.simulator.serving import Serving
-from cutwater.testing.simulator.staging import Staging
+from cutwater.testing.simulator.serving import SimServing
+from cutwater.testing.simulator.staging import SimPartStore
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import (
     GLSN,
@@ -123,7 +123,7 @@ class _Crash(Exception):
     """The process dies between two effects."""
 
 
-class StorageNode(Process):
+class SimStorageNode(Process):
     """A storage node. ``disks`` and ``incarnation`` survive the process; everything else is volatile."""
 
     def __init__(self, world: World, node: StorageNodeId, metadata_nodes: int) -> None:
@@ -135,8 +135,8 @@ class StorageNode(Process):
         self.applied: dict[LogStreamId, set[CommitContext]] = {}
         """Every commit that any replica here ever applied, for the checkers."""
         self.incarnation = Incarnation(0)
-        self.staging = Staging(self)
-        self._serving = Serving(self)
+        self.staging = SimPartStore(self)
+        self._serving = SimServing(self)
         self._deadly: dict[LogStreamId, DamagedEntries] = {}
         """Damage that ended the process; its log file tells the next process."""
         self._reset()
@@ -152,7 +152,7 @@ class StorageNode(Process):
         self._syncing: set[LogStreamId] = set()
         self._unreadable: dict[LogStreamId, DamagedEntries] = {}
         """Replicas that could not be opened because of damaged entries, and these entries."""
-        self._sync_running: dict[LogStreamId, Running | None] = {}
+        self._sync_running: dict[LogStreamId, RunningEventTime | None] = {}
         self._turn = 0
         self._leader_heard = self.world.now
         self._leader_epoch = LeaderEpoch(0)
@@ -227,7 +227,7 @@ class StorageNode(Process):
 
     def on_message(self, source: Address, message: Any) -> None:
         match message:
-            case Call():
+            case SimCall():
                 self._call(source, message)
             case CommitMessage():
                 self._leader_heard = self.world.now
@@ -341,8 +341,8 @@ class StorageNode(Process):
             case Acked():
                 if effect.ack.glsn + effect.ack.count - 1 > self.world.stored_high_watermark():
                     raise Violation("12 one cut sequence", f"{effect.ack} was acknowledged before its cut was stored")
-                self._answer_waiter(effect.waiter, AppendAnswer(effect.ack, effect.last_sequence, replica.revision))
-            case Failed():
+                self._answer_waiter(effect.waiter, SimAppendAnswer(effect.ack, effect.last_sequence, replica.revision))
+            case AppendFailed():
                 self._answer_waiter(effect.waiter, effect.error)
             case Unsettled():
                 self._answer_waiter(effect.waiter, AppendUnknown("the head can no longer tell the outcome"))
@@ -509,7 +509,7 @@ class StorageNode(Process):
 
     # Calls from clients and peers.
 
-    def _call(self, source: Address, call: Call) -> None:
+    def _call(self, source: Address, call: SimCall) -> None:
         try:
             match call.body:
                 case AppendCall():
@@ -592,4 +592,4 @@ class StorageNode(Process):
         """Ask all other storage nodes for an intact copy of a damaged entry."""
         for kind, peer in self.world.processes:
             if kind == "sn" and peer != self.node:
-                self.send(("sn", peer), Call(0, CopyCall(stream, llsn)))
+                self.send(("sn", peer), SimCall(0, CopyCall(stream, llsn)))

@@ -13,7 +13,7 @@ from cutwater.testing.simulator.world import World
 from cutwater.types import GLSN, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 
-class Loaded(Struct, frozen=True):
+class SimLoadedState(Struct, frozen=True):
     leader_epoch: LeaderEpoch
     snapshot: Snapshot
     decisions: tuple[Decision, ...]
@@ -34,7 +34,7 @@ class SimulatedStore:
     def last_index(self) -> DecisionIndex:
         return DecisionIndex(len(self.decisions))
 
-    def acquire(self, node: MetadataNodeId, seen: LeaderEpoch) -> Loaded | None:
+    def acquire(self, node: MetadataNodeId, seen: LeaderEpoch) -> SimLoadedState | None:
         """Become leader unless another node has meanwhile; return what is stored."""
         if self.leader_epoch != seen:
             return None
@@ -42,8 +42,8 @@ class SimulatedStore:
         self.world.trace("leader", node, self.leader_epoch)
         return self.load()
 
-    def load(self) -> Loaded:
-        return Loaded(self.leader_epoch, self._snapshot, tuple(self.decisions[self._snapshot.index :]))
+    def load(self) -> SimLoadedState:
+        return SimLoadedState(self.leader_epoch, self._snapshot, tuple(self.decisions[self._snapshot.index :]))
 
     def append(self, write: Store, done: Callable[[DecisionIndex | None], None]) -> None:
         """Append. ``done`` gets the index of the last decision, or None after a refusal; it may never be called."""
@@ -77,9 +77,9 @@ class SimulatedStore:
             return self.last_index
         return None
 
-    def roll_back(self, index: DecisionIndex) -> Loaded:
+    def roll_back(self, index: DecisionIndex) -> SimLoadedState:
         """Restore the store to its state after this decision, except the leader's epoch. Returns the state before."""
-        newest = Loaded(self.leader_epoch, self._snapshot, tuple(self.decisions))
+        newest = SimLoadedState(self.leader_epoch, self._snapshot, tuple(self.decisions))
         del self.decisions[index:]
         self._snapshot = Snapshot() if self._snapshot.index > index else self._snapshot
         cuts = (decision.high_watermark for decision in self.decisions if isinstance(decision, Cut))
@@ -88,7 +88,7 @@ class SimulatedStore:
         self.world.trace("rolled back", index, self.high_watermark)
         return newest
 
-    def put_back(self, newest: Loaded) -> None:
+    def put_back(self, newest: SimLoadedState) -> None:
         """Restore the store to its state before ``roll_back``, except the leader's epoch."""
         self.decisions, self._snapshot = list(newest.decisions), newest.snapshot
         cuts = (decision.high_watermark for decision in self.decisions if isinstance(decision, Cut))

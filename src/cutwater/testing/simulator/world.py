@@ -11,7 +11,7 @@ from typing import Any
 
 from cutwater.testing.simulator.options import Options
 from cutwater.testing.simulator.proofs import Proofs
-from cutwater.testing.simulator.protocol import Call, Return
+from cutwater.testing.simulator.protocol import Return, SimCall
 from cutwater.types import GLSN, LLSN, MILLISECOND, Batch, Epoch, Instant, LogStreamId
 
 Address = tuple[str, int]
@@ -108,7 +108,7 @@ class World:
         copies = 1
         if options.message_duplication > 0 and not self.healing and rng.random() < options.message_duplication:
             # A call is sent once: nothing below a client repeats an append.
-            copies = 1 if isinstance(message, Call | Return) else 2
+            copies = 1 if isinstance(message, SimCall | Return) else 2
         for _ in range(copies):
             self.after(self._arrival(source, target) - self.now, self._deliver, source, target, message, on_broken)
 

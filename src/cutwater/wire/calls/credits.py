@@ -78,7 +78,7 @@ def _top_up(amount: int, holders: Sequence[tuple[int, int]]) -> list[int]:
     return divide(amount, [max(share - has, 0) for share, (_, has) in zip(shares, holders, strict=True)])
 
 
-class Member:
+class CreditSender:
     """One sender, as its receiver sees it."""
 
     __slots__ = (
@@ -128,20 +128,20 @@ class CreditPool:
         # send.
         self._floor_items = items_max if senders_max == 1 else max(1, items_max // (4 * senders_max))
         self._floor_bytes = bytes_max if senders_max == 1 else bytes_max // (4 * senders_max)
-        self._members: dict[Member, None] = {}
+        self._members: dict[CreditSender, None] = {}
         """In the order in which blocked senders are served."""
 
-    def join(self) -> tuple[Member, int, int]:
+    def join(self) -> tuple[CreditSender, int, int]:
         """Add a sender, and return it with its first credit."""
         if len(self._members) >= self.senders_max:
             raise ResourceExhausted(f"this pool of credit has {self.senders_max} senders already", retry_ms=1_000)
-        member = Member()
+        member = CreditSender()
         self._members[member] = None
         items, size = min(self._floor_items, self.free_items), min(self._floor_bytes, max(self.free_bytes, 0))
         self._grant(member, items, size)
         return member, items, size
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: CreditSender) -> None:
         """Remove a sender and free its credit. Items received from it keep their room until they are consumed."""
         if member in self._members:
             del self._members[member]
@@ -149,7 +149,7 @@ class CreditPool:
             self.free_bytes += member.granted_bytes
             member.granted_items = member.granted_bytes = 0
 
-    def received(self, member: Member, size: int, backlog_items: int, backlog_bytes: int) -> None:
+    def received(self, member: CreditSender, size: int, backlog_items: int, backlog_bytes: int) -> None:
         """Note a received item. It keeps its room until it is consumed."""
         if member.granted_items < 1 or member.granted_bytes < size:
             raise ProtocolViolation(
@@ -163,7 +163,7 @@ class CreditPool:
         member.backlog_items, member.backlog_bytes = backlog_items, backlog_bytes
         member.needs, member.asked_back = 0, False
 
-    def blocked(self, member: Member, needs: int, items: int, size: int, backlog: tuple[int, int]) -> None:
+    def blocked(self, member: CreditSender, needs: int, items: int, size: int, backlog: tuple[int, int]) -> None:
         """Take back the credit of a sender that cannot send its next item, or that was asked for its credit."""
         if items > member.granted_items or size > member.granted_bytes:
             raise ProtocolViolation(f"{items} items and {size} bytes of credit came back, more than was granted")
@@ -184,7 +184,7 @@ class CreditPool:
             self._members[member] = None
         member.needs = needs
 
-    def consumed(self, member: Member, items: int, size: int) -> None:
+    def consumed(self, member: CreditSender, items: int, size: int) -> None:
         """Free the room of received items that are no longer in memory."""
         assert items <= member.queued_items
         assert size <= member.queued_bytes
@@ -193,20 +193,20 @@ class CreditPool:
         self.free_items += items
         self.free_bytes += size
 
-    def grants(self) -> list[tuple[Member, int, int]]:
+    def grants(self) -> list[tuple[CreditSender, int, int]]:
         """Return the grants to send now, as (sender, items, bytes).
 
         Small amounts wait until they are worth a message. 0 items and 0 bytes ask the sender to give its credit back.
         """
         if self.senders_max == 1:
             return self._grants_for_one()
-        totals: dict[Member, tuple[int, int]] = {}
+        totals: dict[CreditSender, tuple[int, int]] = {}
         for member, items, size in self._grants_for_several():
             before = totals.get(member, (0, 0))
             totals[member] = before[0] + items, before[1] + size
         return [(member, items, size) for member, (items, size) in totals.items()]
 
-    def _grants_for_one(self) -> list[tuple[Member, int, int]]:
+    def _grants_for_one(self) -> list[tuple[CreditSender, int, int]]:
         for member in self._members:
             if not member.needs:
                 is_much = 2 * self.free_items >= self.items_max or 2 * self.free_bytes >= self.bytes_max
@@ -218,7 +218,7 @@ class CreditPool:
                 return [self._grant(member, *((1, needs) if is_huge else (self.free_items, self.free_bytes)))]
         return []
 
-    def _grants_for_several(self) -> Iterator[tuple[Member, int, int]]:
+    def _grants_for_several(self) -> Iterator[tuple[CreditSender, int, int]]:
         for blocked in [member for member in self._members if member.needs]:
             if not self._has_room_for(blocked):
                 # The sender that has been blocked longest comes first, so no other sender may take what becomes free
@@ -242,18 +242,18 @@ class CreditPool:
             if items or size:
                 yield self._grant(member, items, size)
 
-    def _has_room_for(self, blocked: Member) -> bool:
+    def _has_room_for(self, blocked: CreditSender) -> bool:
         is_empty = self.free_items == self.items_max and self.free_bytes == self.bytes_max
         return self.free_items > 0 and (self.free_bytes >= blocked.needs or is_empty)
 
-    def _ask_back(self, blocked: Member) -> Iterator[tuple[Member, int, int]]:
+    def _ask_back(self, blocked: CreditSender) -> Iterator[tuple[CreditSender, int, int]]:
         for member in self._members:
             holds = member.granted_items or member.granted_bytes
             if member is not blocked and holds and not member.asked_back:
                 member.asked_back = True
                 yield member, 0, 0
 
-    def _grant(self, member: Member, items: int, size: int) -> tuple[Member, int, int]:
+    def _grant(self, member: CreditSender, items: int, size: int) -> tuple[CreditSender, int, int]:
         assert 0 <= items <= self.free_items
         assert 0 <= size <= max(self.free_bytes, 0) or self.free_bytes == self.bytes_max
         self.free_items -= items

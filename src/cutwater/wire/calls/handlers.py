@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from cutwater.errors import AlreadyExists, InvalidArgument
-from cutwater.protocol.access import Access
+from cutwater.protocol.access import MethodAccess
 from cutwater.protocol.methods import Method, Notice, Payload, StreamMethod
 from cutwater.wire.identity.access_guard import Guard
 from cutwater.wire.identity.server_book import ServerBook
@@ -33,7 +33,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class Reply(Struct, Generic[R], eq=False):
+class ReplyWithBody(Struct, Generic[R], eq=False):
     """Return value of a handler that sends a body along with its value."""
 
     value: R
@@ -49,7 +49,7 @@ class Later(enum.Enum):
 LATER: Final[Literal[Later.LATER]] = Later.LATER
 
 
-Handler = Callable[["Call[A]"], R | Reply[R] | Later | Awaitable[R | Reply[R]]]
+Handler = Callable[["Call[A]"], R | ReplyWithBody[R] | Later | Awaitable[R | ReplyWithBody[R]]]
 StreamHandler = Callable[["Call[A]", "StreamSender[R]"], Awaitable[None]]
 NoticeHandler = Callable[["Notification[A]"], None]
 
@@ -63,7 +63,7 @@ class Methods:
 
     __slots__ = ("_access", "_book", "notices", "requests", "streams")
 
-    def __init__(self, access: Mapping[str, Access] | None = None, book: ServerBook | None = None) -> None:
+    def __init__(self, access: Mapping[str, MethodAccess] | None = None, book: ServerBook | None = None) -> None:
         self._access, self._book = access, book or ServerBook()
         self.requests: dict[str, tuple[Method[Any, Any], Callable[[Any], Any], bool, Guard | None]] = {}
         """Name → description, handler, whether the handler needs a task, and its guard, if it has one."""

@@ -22,11 +22,11 @@ from cutwater.errors import CutwaterError, ProtocolViolation, ResourceExhausted,
 from cutwater.protocol.errors import InternalError, UnknownMethod, encode_error
 from cutwater.protocol.methods import Body, Payload
 from cutwater.runtime.deadline_watch import DeadlineWatch
-from cutwater.wire.calls.handlers import LATER, Methods, Reply
+from cutwater.wire.calls.handlers import LATER, Methods, ReplyWithBody
 from cutwater.wire.calls.outbox import Outbox
 from cutwater.wire.calls.streams import StreamSender
 from cutwater.wire.identity.access_guard import Guard
-from cutwater.wire.messages import ENCODE, Frame, Kind, OpenHeader, RequestHeader
+from cutwater.wire.messages import ENCODE, FrameKind, OpenHeader, RequestHeader, WireFrame
 from cutwater.wire.options import Budget
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Call(Struct, Generic[A], eq=False):
     then it counts as being served.
     """
 
-    _serving: Serving
+    _serving: IncomingCalls
     number: int
     argument: A
     body: Body
@@ -75,7 +75,7 @@ class Call(Struct, Generic[A], eq=False):
         return self._serving.connection
 
     def answer(self, value: Any = None, body: Payload = b"") -> None:
-        self._serving.finish(self, Reply(value, body))
+        self._serving.finish(self, ReplyWithBody(value, body))
 
     def fail(self, error: CutwaterError) -> None:
         self._serving.finish(self, error)
@@ -105,7 +105,7 @@ class Call(Struct, Generic[A], eq=False):
             self.fail(Unavailable("this side is closing: nothing was done"))
 
 
-class Serving:
+class IncomingCalls:
     """The requests and streams of the peer that are being served.
 
     If ``refusal`` is set, new requests fail with the error that it returns. ``on_idle`` is called whenever the last
@@ -175,7 +175,7 @@ class Serving:
         size, self.reserved = self.reserved, 0
         self._give_back(size)
 
-    def request(self, frame: Frame) -> None:
+    def request(self, frame: WireFrame) -> None:
         objection = self._objection(frame, self._methods.requests)
         if objection is not None:
             self._tell(frame.call, objection)
@@ -211,7 +211,7 @@ class Serving:
         call.is_answered = True
         self._send(call, outcome)
 
-    def stream_open(self, frame: Frame) -> None:
+    def stream_open(self, frame: WireFrame) -> None:
         objection = self._objection(frame, self._methods.streams)
         if objection is not None:
             self._tell(frame.call, objection)
@@ -232,7 +232,7 @@ class Serving:
         self._keep(call)
         call.task = self._loop.create_task(self._run(call, method, lambda call: handler(call, sender), guard))
 
-    def notify(self, frame: Frame) -> None:
+    def notify(self, frame: WireFrame) -> None:
         entry = self._methods.notices.get(frame.header.method)
         if entry is None:
             _log.warning("%s told %s, which is not known here", self.connection, _shown(frame.header.method))
@@ -253,19 +253,19 @@ class Serving:
         except Exception:
             _log.exception("%s told %r, and its handler failed", self.connection, notice.name)
 
-    def cancel(self, frame: Frame) -> None:
+    def cancel(self, frame: WireFrame) -> None:
         call = self._calls.get(frame.call)
         if call is not None:
             call.cancel()
 
-    def credit(self, frame: Frame) -> None:
+    def credit(self, frame: WireFrame) -> None:
         call = self._calls.get(frame.call)
         if call is not None and call.sender is not None:
             call.sender.granted(frame.header.items, frame.header.bytes)
 
     # Admission and results.
 
-    def _objection(self, frame: Frame, methods: dict[str, Any]) -> CutwaterError | None:
+    def _objection(self, frame: WireFrame, methods: dict[str, Any]) -> CutwaterError | None:
         """Return why a request is not served, or None. No handler has seen it, so nothing was done."""
         options, size = self._options, frame.size - self.reserved
         if self.refusal is not None:
@@ -293,7 +293,7 @@ class Serving:
         return ResourceExhausted(message, retry_ms=self._options.retry_ms)
 
     def _tell(self, call: int, error: CutwaterError) -> None:
-        self._outbox.send(Kind.ERROR, call, encode_error(error, self._outbox.header_bytes_max))
+        self._outbox.send(FrameKind.ERROR, call, encode_error(error, self._outbox.header_bytes_max))
 
     def _keep(self, call: Call[Any]) -> None:
         """Keep a call that goes on after this turn. From now on it counts against the limits."""
@@ -345,12 +345,12 @@ class Serving:
             if isinstance(outcome, CutwaterError):
                 self._tell(call.number, outcome)
             elif call.sender is not None:
-                self._outbox.send(Kind.STREAM_END, call.number, b"")
-            elif type(outcome) is Reply:
+                self._outbox.send(FrameKind.STREAM_END, call.number, b"")
+            elif type(outcome) is ReplyWithBody:
                 value = ENCODE(outcome.value)
-                self._outbox.send(Kind.RESPONSE, call.number, value, outcome.body, is_alone=not self._calls)
+                self._outbox.send(FrameKind.RESPONSE, call.number, value, outcome.body, is_alone=not self._calls)
             else:
-                self._outbox.send(Kind.RESPONSE, call.number, ENCODE(outcome), is_alone=not self._calls)
+                self._outbox.send(FrameKind.RESPONSE, call.number, ENCODE(outcome), is_alone=not self._calls)
         except CutwaterError as error:
             self._tell(call.number, error)
         except Exception as error:

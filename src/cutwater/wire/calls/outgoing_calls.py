@@ -18,13 +18,13 @@ from cutwater.protocol.methods import Payload, StreamMethod
 from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.wire.calls.outbox import Outbox
 from cutwater.wire.calls.streams import SharedCredit, StreamReceiver
-from cutwater.wire.messages import ENCODE, Frame, Kind, PeerLimits
+from cutwater.wire.messages import ENCODE, FrameKind, PeerLimits, WireFrame
 
 _log = logging.getLogger(__name__)
 
 TIMEOUT_MS_MAX = 2**40
 
-Sink = asyncio.Future[Frame] | Callable[[Frame | CutwaterError], None]
+Sink = asyncio.Future[WireFrame] | Callable[[WireFrame | CutwaterError], None]
 """Receives the outcome of a call. A function costs no turn of the event loop."""
 
 
@@ -86,7 +86,7 @@ class Calling:
         size = len(header) + (len(body) if type(body) is bytes else _payload_bytes(body))
         self._admit(method, size)
         call = self._next
-        self._outbox.send(Kind.REQUEST, call, header, body, is_alone=not self._pending)
+        self._outbox.send(FrameKind.REQUEST, call, header, body, is_alone=not self._pending)
         self._next = call + 1
         deadline = self._loop.time() + timeout_ms / 1_000
         self._pending[call] = deadline, sink, size, method
@@ -106,7 +106,7 @@ class Calling:
         items, size = stream.begin()
         try:
             header = ENCODE((method.name, int(timeout_ms or 0), argument, items, size))
-            self._outbox.send(Kind.STREAM_OPEN, call, header, body)
+            self._outbox.send(FrameKind.STREAM_OPEN, call, header, body)
         except BaseException:
             stream.end(None)
             raise
@@ -138,7 +138,7 @@ class Calling:
     def cancel(self, call: int) -> None:
         """Cancel a call whose answer the caller no longer wants."""
         if self._take(call) is not None:
-            self._outbox.send(Kind.CANCEL, call, b"")
+            self._outbox.send(FrameKind.CANCEL, call, b"")
 
     def _take(self, call: int) -> Sink | None:
         """End a call. Returns the receiver of the outcome, which the code that calls this must notify."""
@@ -154,7 +154,7 @@ class Calling:
         """Cancel a stream."""
         stream = self._end_stream(call)
         if stream is not None:
-            self._outbox.send(Kind.CANCEL, call, b"")
+            self._outbox.send(FrameKind.CANCEL, call, b"")
         return stream
 
     def _end_stream(self, call: int) -> StreamReceiver[Any] | None:
@@ -167,9 +167,9 @@ class Calling:
 
     def expects(self, kind: int, call: int) -> bool:
         """Return whether a call or stream waits for a frame that is about to be received."""
-        return call in (self._streams if kind == Kind.STREAM_ITEM else self._pending)
+        return call in (self._streams if kind == FrameKind.STREAM_ITEM else self._pending)
 
-    def response(self, frame: Frame) -> None:
+    def response(self, frame: WireFrame) -> None:
         sink = self._take(frame.call)
         if sink is None:
             self._check_known(frame.call)
@@ -179,7 +179,7 @@ class Calling:
         else:
             _tell(sink, frame)
 
-    def error(self, frame: Frame) -> None:
+    def error(self, frame: WireFrame) -> None:
         error = from_wire(frame.header)
         sink = self._take(frame.call)
         if sink is not None:
@@ -191,13 +191,13 @@ class Calling:
         else:
             self._check_known(frame.call)
 
-    def stream_item(self, frame: Frame) -> None:
+    def stream_item(self, frame: WireFrame) -> None:
         self._for_stream(frame, lambda stream: stream.item(frame))
 
-    def blocked(self, frame: Frame) -> None:
+    def blocked(self, frame: WireFrame) -> None:
         self._for_stream(frame, lambda stream: stream.blocked(frame.header))
 
-    def _for_stream(self, frame: Frame, tell: Callable[[StreamReceiver[Any]], None]) -> None:
+    def _for_stream(self, frame: WireFrame, tell: Callable[[StreamReceiver[Any]], None]) -> None:
         entry = self._streams.get(frame.call)
         if entry is None:
             self._check_known(frame.call)
@@ -209,7 +209,7 @@ class Calling:
             self._forget(frame.call)
             entry[1].end(error)
 
-    def stream_end(self, frame: Frame) -> None:
+    def stream_end(self, frame: WireFrame) -> None:
         stream = self._end_stream(frame.call)
         if stream is not None:
             stream.end(None)
@@ -245,7 +245,7 @@ class Calling:
         for call, entry in [item for item in self._pending.items() if item[1][0] <= now]:
             sink = self._take(call)
             if sink is not None:
-                self._outbox.send(Kind.CANCEL, call, b"")
+                self._outbox.send(FrameKind.CANCEL, call, b"")
                 _fail(sink, DeadlineExceeded(f"{entry[3]}: no answer came in time; it may or may not be carried out"))
         for call in [call for call, (deadline, _) in self._streams.items() if deadline <= now]:
             stream = self._forget(call)
@@ -275,7 +275,7 @@ def _fail(sink: Sink, error: CutwaterError) -> None:
         sink.set_exception(error)
 
 
-def _tell(sink: Callable[[Frame | CutwaterError], None], outcome: Frame | CutwaterError) -> None:
+def _tell(sink: Callable[[WireFrame | CutwaterError], None], outcome: WireFrame | CutwaterError) -> None:
     try:
         sink(outcome)
     except Exception:

@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted
 from cutwater.protocol.methods import Payload, Received, StreamMethod
-from cutwater.wire.calls.credits import CreditPool, Member, SendWindow
+from cutwater.wire.calls.credits import CreditPool, CreditSender, SendWindow
 from cutwater.wire.calls.outbox import FLUSH_BYTES, Outbox
-from cutwater.wire.messages import ENCODE, BlockedHeader, Frame, ItemHeader, Kind
+from cutwater.wire.messages import ENCODE, BlockedHeader, FrameKind, ItemHeader, WireFrame
 
 I = TypeVar("I")  # noqa: E741 - the item of a stream, as A is the argument and R the result of a call
 
@@ -69,7 +69,7 @@ class StreamSender(Generic[I]):
         self._in_a_row += size
         self._window.use(size)
         self._backlog = backlog_items, backlog_bytes
-        self._outbox.send(Kind.STREAM_ITEM, self._call, header, body)
+        self._outbox.send(FrameKind.STREAM_ITEM, self._call, header, body)
 
     async def _wait_for(self, size: int, backlog_items: int, backlog_bytes: int) -> None:
         try:
@@ -77,7 +77,7 @@ class StreamSender(Generic[I]):
                 while not self._window.fits(size) or self._outbox.is_busy:
                     if not self._window.fits(size):
                         blocked = BlockedHeader(backlog_items, backlog_bytes, size, *self._window.give_back())
-                        self._outbox.send(Kind.BLOCKED, self._call, ENCODE(blocked))
+                        self._outbox.send(FrameKind.BLOCKED, self._call, ENCODE(blocked))
                     self._waiter = asyncio.get_running_loop().create_future()
                     await self._waiter
         except TimeoutError:
@@ -94,7 +94,7 @@ class StreamSender(Generic[I]):
             self.wake()
         elif self._waiter is None:
             blocked = BlockedHeader(*self._backlog, 0, *self._window.give_back())
-            self._outbox.send(Kind.BLOCKED, self._call, ENCODE(blocked))
+            self._outbox.send(FrameKind.BLOCKED, self._call, ENCODE(blocked))
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -110,14 +110,14 @@ class SharedCredit:
         self, items_max: int, bytes_max: int, senders_max: int = 1, *, item_bytes_max: int = ITEM_BYTES_MAX
     ) -> None:
         self.pool = CreditPool(items_max, bytes_max, senders_max, item_bytes_max)
-        self._streams: dict[Member, Callable[[int, int], None]] = {}
+        self._streams: dict[CreditSender, Callable[[int, int], None]] = {}
 
-    def join(self, grant: Callable[[int, int], None]) -> tuple[Member, int, int]:
+    def join(self, grant: Callable[[int, int], None]) -> tuple[CreditSender, int, int]:
         member, items, size = self.pool.join()
         self._streams[member] = grant
         return member, items, size
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: CreditSender) -> None:
         self.pool.leave(member)
         self._streams.pop(member, None)
         self.settle()
@@ -165,7 +165,7 @@ class StreamReceiver(Generic[I]):
         self._call = call
         self._credit = credit
         self._on_cancel = on_cancel
-        self._member = Member()
+        self._member = CreditSender()
         self._queue: deque[tuple[Received[I], int]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: CutwaterError | None = None
@@ -248,7 +248,7 @@ class StreamReceiver(Generic[I]):
 
     # Calls from the connection.
 
-    def item(self, frame: Frame) -> None:
+    def item(self, frame: WireFrame) -> None:
         header: ItemHeader = frame.header
         received = Received(self._method.result_of(header.value), frame.body)
         self._credit.pool.received(self._member, frame.size, header.backlog_items, header.backlog_bytes)
@@ -271,7 +271,7 @@ class StreamReceiver(Generic[I]):
             self._credit.leave(self._member)
 
     def _grant(self, items: int, size: int) -> None:
-        self._outbox.send(Kind.CREDIT, self._call, ENCODE((items, size)))
+        self._outbox.send(FrameKind.CREDIT, self._call, ENCODE((items, size)))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

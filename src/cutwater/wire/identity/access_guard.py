@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from cutwater.errors import CutwaterError, Unavailable
-from cutwater.protocol.access import Access
+from cutwater.protocol.access import MethodAccess
 from cutwater.protocol.errors import Unproven
 from cutwater.wire.identity.server_book import ServerBook
 
@@ -29,7 +29,7 @@ class Guard:
 
     __slots__ = ("_access", "_book", "_log_after", "_log_seconds", "_name", "_needs_argument", "_refused", "_subject")
 
-    def __init__(self, name: str, access: Access, book: ServerBook, *, log_seconds: float = LOG_SECONDS) -> None:
+    def __init__(self, name: str, access: MethodAccess, book: ServerBook, *, log_seconds: float = LOG_SECONDS) -> None:
         self._name, self._access, self._book = name, access, book
         self._subject = access.subject
         self._needs_argument = access.is_for_clients or access.client_subject is not None

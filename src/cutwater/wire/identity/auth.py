@@ -1,7 +1,7 @@
 """Authentication: the credentials that a peer shows, and the identity that a listener derives from them.
 
-An authenticator is a function from ``Credentials`` to an ``Identity``. It raises ``Unauthenticated`` if it rejects the
-credentials, and may be a coroutine function. The layers above decide what an identity may do, from
+An authenticator is a function from ``Credentials`` to a ``PeerIdentity``. It raises ``Unauthenticated`` if it rejects
+the credentials, and may be a coroutine function. The layers above decide what an identity may do, from
 ``call.connection.peer``.
 """
 
@@ -26,27 +26,27 @@ class Credentials(Struct, frozen=True):
     address: str
 
 
-class Identity(Struct, frozen=True):
+class PeerIdentity(Struct, frozen=True):
     """The identity of a peer, as the listener has established it. Without an authenticator, every peer is anonymous."""
 
     name: str
     roles: tuple[str, ...] = ()
 
 
-ANONYMOUS = Identity("")
+ANONYMOUS = PeerIdentity("")
 
-Authenticator = Callable[[Credentials], Identity | Awaitable[Identity]]
+Authenticator = Callable[[Credentials], PeerIdentity | Awaitable[PeerIdentity]]
 
 
 class TokenAuthenticator:
     """Authenticates by token. All tokens take the same time, so timing reveals nothing about the known ones."""
 
-    def __init__(self, tokens: Mapping[str, Identity]) -> None:
+    def __init__(self, tokens: Mapping[str, PeerIdentity]) -> None:
         if not all(tokens):
             raise ValueError("an empty token would let everyone in")
         self._tokens = {token.encode(): identity for token, identity in tokens.items()}
 
-    def __call__(self, credentials: Credentials) -> Identity:
+    def __call__(self, credentials: Credentials) -> PeerIdentity:
         found = None
         shown = credentials.token.encode()
         for token, identity in self._tokens.items():
@@ -62,12 +62,12 @@ class TokenAuthenticator:
 class CertificateOrToken:
     """Accepts a certificate that TLS has verified. A peer without a certificate needs a token."""
 
-    def __init__(self, tokens: Mapping[str, Identity]) -> None:
+    def __init__(self, tokens: Mapping[str, PeerIdentity]) -> None:
         self._by_token, self._has_tokens = TokenAuthenticator(tokens), bool(tokens)
 
-    def __call__(self, credentials: Credentials) -> Identity:
+    def __call__(self, credentials: Credentials) -> PeerIdentity:
         if credentials.certificate:
-            return Identity(_common_name(credentials) or "")
+            return PeerIdentity(_common_name(credentials) or "")
         if not self._has_tokens:
             raise Unauthenticated("a client certificate is needed here: give one, with its private key")
         if not credentials.token:
@@ -75,12 +75,12 @@ class CertificateOrToken:
         return self._by_token(credentials)
 
 
-def by_certificate(credentials: Credentials) -> Identity:
+def by_certificate(credentials: Credentials) -> PeerIdentity:
     """Authenticate by the common name of a client certificate that TLS has verified."""
     name = _common_name(credentials)
     if name is None:
         raise Unauthenticated("a client certificate with a common name is needed here")
-    return Identity(name)
+    return PeerIdentity(name)
 
 
 def _common_name(credentials: Credentials) -> str | None:

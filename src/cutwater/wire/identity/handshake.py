@@ -17,7 +17,7 @@ from cutwater.protocol.errors import HEADER_BYTES_MIN, MalformedFrame, Unproven,
 from cutwater.types import ClusterId
 from cutwater.wire.addresses import format_address, is_loopback, parse_address
 from cutwater.wire.calls.handlers import Methods
-from cutwater.wire.identity.auth import ANONYMOUS, Identity
+from cutwater.wire.identity.auth import ANONYMOUS, PeerIdentity
 from cutwater.wire.identity.server_keys import (
     NONCE_BYTES,
     ProvenServer,
@@ -86,7 +86,7 @@ class Peer(Struct, frozen=True):
     name: str
     version: int
     limits: PeerLimits
-    identity: Identity = ANONYMOUS
+    identity: PeerIdentity = ANONYMOUS
     address: str = ""
     server: ProvenServer | None = None
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
 from cutwater.runtime.permissions import check_secret
-from cutwater.wire.identity.auth import Authenticator, CertificateOrToken, Identity
+from cutwater.wire.identity.auth import Authenticator, CertificateOrToken, PeerIdentity
 
 TOKEN_LENGTH_MIN = 16
 
@@ -35,7 +35,7 @@ class Tls(Struct, frozen=True):
     authenticate: Authenticator
 
 
-def load_tls(files: TlsFiles, tokens: Mapping[str, Identity] | None = None) -> Tls:
+def load_tls(files: TlsFiles, tokens: Mapping[str, PeerIdentity] | None = None) -> Tls:
     """Load certificates for mutual TLS. With ``tokens``, a connecting peer may show one of them instead."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(server, files.authority, files.certificate, files.key)
@@ -82,14 +82,14 @@ def _why(error: OSError) -> str:
     return f"{error}; PEM files are wanted" if isinstance(error, ssl.SSLError) else str(error.strerror or error)
 
 
-def read_tokens(path: Path) -> dict[str, Identity]:
+def read_tokens(path: Path) -> dict[str, PeerIdentity]:
     """Read a file with a name and a token in each line. Empty lines and lines that begin with # are skipped."""
     check_secret(path, "a file of tokens")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:
         raise InvalidArgument(f"{path} cannot be read as a file of tokens: {error}") from error
-    found: dict[str, Identity] = {}
+    found: dict[str, PeerIdentity] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -105,7 +105,7 @@ def read_tokens(path: Path) -> dict[str, Identity]:
             )
         if token in found:
             raise InvalidArgument(f"{path}, line {number}: {name!r} has the same token as {found[token].name!r}")
-        found[token] = Identity(name)
+        found[token] = PeerIdentity(name)
     if not found:
         raise InvalidArgument(f"{path} has no token: write a name and a token into each line")
     return found

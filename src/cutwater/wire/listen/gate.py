@@ -23,10 +23,10 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.connection import Connection
-from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, Identity
+from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, PeerIdentity
 from cutwater.wire.identity.handshake import Endpoint, Peer
 from cutwater.wire.options import Budget, ListenerOptions
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Gate:
         self._make_room(key)
         guest: _Guest
 
-        def judge(credentials: Credentials) -> Identity | Awaitable[Identity]:
+        def judge(credentials: Credentials) -> PeerIdentity | Awaitable[PeerIdentity]:
             return self._judge(guest, credentials)
 
         connection = Connection(
@@ -238,7 +238,7 @@ class Gate:
     def _oldest(self, key: str) -> _Guest:
         """Return the connection to drop. Connections that were refused already and only linger come first."""
         mine = [guest for guest in self._waiting.values() if guest.address == key]
-        return next((guest for guest in mine if guest.connection.state is State.FAILED), mine[0])
+        return next((guest for guest in mine if guest.connection.state is ConnectionState.FAILED), mine[0])
 
     def _late(self, guest: _Guest) -> None:
         self._late_total += 1
@@ -252,7 +252,7 @@ class Gate:
         if guest.cut is not None:
             guest.cut()
             connection.abort()
-        elif connection.state is State.FAILED or len(self._refusals) >= self.options.refusals_max:
+        elif connection.state is ConnectionState.FAILED or len(self._refusals) >= self.options.refusals_max:
             connection.abort()
         else:
             self._refusals.add(connection)
@@ -271,20 +271,20 @@ class Gate:
 
     # Room for open connections.
 
-    def _judge(self, guest: _Guest, credentials: Credentials) -> Identity | Awaitable[Identity]:
+    def _judge(self, guest: _Guest, credentials: Credentials) -> PeerIdentity | Awaitable[PeerIdentity]:
         authenticate = self._authenticate
         if authenticate is None or (self._trusts_process and guest.address == IN_PROCESS):
             return self._with_room(guest, credentials, ANONYMOUS)
         identity = authenticate(credentials)
-        if isinstance(identity, Identity):
+        if isinstance(identity, PeerIdentity):
             return self._with_room(guest, credentials, identity)
 
-        async def later() -> Identity:
+        async def later() -> PeerIdentity:
             return self._with_room(guest, credentials, await identity)
 
         return later()
 
-    def _with_room(self, guest: _Guest, credentials: Credentials, identity: Identity) -> Identity:
+    def _with_room(self, guest: _Guest, credentials: Credentials, identity: PeerIdentity) -> PeerIdentity:
         """Return the identity if there is room for one more of its sort. A server has yet to prove that it is one."""
         guest.is_server = credentials.role in SERVER_ROLES
         objection = self._objection(guest)

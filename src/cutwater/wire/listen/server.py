@@ -21,7 +21,7 @@ from cutwater.wire.identity.auth import Authenticator
 from cutwater.wire.identity.handshake import Endpoint, Peer
 from cutwater.wire.listen.gate import IN_PROCESS, Gate
 from cutwater.wire.options import ListenerOptions
-from cutwater.wire.states import State
+from cutwater.wire.states import ConnectionState
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Listener:
             connection.abort()
             sock.close()
             raise
-        if connection.state is State.CLOSED:
+        if connection.state is ConnectionState.CLOSED:
             sock.close()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.planning.liveness import Liveness
 from cutwater.core.order.planning.placement import Staff
-from cutwater.core.order.planning.repair import Plan, View, is_ready, plan_open, plan_sealed
+from cutwater.core.order.planning.repair import RepairPlan, StreamView, is_ready, plan_open, plan_sealed
 from cutwater.core.order.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import SECOND, Instant, LogStreamId, StorageNodeId
@@ -84,9 +84,9 @@ class Outlook:
             given_up=lambda stream: self.is_given_up(stream, now),
         )
 
-    def plan(self, stream: LogStream, now: Instant, *, admit: bool) -> Plan:
+    def plan(self, stream: LogStream, now: Instant, *, admit: bool) -> RepairPlan:
         lsid = stream.stream
-        view = View(
+        view = StreamView(
             report=lambda node: self._book.of(lsid, node),
             alive=lambda node: self._liveness.is_alive(node, now),
             usable=lambda node: self.is_usable(node, now) and not self._liveness.is_avoided(lsid, node, now),

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from cutwater.core.order import decisions as d
-from cutwater.core.order.state import LogStream, OrderState, Topic
+from cutwater.core.order.state import LogStream, OrderState, TopicState
 from cutwater.core.text import nodes_in_words
 from cutwater.types import CutTime, LogStreamId, StorageNodeId
 
-Load = dict[StorageNodeId, int]
+ReplicaCounts = dict[StorageNodeId, int]
 """Number of replicas on each node that can take more."""
 
 
@@ -33,7 +33,9 @@ class Staff(Struct, frozen=True):
     given_up: Callable[[LogStream], bool]
 
 
-def reassign(stream: LogStream, wanted: int, staff: Staff, load: Callable[[], Load]) -> d.AssignReplicas | None:
+def reassign(
+    stream: LogStream, wanted: int, staff: Staff, load: Callable[[], ReplicaCounts]
+) -> d.AssignReplicas | None:
     """Give the places of nodes that have been dead for long to others, as long as there is a replica to learn from.
 
     A node whose replica is damaged keeps its place, since its copy may be needed for a repair, and a spare node joins
@@ -82,7 +84,7 @@ def survivors(stream: LogStream, staff: Staff) -> list[d.AddSurvivor]:
 
 
 def replacements(
-    state: OrderState, topic: Topic, staff: Staff, load: Load, time: CutTime, *, min_replication: int
+    state: OrderState, topic: TopicState, staff: Staff, load: ReplicaCounts, time: CutTime, *, min_replication: int
 ) -> list[d.CreateStream]:
     """Create log streams until the topic has enough that take appends, or soon will."""
     live = [s for s in state.streams_of(topic.topic) if not s.final]
@@ -103,7 +105,7 @@ def replacements(
     return created
 
 
-def loads(state: OrderState, usable: Callable[[StorageNodeId], bool]) -> Load:
+def loads(state: OrderState, usable: Callable[[StorageNodeId], bool]) -> ReplicaCounts:
     """Return the number of replicas on each usable node."""
     load = {node: 0 for node in sorted(state.nodes) if usable(node)}
     for stream in state.streams.values():
@@ -113,7 +115,7 @@ def loads(state: OrderState, usable: Callable[[StorageNodeId], bool]) -> Load:
     return load
 
 
-def place(load: Load, replication: int) -> tuple[StorageNodeId, ...] | None:
+def place(load: ReplicaCounts, replication: int) -> tuple[StorageNodeId, ...] | None:
     """Return the least loaded nodes for a new log stream, never two replicas on one; None if there are too few."""
     nodes = sorted((count, node) for node, count in load.items())
     if len(nodes) < replication:
@@ -122,7 +124,7 @@ def place(load: Load, replication: int) -> tuple[StorageNodeId, ...] | None:
 
 
 def substitute(
-    replicas: tuple[StorageNodeId, ...], gone: set[StorageNodeId], wanted: int, load: Load
+    replicas: tuple[StorageNodeId, ...], gone: set[StorageNodeId], wanted: int, load: ReplicaCounts
 ) -> tuple[StorageNodeId, ...]:
     """Replace as many gone replicas as there are free nodes, and add nodes if there are fewer replicas than wanted. A
     gone node without a substitute keeps its place: it may come back."""

@@ -19,7 +19,7 @@ ADMIT_LAG_RECORDS = 1_000
 """A learner that is at most this many records behind is admitted by a short seal."""
 
 
-class Plan(Struct, frozen=True):
+class RepairPlan(Struct, frozen=True):
     """The next step for one stream.
 
     ``chain``: open the sealed stream on these nodes. ``learners``: pairs of a learner and the source that it copies
@@ -33,7 +33,7 @@ class Plan(Struct, frozen=True):
     admit: tuple[StorageNodeId, ...] = ()
 
 
-class View(Struct, frozen=True):
+class StreamView(Struct, frozen=True):
     """What the leader sees of a stream's replicas. ``fallback``: alive and with room to write. ``usable``: the same,
     and not avoided at the moment because of a failed link."""
 
@@ -71,12 +71,12 @@ def must_learn(stream: LogStream, history: CommitHistory, report: UncommitReport
 def plan_sealed(
     stream: LogStream,
     history: CommitHistory,
-    view: View,
+    view: StreamView,
     *,
     min_replication: int,
     patient: bool,
     wanted: int | None = None,
-) -> Plan:
+) -> RepairPlan:
     """Open the stream again on all replicas that hold everything, once waiting for the others is pointless. Use at most
     ``wanted`` of them, in case a spare node was added."""
     sources = [node for node in stream.replicas if view.alive(node) and is_ready(stream, view.report(node))]
@@ -88,21 +88,23 @@ def plan_sealed(
     learners = _learners(stream, history, view, coming, sources)
     others = _told(stream, history, view, [node for node in stream.replicas if node not in ready])
     if stream.final:
-        return Plan("it takes no more appends; its records stay readable" + others, learners=learners)
+        return RepairPlan("it takes no more appends; its records stay readable" + others, learners=learners)
     if stream.held:
-        return Plan(f"`cutwater stream unseal {stream.stream}` lets it take appends again{others}", learners=learners)
+        return RepairPlan(
+            f"`cutwater stream unseal {stream.stream}` lets it take appends again{others}", learners=learners
+        )
     if len(ready) < max(1, min_replication):
-        return Plan(
+        return RepairPlan(
             f"it opens when {max(1, min_replication)} of its replicas hold every record and can be used, now "
             f"{len(ready)} do{others}",
             learners=learners,
         )
     if coming and patient and (wanted is None or len(ready) < wanted):
-        return Plan(f"it waits a moment for {nodes_in_words(coming)}{others}", learners=learners)
-    return Plan(f"{hold(ready)} every record{others}", chain=ready, learners=learners)
+        return RepairPlan(f"it waits a moment for {nodes_in_words(coming)}{others}", learners=learners)
+    return RepairPlan(f"{hold(ready)} every record{others}", chain=ready, learners=learners)
 
 
-def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: bool) -> Plan:
+def plan_open(stream: LogStream, history: CommitHistory, view: StreamView, *, admit: bool) -> RepairPlan:
     """Bring the replicas that are not members close to the end, then admit them."""
     missing = [node for node in stream.replicas if node not in stream.members]
     absent = [node for node in missing if view.usable(node)]
@@ -117,18 +119,18 @@ def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: b
     far = [node for node in absent if node not in close]
     learners = _learners(stream, history, view, far, sources)
     if close and admit:
-        return Plan(
+        return RepairPlan(
             f"it is sealed for a moment to let {nodes_in_words(close)} in", learners=learners, admit=tuple(close)
         )
-    return Plan("it takes appends meanwhile" + _told(stream, history, view, missing), learners=learners)
+    return RepairPlan("it takes appends meanwhile" + _told(stream, history, view, missing), learners=learners)
 
 
-def _told(stream: LogStream, history: CommitHistory, view: View, nodes: list[StorageNodeId]) -> str:
+def _told(stream: LogStream, history: CommitHistory, view: StreamView, nodes: list[StorageNodeId]) -> str:
     """Describe what keeps each of these replicas from being a member, and what follows, as the end of a sentence."""
     return "".join(f"; storage node {node} {_tell(stream, history, view, node)}" for node in sorted(nodes))
 
 
-def _tell(stream: LogStream, history: CommitHistory, view: View, node: StorageNodeId) -> str:
+def _tell(stream: LogStream, history: CommitHistory, view: StreamView, node: StorageNodeId) -> str:
     report = view.report(node)
     if not view.alive(node):
         return (
@@ -156,7 +158,7 @@ def _tell(stream: LogStream, history: CommitHistory, view: View, node: StorageNo
 def _learners(
     stream: LogStream,
     history: CommitHistory,
-    view: View,
+    view: StreamView,
     nodes: list[StorageNodeId],
     sources: list[StorageNodeId],
 ) -> tuple[tuple[StorageNodeId, StorageNodeId], ...]:

@@ -17,7 +17,7 @@ from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import LLSN, Instant, LogStreamId, StorageNodeId
 
 
-class Kind(enum.IntEnum):
+class TroubleKind(enum.IntEnum):
     """Kinds of trouble, by precedence: if one member has several, only the first is told."""
 
     SILENT = 1
@@ -31,7 +31,7 @@ class Trouble(Struct, frozen=True, order=True):
     place: int
     """Position of the member in its chain."""
     node: StorageNodeId
-    kind: Kind
+    kind: TroubleKind
 
 
 class Watch:
@@ -42,16 +42,16 @@ class Watch:
         something is reported, committed or opened there."""
 
     def troubles(self, now: Instant) -> list[Trouble]:
-        found: dict[tuple[LogStreamId, StorageNodeId], Kind] = {}
+        found: dict[tuple[LogStreamId, StorageNodeId], TroubleKind] = {}
         for node, streams in self._roster.member_of.items():
             if not streams:
                 continue
             if not self._liveness.is_alive(node, now):
-                found |= {(stream, node): Kind.SILENT for stream in streams}
+                found |= {(stream, node): TroubleKind.SILENT for stream in streams}
                 continue
-            found |= {(stream, node): Kind.LEFT_OUT for stream in self._book.left_out(node, streams)}
+            found |= {(stream, node): TroubleKind.LEFT_OUT for stream in self._book.left_out(node, streams)}
             if self._book.newest(node) is not None and not self._book.is_writable(node):
-                found = {(stream, node): Kind.FULL for stream in streams} | found
+                found = {(stream, node): TroubleKind.FULL for stream in streams} | found
         for lsid in sorted(self.moving):
             stream = self._state.streams.get(lsid)
             if stream is None or not stream.is_open:
@@ -63,7 +63,9 @@ class Watch:
             for (lsid, node), kind in found.items()
         )
 
-    def _look_at(self, stream: LogStream, found: dict[tuple[LogStreamId, StorageNodeId], Kind], now: Instant) -> None:
+    def _look_at(
+        self, stream: LogStream, found: dict[tuple[LogStreamId, StorageNodeId], TroubleKind], now: Instant
+    ) -> None:
         reports = [self._book.of(stream.stream, node) for node in stream.members]
         # Inside a large group the durable end stands still, but the disks do not.
         reached = [max(ur.durable_end, ur.progress) if ur is not None else LLSN(0) for ur in reports]
@@ -77,11 +79,11 @@ class Watch:
                 # This member has all that its predecessor has. The predecessor, or its link, keeps both from going on.
                 is_behind = False
             before = here
-            if found.get((stream.stream, node), Kind.FULL) < Kind.STUCK:
+            if found.get((stream.stream, node), TroubleKind.FULL) < TroubleKind.STUCK:
                 # The reason why this member is behind is known.
                 continue
             where = (stream.epoch, here, ur.committed_end if ur is not None else LLSN(0))
             if self._liveness.is_stuck(stream.stream, node, where, now, is_behind=is_behind):
-                found[stream.stream, node] = Kind.STUCK
+                found[stream.stream, node] = TroubleKind.STUCK
         if rests:
             self.moving.discard(stream.stream)
