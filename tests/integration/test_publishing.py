@@ -360,7 +360,7 @@ def test_a_part_that_nobody_has_is_told_and_published_when_it_is_back(tmp_path: 
         async def is_told() -> bool:
             description: Description = await cluster.ask(DescribeRequest())
             (group,) = description.runs[0].unpublished
-            return "cannot be had" in group.why and part.part in group.why
+            return "no holder can provide staged part" in group.why and part.part in group.why
 
         await cluster.until(is_told, "the description says what is missing")
         # The log stream itself is not disturbed.
