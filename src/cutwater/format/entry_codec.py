@@ -367,7 +367,7 @@ class EntryFrame(Struct, frozen=True):
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the bytes after the header, or None."""
+        """Describe a fault in the bytes after the header; None if there is none."""
         if len(self.data) != self.header.frame_bytes:
             return "it is cut off"
         if crc32c(self.body) != self.header.checksum:

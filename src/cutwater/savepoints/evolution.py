@@ -1,7 +1,7 @@
 """Matches the state of a savepoint to a program, by the uids of operators and the names of states.
 
 1.  A state that only the program has begins empty. A state that only the savepoint has is left behind, and so is an
-    operator, if that is allowed. What is left behind is listed.
+    operator, if that is allowed. The result lists the state that is left behind.
 2.  A state keeps its kind. Its type may become wider: integers with more bits, ``float`` to ``double``, decimals with
     more digits before the point, and structs with more fields, which are null; also inside lists, maps and structs.
 3.  The key of an operator keeps its types. Only the names of columns may change, and the bits of an integer.

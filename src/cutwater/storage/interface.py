@@ -20,7 +20,7 @@ from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
 class Synced(Struct, frozen=True):
-    """What is durable now: entries up to ``entries_end``, commits up to ``context``."""
+    """The durable extent of a replica: entries up to ``entries_end``, commits up to ``context``."""
 
     entries_end: LLSN
     context: CommitContext | None
