@@ -125,7 +125,7 @@ def job_metrics() -> list[str]:
     some = {"dropped_late": {"u": 1}, "late_sent": {"u": 1}, "held_by": held, "left_timers": {}}
     collector = metrics.JobCollector()
     collector.take(
-        SimpleNamespace(pipeline="p", state=next(iter(metrics.State)), restarts=0),
+        SimpleNamespace(pipeline="p", state=next(iter(metrics.JobState)), restarts=0),
         messages.Progress(**{**numbers, **some}),
     )
     return metrics_in(collector)
