@@ -39,7 +39,7 @@ check: $(STAMP) ## Formatting, lint, types, and the direction of imports
 	@$(RUN) ruff format --quiet --check . || { echo 'Not formatted as above; make format does it.' >&2; exit 1; }
 	@$(RUN) ruff check --quiet .
 	@$(RUN) mypy --strict
-	@$(RUN) pytest --quiet tests/unit/test_import_direction.py
+	@$(RUN) pytest --quiet tests/unit/test_import_direction.py tests/unit/test_class_names.py
 
 simulate: $(STAMP) ## Run the simulator: SEED=n replays one run, SEEDS=n FIRST=n JOBS=n PROFILE=name run many
 	@$(RUN) cutwater.testing.simulate $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
