@@ -28,7 +28,7 @@ from cutwater.client.cluster.cursors import AsyncCursor
 from cutwater.client.cluster.holder_file import with_secret
 from cutwater.client.cluster.metadata_client import SCHEME, Repository, check_no_path, parse_servers
 from cutwater.client.cluster.node_connections import Nodes
-from cutwater.client.cluster.topics import Topic, Topics, Wanted, topic_of
+from cutwater.client.cluster.topics import Topic, Topics, topic_of
 from cutwater.client.convert.conversion import Headers, Records, Value
 from cutwater.client.convert.encoding import Compression, Limits, check_compression
 from cutwater.client.convert.schemas import SchemaLike
@@ -42,8 +42,7 @@ from cutwater.client.read.positions import Position, Positions, TopicNames
 from cutwater.client.read.records import Record
 from cutwater.client.read.watermarks import Watermarks, strategy_of
 from cutwater.client.subscribe.stream_readers import Selection
-from cutwater.client.subscribe.subscribing import Subscribing
-from cutwater.client.subscribe.subscriptions import AsyncSubscription, make_batches, make_records
+from cutwater.client.subscribe.subscriptions import AsyncSubscription, Subscriptions, make_batches, make_records
 from cutwater.client.thread_calls import Visit
 from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
@@ -100,7 +99,7 @@ class AsyncClient(PublishingCalls):
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
         self._runs = Runs(self._catalogs, self._nodes, repository, limits, compression)
-        self._subscribing = Subscribing(self._catalogs, self._nodes, self._positions)
+        self._subscribing = Subscriptions(self._catalogs, self._nodes, self._positions)
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -262,8 +261,9 @@ class AsyncClient(PublishingCalls):
         ['user', 'amount', 'at']
         """
         deadline = self._deadline(timeout)
-        wanted = Wanted(name, streams, replication, schema, event_time, retention, event_time_ahead_max)
-        return await self._topics.create(wanted, exist_ok, deadline)
+        return await self._topics.create(
+            name, streams, replication, schema, event_time, retention, event_time_ahead_max, exist_ok, deadline
+        )
 
     async def change_topic(
         self,

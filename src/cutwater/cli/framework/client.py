@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cutwater.cli.framework.target import LogTarget, check_log
+from cutwater.client.cluster.holder_file import read_holder
 from cutwater.client.cluster.metadata_client import parse_servers, require_listener
 from cutwater.errors import CutwaterError
 
@@ -54,7 +55,5 @@ def end_of_holder(log: LogTarget) -> Callable[[], bool]:
     place = log.place
     if isinstance(place, str):
         return lambda: False
-    from cutwater.embedded import holder_of  # noqa: PLC0415
-
-    before = holder_of(place)
-    return lambda: before is None or holder_of(place) != before or not before.lives()
+    before = read_holder(place)
+    return lambda: before is None or read_holder(place) != before or not before.lives()

@@ -19,7 +19,7 @@ from cutwater.cli.framework.command import Bundle
 from cutwater.cli.framework.interrupts import Interrupts
 from cutwater.cli.framework.security import NOBODY, Security
 from cutwater.client.cluster.credentials import ANYONE, Access
-from cutwater.client.cluster.holder_file import with_secret
+from cutwater.client.cluster.holder_file import read_holder, with_secret
 from cutwater.client.cluster.log_directory import (
     CLUSTER_FILE,
     FILES_OF_LOG,
@@ -157,7 +157,7 @@ class LogTarget(Bundle):
         from cutwater import embedded  # noqa: PLC0415
 
         with embedded.open_to_administer(place, self.timeout):
-            holder = embedded.holder_of(place)
+            holder = read_holder(place)
             if holder is None:
                 raise Unavailable(f"{place} was closed by the process that had it open: try again")
             yield holder.servers

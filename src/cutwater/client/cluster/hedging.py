@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.runtime.deadlines import SLOW_SECONDS
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def first_answer(
-    askers: Sequence[Callable[[], Awaitable[T]]], *, final: tuple[type[CutwaterError], ...] = ()
+    askers: Sequence[Callable[[], Coroutine[Any, Any, T]]], *, final: tuple[type[CutwaterError], ...] = ()
 ) -> T:
     """Return the first answer. Raises the first error of a class in ``final``, or the last error if all have failed."""
     tasks: set[asyncio.Task[T]] = set()
@@ -22,7 +22,7 @@ async def first_answer(
     try:
         while left or tasks:
             if left:
-                tasks.add(asyncio.ensure_future(_asked(left.pop())))
+                tasks.add(asyncio.get_running_loop().create_task(left.pop()()))
             done, tasks = await asyncio.wait(
                 tasks, timeout=SLOW_SECONDS if left else None, return_when=asyncio.FIRST_COMPLETED
             )
@@ -37,7 +37,3 @@ async def first_answer(
     finally:
         for task in tasks:
             task.cancel()
-
-
-async def _asked(ask: Callable[[], Awaitable[T]]) -> T:
-    return await ask()
