@@ -89,20 +89,15 @@ ORDER = OrderOptions(node_dead_after_us=10 * SECOND)
 """A longer limit than in a cluster: both servers share one event loop, and the caller's program may delay it."""
 
 
-class ByToken:
-    """Accepts a peer that shows the secret of this opening of the log. The comparison takes the same time for any
+def _authenticate(secret: str, credentials: Credentials) -> PeerIdentity:
+    """Accept a peer that shows the secret of this opening of the log. The comparison takes the same time for any
     secret."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-
-    def __call__(self, credentials: Credentials) -> PeerIdentity:
-        if not hmac.compare_digest(self._token, credentials.token.encode()):
-            raise Unauthenticated(
-                "an embedded log lets in only processes that can read its directory, where the secret is: open it by "
-                "its path, with cutwater.open(PATH), --path PATH, or the option path of Spark, and not by its address"
-            )
-        return ANONYMOUS
+    if not hmac.compare_digest(secret.encode(), credentials.token.encode()):
+        raise Unauthenticated(
+            "an embedded log lets in only processes that can read its directory, where the secret is: open it by "
+            "its path, with cutwater.open(PATH), --path PATH, or the option path of Spark, and not by its address"
+        )
+    return ANONYMOUS
 
 
 class EmbeddedLog:
@@ -128,7 +123,7 @@ class EmbeddedLog:
         store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER, may_wait=self._may_wait)
         key = await in_thread(self._threads, lambda: load_or_make([sqlite_key_file(self._path / METADATA)]))
         token = secrets.token_hex(TOKEN_BYTES)
-        authenticate = ByToken(token)
+        authenticate = partial(_authenticate, token)
         options = MetadataOptions(
             CLUSTER, METADATA_NODE, LOOPBACK, order=ORDER, is_nearby=True, key=key, authenticate=authenticate
         )

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer._completion_classes import completion_init
+from typer.completion import get_completion_inspect_parameters
 
 from cutwater import __version__
 from cutwater.cli.framework import config_file
@@ -31,7 +31,7 @@ class CommandEntry(NamedTuple):
     help: str
     panel: str
     is_noun: bool = False
-    """Whether it has subcommands."""
+    """Whether the commands of its module are its subcommands."""
 
 
 ENTRIES: dict[str, CommandEntry] = {
@@ -40,9 +40,7 @@ ENTRIES: dict[str, CommandEntry] = {
     "read": CommandEntry("positions", "Print the record at a position.", _RECORDS),
     "tail": CommandEntry("positions", "Print the highest GLSN that is given out.", _RECORDS),
     "find": CommandEntry("positions", "Print the first GLSN that was committed at or after a time.", _RECORDS),
-    "cursor": CommandEntry(
-        "cursor", "Cursors: how far consumers have come, kept in the cluster.", _RECORDS, is_noun=True
-    ),
+    "cursor": CommandEntry("positions", "Cursors: how far consumers have come, kept in the cluster.", _RECORDS),
     "topic": CommandEntry("topic", "Topics: names for sets of log streams.", _RECORDS, is_noun=True),
     "pipeline": CommandEntry(
         "pipeline", "Pipelines: programs over the log that run on Spark.", _PIPELINES, is_noun=True
@@ -130,7 +128,8 @@ def root(
 
 
 def main() -> None:
-    # Typer handles shell completion itself, even where it offers no options to set it up.
-    completion_init()
+    # Typer completes words for shells that it has registered. It registers them when its own options for completion are
+    # made, which this command line does not have.
+    get_completion_inspect_parameters()
     with output_told():
         app(prog_name="cutwater")

@@ -35,8 +35,7 @@ from cutwater.client.convert.schemas import SchemaLike
 from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
 from cutwater.client.produce.producer import BUFFER_BYTES_MAX, AsyncProducer
-from cutwater.client.publish.publishing_calls import PublishingCalls
-from cutwater.client.publish.runs import Runs
+from cutwater.client.publish.runs import PublishingCalls
 from cutwater.client.read.point_reads import PointReads
 from cutwater.client.read.positions import Position, Positions, TopicNames
 from cutwater.client.read.records import Record
@@ -87,7 +86,7 @@ class AsyncClient(PublishingCalls):
         self.servers = SCHEME + ",".join(repository.addresses)
         """The address at which other clients can connect to the same cluster."""
         self._repository = repository
-        self._timeout = timeout
+        self._timeout, self._limits, self._compression = timeout, limits, compression
         self._catalogs = Catalogs(repository)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
         self._nodes = Nodes(Endpoint(cluster, "client"), access, complain)
@@ -98,7 +97,6 @@ class AsyncClient(PublishingCalls):
         self._reading = PointReads(self._catalogs, self._nodes)
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
-        self._runs = Runs(self._catalogs, self._nodes, repository, limits, compression)
         self._subscribing = Subscriptions(self._catalogs, self._nodes, self._positions)
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
