@@ -67,21 +67,20 @@ class Admin:
     ) -> None:
         self._repository.close()
 
-    async def _done(self, request: r.Request, *, idempotent: bool = True) -> None:
-        await self._repository.ask(request, r.Done, timeout_ms=self._timeout_ms, idempotent=idempotent)
+    async def _ask(self, request: r.Request, expected: type[A], *, idempotent: bool = True) -> A:
+        return await self._repository.ask(request, expected, timeout_ms=self._timeout_ms, idempotent=idempotent)
 
     # Reading the state.
 
     async def describe(self) -> r.Description:
-        return await self._repository.ask(r.DescribeRequest(), r.Description, timeout_ms=self._timeout_ms)
+        return await self._ask(r.DescribeRequest(), r.Description)
 
     async def catalog(self) -> r.Catalog:
-        return await self._repository.ask(r.CatalogRequest(), r.Catalog, timeout_ms=self._timeout_ms)
+        return await self._ask(r.CatalogRequest(), r.Catalog)
 
     async def events(self, after: int = 0) -> r.Events:
         """Return the events after this decision, as far back as they are known."""
-        request = r.EventsRequest(DecisionIndex(after))
-        return await self._repository.ask(request, r.Events, timeout_ms=self._timeout_ms)
+        return await self._ask(r.EventsRequest(DecisionIndex(after)), r.Events)
 
     async def stream(self, stream: LogStreamId) -> r.StreamDescription:
         description = await self.describe()
@@ -118,13 +117,13 @@ class Admin:
     async def drop_run(self, run: RunId) -> tuple[r.GroupDescription, ...]:
         """End a run whose decided rows are lost permanently. Returns what will never be published."""
         lost = (await self.run(run)).unpublished
-        await self._done(r.DropRunRequest(run), idempotent=False)
+        await self._ask(r.DropRunRequest(run), r.Done, idempotent=False)
         return lost
 
     async def forget_output(self, name: str) -> r.OutputDescription:
         """Let new runs publish under a name as if nothing had been published under it. Returns what was published."""
         known = {output.name: output for output in (await self.describe()).outputs}
-        await self._done(r.ForgetOutputRequest(name), idempotent=False)
+        await self._ask(r.ForgetOutputRequest(name), r.Done, idempotent=False)
         return known.get(name) or r.OutputDescription(name, RunId(0), BatchNumber(-1), GLSN(0), None, None)
 
     async def ranges(self) -> Ranges:
@@ -169,7 +168,7 @@ class Admin:
                 "start it with other volumes"
             )
         paths = tuple(volume.path for volume in found.volumes)
-        await self._done(r.AddNodeRequest(found.node, found.address, "", paths))
+        await self._ask(r.AddNodeRequest(found.node, found.address, "", paths), r.Done)
         await self._until_alive(found.node)
         return found.node
 
@@ -184,7 +183,7 @@ class Admin:
         raise Unavailable(f"storage node {node} was added but does not report: check its --metadata")
 
     async def remove_storage_node(self, node: StorageNodeId) -> None:
-        await self._done(r.RemoveNodeRequest(node), idempotent=False)
+        await self._ask(r.RemoveNodeRequest(node), r.Done, idempotent=False)
 
     async def add_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeSelfDescription:
         """Let a running storage node use one more directory of its machine, now and after a restart."""
@@ -205,17 +204,15 @@ class Admin:
     # Topics.
 
     async def delete_topic(self, name: str) -> None:
-        await self._done(r.DeleteTopicRequest(name), idempotent=False)
+        await self._ask(r.DeleteTopicRequest(name), r.Done, idempotent=False)
 
     async def trim(self, name: str, before: GLSN) -> None:
-        await self._done(r.TrimRequest(name, before))
+        await self._ask(r.TrimRequest(name, before), r.Done)
 
     # Log streams.
 
     async def add_stream(self, topic: str) -> LogStreamId:
-        created = await self._repository.ask(
-            r.AddStreamRequest(topic), r.Created, timeout_ms=self._timeout_ms, idempotent=False
-        )
+        created = await self._ask(r.AddStreamRequest(topic), r.Created, idempotent=False)
         await self._until_open(created.streams)
         return created.streams[0]
 
@@ -232,24 +229,24 @@ class Admin:
 
     async def seal(self, stream: LogStreamId) -> r.SealedAt:
         """Stop appends until ``unseal``."""
-        return await self._repository.ask(r.SealRequest(stream), r.SealedAt, timeout_ms=self._timeout_ms)
+        return await self._ask(r.SealRequest(stream), r.SealedAt)
 
     async def finalize(self, stream: LogStreamId) -> r.SealedAt:
         """Stop appends permanently. Repair opens another log stream in its place."""
-        return await self._repository.ask(r.SealRequest(stream, final=True), r.SealedAt, timeout_ms=self._timeout_ms)
+        return await self._ask(r.SealRequest(stream, final=True), r.SealedAt)
 
     async def unseal(self, stream: LogStreamId) -> None:
-        await self._done(r.UnsealRequest(stream))
+        await self._ask(r.UnsealRequest(stream), r.Done)
         await self._until_open((stream,))
 
     async def sync(self, stream: LogStreamId, node: StorageNodeId) -> None:
         """Let a replica that does not count learn from a peer at once."""
-        await self._done(r.LearnRequest(stream, node))
+        await self._ask(r.LearnRequest(stream, node), r.Done)
 
     async def replace_replica(self, stream: LogStreamId, old: StorageNodeId, new: StorageNodeId) -> None:
         """Move a replica. Allowed only while the log stream is sealed and another replica holds every committed
         record."""
-        await self._done(r.ReplaceRequest(stream, old, new), idempotent=False)
+        await self._ask(r.ReplaceRequest(stream, old, new), r.Done, idempotent=False)
 
 
 async def describe_storage_node(

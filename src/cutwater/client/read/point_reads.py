@@ -9,8 +9,8 @@ from functools import partial
 from typing import TypeVar
 
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
-from cutwater.client.cluster.hedging import first_answer
 from cutwater.client.cluster.node_connections import Nodes
+from cutwater.client.cluster.silence import first_answer
 from cutwater.client.errors import ClientClosed
 from cutwater.client.read.lasting_damage import LastingDamage
 from cutwater.client.read.records import ColumnLayout, Record, runs_of

@@ -24,7 +24,7 @@ from cutwater.client.cluster.credentials import ANYONE, Access
 from cutwater.client.cluster.holder_file import with_secret
 from cutwater.client.cluster.metadata_client import Repository, parse_servers
 from cutwater.client.cluster.node_connections import Nodes
-from cutwater.client.cluster.silence import Watched
+from cutwater.client.cluster.silence import watched
 from cutwater.client.read.point_reads import Behind, PointReads
 from cutwater.client.read.watermarks import marks_between
 from cutwater.client.subscribe.stream_readers import Feed, Selection, reading_order
@@ -464,7 +464,7 @@ class _Replicas:
             address = self._catalogs.view.address(node)
             opens_files = self._opens_files and is_loopback(parse_address(address)[0])
             arguments = replace(asked, opens_files=opens_files, file_bytes_max=FILE_BYTES, tells_checked=True)
-            async with Watched(self._catalogs, self._nodes, self._stream, node):
+            async with watched(self._catalogs, self._nodes, self._stream, node):
                 connection = await self._nodes.connection(address, deadline)
                 received = await connection.call(SCAN, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
             answer = received.value

@@ -141,10 +141,6 @@ class Feed:
         return self._machine.next_glsn
 
     @property
-    def now(self) -> float:
-        return self._loop.time()
-
-    @property
     def window_bytes(self) -> int:
         share = WINDOWS_BYTES // max(1, len(self._readers))
         return min(max(share, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
@@ -359,7 +355,8 @@ class _Reader:
             except CutwaterError as error:
                 _log.info("log stream %s is followed elsewhere: %s", self._stream, error.message)
                 self._note(wanted[0], error)
-                if lasting := self._damage.take(error, len(reading_order(wanted[0])), self._feed.now):
+                now = asyncio.get_running_loop().time()
+                if lasting := self._damage.take(error, len(reading_order(wanted[0])), now):
                     self._feed.fail(lasting)
                     return
                 self._feed.catalog_is_old.set()

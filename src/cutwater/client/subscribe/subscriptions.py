@@ -99,7 +99,7 @@ class AsyncSubscription(Generic[T]):
         *,
         from_earliest: bool,
         patience: float | None,
-        skips_malformed: bool,
+        skips_malformed: bool = False,
     ) -> None:
         """``resolve`` finds the range when the subscription begins. ``patience``: how long each wait for records may
         take; None if there need not be any new records."""
