@@ -10,7 +10,7 @@ from msgspec import structs
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import FrameHeader, Outline
 from cutwater.storage.files import OsFiles
-from cutwater.storage.memory import MemoryReplica, MemoryStorage
+from tests.unit.memory_storage import MemoryReplica, MemoryStorage
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles

@@ -13,7 +13,7 @@ from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.format.entry_codec import NO_TIME, RunningEventTime, frames_in
 from cutwater.format.errors import DamagedEntries, StorageBroken
-from cutwater.storage.memory import MemoryStorage
+from tests.unit.memory_storage import MemoryStorage
 from cutwater.types import GLSN, LLSN, CutTime, Entry, Epoch, EventTime, StorageNodeId
 
 

@@ -13,7 +13,7 @@ from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import HardState
 from cutwater.errors import CutwaterError
 from cutwater.format.entry_codec import RunningEventTime
-from cutwater.storage.memory import MemoryReplica, MemoryStorage
+from tests.unit.memory_storage import MemoryReplica, MemoryStorage
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles

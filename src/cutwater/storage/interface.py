@@ -1,6 +1,6 @@
 """The interface between a storage node and the storage of one replica.
 
-``SegmentStorage`` implements it with files, ``MemoryStorage`` without. One conformance suite runs on both.
+``SegmentStorage`` implements it. The conformance suite also runs on an implementation in memory, as an oracle.
 
 One thread writes. ``write``, ``write_contexts`` and ``sync`` are separate, so that the thread can collect what arrives
 while a sync is under way and sync it together. Other threads may read committed entries meanwhile.

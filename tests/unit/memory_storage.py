@@ -1,4 +1,4 @@
-"""Implements ``ReplicaStorage`` without files: for tests, and for logs that need not outlive their process.
+"""``SegmentStorage`` without files: the simplest form of its contract, which the tests of storage compare it with.
 
 A ``MemoryReplica`` takes the place of the disk, a ``MemoryStorage`` that of the open files on it. Unsynced data is lost
 only on a call of ``lose_unsynced``.
@@ -54,7 +54,7 @@ class MemoryReplica:
 
 
 class MemoryStorage:
-    """Implements ``ReplicaStorage``."""
+    """Has the methods of ``SegmentStorage``."""
 
     def __init__(self, memory: MemoryReplica | None = None) -> None:
         self.memory = memory or MemoryReplica()
