@@ -24,8 +24,8 @@ from cutwater.format.entry_codec import (
     frame_bytes_of,
 )
 from cutwater.format.errors import DamagedEntries, StorageBroken, TrimmedEntries
-from cutwater.storage.commits import follows
 from cutwater.storage.interface import EntryRange, FrameCheck, Located, StorageFinding, Synced, malformed
+from cutwater.storage.replica.commits import follows
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 

@@ -14,10 +14,10 @@ from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from, heads_of
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import FoundFiles, HardState, Invalid, Valid, judge
 from cutwater.format.entry_codec import NO_TIME
-from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.storage.segment import Segment
-from cutwater.storage.segment_log import SegmentLog, SegmentOptions
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment import Segment
+from cutwater.storage.replica.segment_log import SegmentLog, SegmentOptions
 from cutwater.testing.fault_files import FaultFiles, Made
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch
 
@@ -371,7 +371,7 @@ def broken_replace(monkeypatch) -> None:
         files.rename(temporary, path)
         files.sync_dir(path.parent)
 
-    from cutwater.storage import replica_storage
+    from cutwater.storage.replica import replica_storage
 
     monkeypatch.setattr(replica_storage, "replace", replace)
 

@@ -13,8 +13,8 @@ from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.format.entry_codec import NO_TIME, RunningEventTime, frames_in
 from cutwater.format.errors import DamagedEntries, StorageBroken
-from tests.unit.memory_storage import MemoryStorage
 from cutwater.types import GLSN, LLSN, CutTime, Entry, Epoch, EventTime, StorageNodeId
+from tests.unit.memory_storage import MemoryStorage
 
 
 @pytest.fixture(params=BENCHES)

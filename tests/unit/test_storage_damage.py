@@ -14,11 +14,11 @@ from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import CutwaterError, Damaged, Unavailable
 from cutwater.format.entry_codec import EntryFrame, RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile
-from cutwater.storage.commits import CommitLog
 from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SECTOR_BYTES
-from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.commits import CommitLog
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import LLSN, Epoch, EventTime
 

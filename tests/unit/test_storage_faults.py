@@ -18,9 +18,9 @@ from cutwater.errors import Damaged, ReadOnly, Trimmed, Unavailable
 from cutwater.format.entry_codec import NO_TIME
 from cutwater.format.errors import DiskFull, StorageBroken
 from cutwater.storage.files import OsFile, OsFiles
-from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles, SyncedFile
 from cutwater.types import GLSN, LLSN, Epoch
 

@@ -33,7 +33,7 @@ from cutwater.format.entry_codec import (
 from cutwater.format.errors import DamagedFile, NewerFormat
 from cutwater.storage import format as layout
 from cutwater.storage.format import FileHeader, ReplicaManifest, SyncMark
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.testing.fault_files import FaultFile, FaultFiles
 from cutwater.types import (
     GLSN,

@@ -16,8 +16,8 @@ from cutwater.errors import Damaged
 from cutwater.format.errors import DamagedEntries
 from cutwater.storage.files import BLOCK_BYTES, OsFile, OsFiles, look_again
 from cutwater.storage.format import HEADER_BYTES
-from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storagenode.repair.scrubbing import Scrubber, ScrubOptions
 from cutwater.types import LLSN, Entry, Epoch, LeaderEpoch, ReplicaState, StorageNodeId
 

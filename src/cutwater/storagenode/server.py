@@ -33,7 +33,7 @@ from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.method_access import STORAGE_NODE_ACCESS
 from cutwater.runtime.threads import to_the_end
 from cutwater.storage.part_files import StagingFiles
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.disk_space import RESERVE_BYTES, RoomWatch
 from cutwater.storagenode.memory_budget import BUDGET_BYTES, MemoryBudget, release_unused

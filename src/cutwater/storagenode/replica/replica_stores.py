@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cutwater.core.replica.recovery import HardState
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
 from cutwater.types import GLSN, LogStreamId
 

@@ -16,9 +16,9 @@ from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import FoundFiles, HardState
 from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile
-from cutwater.storage.commits import ContextView
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.commits import ContextView
+from cutwater.storage.replica.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.testing.simulator.world import Violation, World
 from cutwater.types import (

@@ -14,13 +14,13 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile
-from cutwater.storage.commits import CommitLog, follows
 from cutwater.storage.files import lenient_pread
 from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES, POINT_BYTES, decode_context, decode_point
 from cutwater.storage.interface import FrameCheck, StorageFinding, malformed
-from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.segment import EntryPlace, Segment
-from cutwater.storage.segment_log import SegmentLog
+from cutwater.storage.replica.commits import CommitLog, follows
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.segment import EntryPlace, Segment
+from cutwater.storage.replica.segment_log import SegmentLog
 from cutwater.types import LLSN, CommitContext
 
 LOOKS_MAX = 3

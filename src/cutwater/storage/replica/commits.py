@@ -20,8 +20,8 @@ from cutwater.format.entry_codec import NO_TIME
 from cutwater.format.errors import DamagedFile
 from cutwater.storage.files import StorageFiles, lenient_pread, make_readable
 from cutwater.storage.format import COMMITS, CONTEXT_BYTES, HEADER_BYTES, FileHeader, decode_context, encode_context
-from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.segment_log import SegmentOptions, file_name
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.segment_log import SegmentOptions, file_name
 from cutwater.types import LLSN, CommitContext
 
 SUFFIX = ".commits"

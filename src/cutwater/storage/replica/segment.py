@@ -32,7 +32,7 @@ from cutwater.format.entry_codec import (
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.files import File, StorageFiles, lenient_pread, make_readable
 from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SEGMENT, FileHeader, decode_point, encode_point
-from cutwater.storage.marked_file import MarkedFile
+from cutwater.storage.replica.marked_file import MarkedFile
 from cutwater.types import LLSN, Entry
 
 READ_AHEAD_BYTES = 8 * 1024

@@ -19,7 +19,7 @@ from cutwater.errors import Damaged
 from cutwater.format.entry_codec import EntryFrame, RunningEventTime
 from cutwater.storage.files import StorageFiles
 from cutwater.storage.format import FileHeader
-from cutwater.storage.segment import EntryPlace, Frames, Segment
+from cutwater.storage.replica.segment import EntryPlace, Frames, Segment
 from cutwater.types import LLSN, Entry
 
 SUFFIX = ".entries"

@@ -32,8 +32,6 @@ from cutwater.errors import Damaged, NotYetCommitted, Trimmed, WrongIdentity
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import NO_TIME, RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile, DiskFull, StorageBroken, TrimmedEntries
-from cutwater.storage import commits, segment_log
-from cutwater.storage.commits import CommitLog, ContextView
 from cutwater.storage.files import TEMPORARY, OsFiles, StorageFiles, is_full, look_again, replace
 from cutwater.storage.format import (
     ReplicaManifest,
@@ -45,9 +43,11 @@ from cutwater.storage.format import (
     encode_manifest,
 )
 from cutwater.storage.interface import EntryRange, FrameCheck, Located, StorageFinding, Synced
-from cutwater.storage.segment import EntryPlace
-from cutwater.storage.segment_log import SegmentLog, SegmentOptions, parse_name
-from cutwater.storage.verify import check_files, verify
+from cutwater.storage.replica import commits, segment_log
+from cutwater.storage.replica.commits import CommitLog, ContextView
+from cutwater.storage.replica.segment import EntryPlace
+from cutwater.storage.replica.segment_log import SegmentLog, SegmentOptions, parse_name
+from cutwater.storage.replica.verify import check_files, verify
 from cutwater.types import GLSN, LLSN, ClusterId, CommitContext, CutTime, Entry, LogStreamId, StorageNodeId
 
 WHOLE_FILE_BYTES_MAX = 1 << 30
