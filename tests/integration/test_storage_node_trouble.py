@@ -18,7 +18,8 @@ from cutwater.core.requests import CreateTopicRequest
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.format.errors import DamagedFile, StorageBroken
 from cutwater.protocol import storage_api as api
-from cutwater.storage.replica.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storagenode.peer_connections import Link
 from cutwater.storagenode.repair.syncing import Syncing
 from cutwater.storagenode.replica.replica_stores import VolumeStores

@@ -10,8 +10,9 @@ from msgspec import structs
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import FrameHeader, Outline
 from cutwater.storage.files import OsFiles
-from cutwater.storage.replica.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import (
     GLSN,

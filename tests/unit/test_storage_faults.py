@@ -225,7 +225,8 @@ def test_a_full_disk_loses_nothing(which: int, tmp_path) -> None:
         # The file of commits is full, so the next one needs another.
         contexts = fill(bench.storage, SMALL.commits_per_file)
         bench.storage.write(entries_from(bench.storage.end + 1, 1))
-        synced = bench.storage.sync().entries_end
+        bench.storage.sync()
+        synced = bench.storage.durable_end
         entries = list(bench.storage.entries(LLSN(1), synced))
         call = try_everything(bench.storage, contexts)[which]
         bench.files.room_bytes = room

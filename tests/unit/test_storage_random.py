@@ -53,7 +53,7 @@ class FilesAgainstMemory(RuleBasedStateMachine):
 
     @rule()
     def sync(self) -> None:
-        self.both(lambda s: s.sync())
+        self.both(lambda s: (s.sync(), s.durable_end, s.durable_commit))
 
     @rule(entries=st.booleans())
     def sync_one_kind(self, entries: bool) -> None:

@@ -23,7 +23,8 @@ from cutwater.format.errors import (
     VolumeLocked,
     VolumeUnusable,
 )
-from cutwater.storage.replica.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storage.volume import NodeVolumes, node_path, replica_path
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId

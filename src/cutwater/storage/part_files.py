@@ -19,7 +19,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from struct import Struct as Layout
 
-import msgspec
 from msgspec import Struct, structs
 
 from cutwater.core.publish.staged import PartSize, StagedPart
@@ -35,8 +34,8 @@ from cutwater.format.entry_codec import (
 )
 from cutwater.format.errors import DamagedFile, DiskFull, StorageBroken
 from cutwater.storage.files import TEMPORARY, File, OsFiles, StorageFiles, is_full
-from cutwater.storage.format import STAGED, WHOLE_START_BYTES, decode_whole, encode_whole, whole_bytes
-from cutwater.storage.interface import StorageFinding
+from cutwater.storage.format import STAGED, WHOLE_START_BYTES, decode_struct, encode_struct, whole_bytes
+from cutwater.storage.results import StorageFinding
 from cutwater.types import Batch
 
 SUFFIX = ".part"
@@ -200,16 +199,13 @@ class StagingFiles:
         file = self._files.open(path)
         start = file.pread(WHOLE_START_BYTES, 0)
         header_bytes = min(whole_bytes(start, path), PART_HEADER_BYTES_MAX)
-        header = decode_whole(start + file.pread(header_bytes - len(start), len(start)), STAGED, path)
-        try:
-            found = msgspec.msgpack.decode(header, type=_Header)
-        except msgspec.MsgspecError as error:
-            raise DamagedFile(path, f"its checksum is right but its content is not: {error}", _ADVICE) from error
+        data = start + file.pread(header_bytes - len(start), len(start))
+        found = decode_struct(data, STAGED, path, _Header)
         part = StagedPart(found.run, found.batch, found.generation, found.topic, found.part, found.order)
         end_at = file.size() - END_BYTES
         size, staged_us = _decode_end(file.pread(END_BYTES, max(end_at, 0)), path)
         if path.name != name_of(part) or header_bytes + size.bytes != end_at:
-            raise DamagedFile(path, "its header, its length and its name contradict each other", _ADVICE)
+            raise DamagedFile(path, "its header, its length and its name contradict each other")
         return Held(part, size, staged_us, path, header_bytes, found.checked)
 
 
@@ -226,7 +222,7 @@ class PartWriter:
     def __init__(self, files: StorageFiles, part: StagedPart, path: Path, checked: bool = False) -> None:
         self.part, self.size = part, PartSize()
         self._files, self._path, self._checked = files, path, checked
-        header = encode_whole(STAGED, msgspec.msgpack.encode(_Header(**structs.asdict(part), checked=checked)))
+        header = encode_struct(STAGED, _Header(**structs.asdict(part), checked=checked))
         if len(header) > PART_HEADER_BYTES_MAX:
             raise InvalidArgument(f"a schema has at most {PART_HEADER_BYTES_MAX} bytes, this one {len(header)}")
         self._data_start = len(header)
@@ -306,10 +302,10 @@ def _encode_end(size: PartSize, staged_us: int) -> bytes:
 
 def _decode_end(data: bytes, path: Path) -> tuple[PartSize, int]:
     if len(data) != END_BYTES or crc32c(data[: _END.size]) != int.from_bytes(data[_END.size :], "little"):
-        raise DamagedFile(path, "the checksum of its last bytes is wrong", _ADVICE)
+        raise DamagedFile(path, "the checksum of its last bytes is wrong")
     magic, entries, rows, size, staged_us = _END.unpack_from(data)
     if magic != _END_MAGIC:
-        raise DamagedFile(path, "it does not end as a staged part does", _ADVICE)
+        raise DamagedFile(path, "it does not end as a staged part does")
     return PartSize(entries, rows, size), staged_us
 
 

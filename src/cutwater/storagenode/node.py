@@ -39,7 +39,7 @@ from cutwater.errors import (
 )
 from cutwater.format.errors import DiskFull
 from cutwater.protocol.storage_api import AppendAnswer, AppendArguments, Complaint
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.counters import NodeCounters
 from cutwater.storagenode.outside import AppendWaiter, Outside, Stores
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
@@ -192,7 +192,7 @@ class StorageNode:
             _log.warning("storage node %s is %s now: %s", self.node, state.name, why, extra={"state": state.name})
             self.report_soon()
 
-    def _open(self, stream: LogStreamId, storage: ReplicaStorage) -> None:
+    def _open(self, stream: LogStreamId, storage: SegmentStorage) -> None:
         driver = self.replicas[stream] = ReplicaDriver(self.node, stream, storage, self)
         self.leader_epoch = max(self.leader_epoch, driver.replica.hard_state.leader_epoch)
         if driver.problem:
@@ -380,7 +380,7 @@ class StorageNode:
 
         self._chore(stream, job)
 
-    def _begin(self, stream: LogStreamId, storage: ReplicaStorage) -> None:
+    def _begin(self, stream: LogStreamId, storage: SegmentStorage) -> None:
         """Open a replica whose files were created or found."""
         if self._is_stopping:
             storage.close()

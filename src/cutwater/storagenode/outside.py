@@ -7,7 +7,7 @@ from typing import Protocol
 from cutwater.core.messages import GroupOutcome, PublishGroup, Replicate, SyncRequest
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.protocol.storage_api import AppendAnswer, Complaint
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LogStreamId, Report, StorageNodeId
 
@@ -63,9 +63,9 @@ class Stores(Protocol):
     def streams(self) -> list[LogStreamId]:
         """List the log streams that have files here."""
 
-    def open(self, stream: LogStreamId) -> ReplicaStorage: ...
+    def open(self, stream: LogStreamId) -> SegmentStorage: ...
 
-    def create(self, stream: LogStreamId, base_glsn: GLSN) -> ReplicaStorage:
+    def create(self, stream: LogStreamId, base_glsn: GLSN) -> SegmentStorage:
         """Create a replica. If this fails or the process dies meanwhile, nothing of it remains."""
 
     def set_aside(self, stream: LogStreamId) -> str:

@@ -22,7 +22,8 @@ from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.protocol import storage_api as api
 from cutwater.storage.files import look_again
-from cutwater.storage.interface import FrameCheck, ReplicaStorage, StorageFinding
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.results import FrameCheck, StorageFinding
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.peer_connections import Peers
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
@@ -225,7 +226,7 @@ class Mender:
         return said is not None and said.epoch == header.epoch and header.last_llsn <= said.last_llsn
 
 
-def _commit_of(storage: ReplicaStorage, llsn: LLSN) -> CommitContext | None:
+def _commit_of(storage: SegmentStorage, llsn: LLSN) -> CommitContext | None:
     with suppress(DamagedFile):
         return look_again(lambda: context_of_llsn(storage.contexts, llsn), Path("commits"))
     return None
@@ -240,7 +241,7 @@ def verified(driver: ReplicaDriver, check: FrameCheck | None) -> list[tuple[Stor
     return [(finding, behind) for finding, behind in found if behind is None or behind > trimmed_before]
 
 
-def _behind(storage: ReplicaStorage, finding: StorageFinding) -> GLSN | None:
+def _behind(storage: SegmentStorage, finding: StorageFinding) -> GLSN | None:
     last = finding.last_llsn or finding.first_llsn
     commit = _commit_of(storage, last) if last is not None else None
     return None if commit is None or last is None else GLSN(commit.glsn_of(last) + 1)
@@ -257,7 +258,7 @@ def _place_of(error: Damaged) -> tuple[LLSN, LLSN]:
     return (error.first_llsn, error.last_llsn) if isinstance(error, DamagedEntries) else (LLSN(0), LLSN(0))
 
 
-def first_damaged_commit(storage: ReplicaStorage) -> LLSN | None:
+def first_damaged_commit(storage: SegmentStorage) -> LLSN | None:
     """Return an LLSN of the first unreadable commit context, inferred from its neighbours; None if all are readable."""
     contexts = storage.contexts
     end = LLSN(storage.first_llsn - 1)

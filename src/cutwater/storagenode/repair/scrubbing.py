@@ -20,7 +20,7 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, Damaged, Trimmed
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.format import CONTEXT_BYTES
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.repair.damage_repair import damage_of
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
@@ -155,7 +155,7 @@ class Scrubber:
         self._node.damage_met(stream, error)
 
 
-def _read_contexts(storage: ReplicaStorage, start: int) -> _Piece:
+def _read_contexts(storage: SegmentStorage, start: int) -> _Piece:
     contexts = storage.contexts
     end = min(len(contexts), start + CONTEXTS_AT_ONCE)
     for i in range(start, end):
@@ -163,7 +163,7 @@ def _read_contexts(storage: ReplicaStorage, start: int) -> _Piece:
     return _Piece(end, (end - start) * CONTEXT_BYTES)
 
 
-def _read_entries(storage: ReplicaStorage, llsn: LLSN, end: LLSN) -> _Piece:
+def _read_entries(storage: SegmentStorage, llsn: LLSN, end: LLSN) -> _Piece:
     with suppress(DamagedFile):
         found = storage.read(llsn, end, CHUNK_BYTES)
         return _Piece(found.last_llsn + 1, len(found.data))

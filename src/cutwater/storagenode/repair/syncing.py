@@ -24,8 +24,8 @@ from cutwater.errors import CutwaterError, Damaged, Refused
 from cutwater.format.entry_codec import NO_TIME, RunningEventTime, frames_in
 from cutwater.format.errors import DamagedEntries
 from cutwater.protocol import storage_api as api
-from cutwater.storage.format import decode_dedup, encode_dedup
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.storage.format import DEDUP, decode_struct, encode_struct
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, CommitContext, Entry
@@ -114,7 +114,7 @@ class Syncing:
             llsn = LLSN(found.last_llsn + 1)
         for start in range(0, len(part.contexts), CONTEXTS_AT_ONCE):
             await sender.send(api.SyncContexts(), _encode(part.contexts[start : start + CONTEXTS_AT_ONCE]))
-        data = memoryview(await self._node.in_thread(partial(encode_dedup, dedup)))
+        data = memoryview(await self._node.in_thread(partial(encode_struct, DEDUP, dedup)))
         for start in range(0, len(data), PART_BYTES):
             await sender.send(api.SyncDedup(), data[start : start + PART_BYTES])
         nothing = DedupCheckpoint(dedup.upto, ())
@@ -194,10 +194,11 @@ class _Parts:
         self._dedup += data
 
     def dedup(self) -> DedupCheckpoint:
-        return decode_dedup(bytes(self._dedup), Path("what the source sent of deduplication"))
+        path = Path("what the source sent of deduplication")
+        return decode_struct(bytes(self._dedup), DEDUP, path, DedupCheckpoint)
 
 
-def _next_round(storage: ReplicaStorage, own: Extent, destination: Extent) -> _Round:
+def _next_round(storage: SegmentStorage, own: Extent, destination: Extent) -> _Round:
     """Return the commits that the destination needs next."""
     contexts = storage.contexts
     # If there is a gap between what the destination has and what is here, it begins anew.

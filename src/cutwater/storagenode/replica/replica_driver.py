@@ -58,7 +58,7 @@ from cutwater.errors import (
 from cutwater.format.entry_codec import NO_TIME, RunningEventTime
 from cutwater.format.errors import StorageBroken
 from cutwater.storage.files import look_again
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.replica.writer import Durable, Job, Writer
 from cutwater.types import LLSN, Entry, LogStreamId, ReplicaState, StorageNodeId, UncommitReport
 
@@ -122,7 +122,7 @@ class Host(Protocol):
 class ReplicaDriver:
     """One replica with its storage."""
 
-    def __init__(self, node: StorageNodeId, stream: LogStreamId, storage: ReplicaStorage, host: Host) -> None:
+    def __init__(self, node: StorageNodeId, stream: LogStreamId, storage: SegmentStorage, host: Host) -> None:
         self.node, self.stream, self.storage = node, stream, storage
         self.problem = ""
         """Why the replica's data cannot be trusted; empty if it can."""
@@ -528,7 +528,7 @@ class ReplicaDriver:
             self._loop.call_later(REOPEN_AGAIN_SECONDS, self._reopen, cut)
 
 
-def _fill(storage: ReplicaStorage, entry: Entry) -> None:
+def _fill(storage: SegmentStorage, entry: Entry) -> None:
     with suppress(Damaged):
         if storage.repair(entry) and storage.entry_at(entry.first_llsn) == entry:
             return

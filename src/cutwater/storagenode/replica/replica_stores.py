@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cutwater.core.replica.recovery import HardState
-from cutwater.storage.replica.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storage.volume import NodeVolumes
 from cutwater.types import GLSN, LogStreamId
 

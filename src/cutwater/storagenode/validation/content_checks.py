@@ -26,7 +26,7 @@ from cutwater.format.entry_codec import EntryFrame
 from cutwater.format.ipc_message import BadMessage, may_be_compressed, read_message
 from cutwater.format.plain_bodies import is_plain
 from cutwater.runtime.threads import in_thread
-from cutwater.storage.interface import FrameCheck
+from cutwater.storage.results import FrameCheck
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.validation.topic_forms import KnownTopics, Moment, TopicForms
