@@ -146,7 +146,7 @@ class PartStore:
         asked, size = call.argument, len(call.body)
         check_part(asked.part)
         end = await self.add(asked.part, asked.offset, call.body)
-        self._node.counters.staged_bytes += size
+        self._node.counters.stage_bytes += size
         return api.StageAnswer(end)
 
     async def finish_part(self, call: Call[api.FinishArguments]) -> None:
