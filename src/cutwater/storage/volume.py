@@ -394,7 +394,8 @@ class NodeVolumes:
         with self._changing:
             own = self._same(volume)
             if own is None:
-                raise self._not_a_volume(volume)
+                known = ", ".join(map(str, self.volumes))
+                raise VolumeUnusable(f"{volume} is not a volume of storage node {self._node}: choose one of {known}")
             others = tuple(other for other in self.volumes if other != own)
             if not others:
                 raise Refused(f"{own} is the only volume of storage node {self._node}: add another one first")
@@ -438,30 +439,8 @@ class NodeVolumes:
         path = self._path(volume) / STAGED_NAME
         return self._files.names(path) if self._files.is_dir(path) else []
 
-    def _not_a_volume(self, volume: Path) -> VolumeUnusable:
-        known = ", ".join(map(str, self.volumes))
-        return VolumeUnusable(f"{volume} is not a volume of storage node {self._node}: choose one of {known}")
-
-    def place(self, stream: LogStreamId, volume: Path | None = None) -> Path:
-        """Return the path of a replica, or where to create it: on the given volume, or on the one with most room for
-        it.
-
-        The replicas of a volume share its room, since they grow as well.
-        """
-        with self._changing:
-            if volume is not None and volume not in self.volumes:
-                raise self._not_a_volume(volume)
-            there = self.replicas.get(stream)
-            if there is not None:
-                if volume is not None and there.parent != self._path(volume):
-                    raise VolumeConflict(
-                        f"log stream {stream} already lies at {there}, so it cannot be created on {volume}: use that "
-                        "volume, or move the data first, while the node is stopped"
-                    )
-                return there
-            return self._path(volume or self._roomiest()) / f"lsid={stream}"
-
     def _roomiest(self) -> Path:
+        """Return the volume with most room for one more replica. Those there share it, since they grow as well."""
         # Copy to lists, because other threads remove replicas.
         parents = [path.parent for path in (*list(self.replicas.values()), *list(self._making.values()))]
         counts = {volume: parents.count(self._path(volume)) for volume in self.volumes}
@@ -469,16 +448,16 @@ class NodeVolumes:
         return max(self.volumes, key=lambda volume: (room[volume] // (counts[volume] + 1), -counts[volume]))
 
     @contextmanager
-    def creating(self, stream: LogStreamId, volume: Path | None = None) -> Iterator[Path]:
-        """Choose the path for a new replica. It is renamed to its final name at the end.
+    def creating(self, stream: LogStreamId) -> Iterator[Path]:
+        """Choose the path for a new replica, on the volume with most room. It is renamed to its final name at the end.
 
         So a directory with the final name is always complete, and an empty one is never taken for a new replica.
         """
         with self._changing:
-            path = self.place(stream, volume)
-            if stream in self.replicas:
-                raise VolumeConflict(f"log stream {stream} already lies at {path}, so it cannot be created")
-            self._making[stream] = path
+            there = self.replicas.get(stream)
+            if there is not None:
+                raise VolumeConflict(f"log stream {stream} already lies at {there}, so it cannot be created")
+            path = self._making[stream] = self._path(self._roomiest()) / f"lsid={stream}"
         try:
             making = path.with_name(path.name + NEW)
             yield making
