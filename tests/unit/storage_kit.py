@@ -8,7 +8,6 @@ from random import Random
 from msgspec import structs
 
 from cutwater.format.checksum import crc32c
-from cutwater.format.entry_codec import FrameHeader, Outline
 from cutwater.storage.files import OsFiles
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
@@ -99,10 +98,6 @@ def commit_of(entries: list[Entry], before: CommitContext | None, skip: int = 3)
         prev_high_watermark=hwm,
         time=CutTime((before.time if before else 1_000) + 10),
     )
-
-
-def outline_of(header: FrameHeader) -> Outline:
-    return Outline(*(getattr(header, name) for name in Outline.__struct_fields__))
 
 
 class MemoryBench:

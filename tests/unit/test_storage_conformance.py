@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from storage_kit import BENCHES, batch, commit_of, entries_from, heads_of, outline_of
+from storage_kit import BENCHES, batch, commit_of, entries_from, heads_of
 
 from cutwater.core.read.commit_index import glsn_of_llsn
 from cutwater.core.replica.deduplication import DedupCheckpoint, Deduplicator
@@ -53,18 +53,18 @@ def read_all(storage, first, last, bytes_max=700):
 
 def check_located(storage, first, last, bytes_max, part) -> None:
     """Whoever is told where entries are finds the same ones there."""
-    outlines = [outline_of(frame.header) for frame in part.frames]
-    for count_max in (len(outlines), 1):
+    headers = [frame.header for frame in part.frames]
+    for count_max in (len(headers), 1):
         located = storage.locate(first, last, bytes_max, count_max)
         if isinstance(storage, MemoryStorage):
             assert located is None
             return
         data = storage._files.open(Path(located.path)).pread(located.end - located.start, located.start)
         assert data == bytes(part.data)[: len(data)]
-        assert sum(outline.frame_bytes for outline in located.outlines) == len(data)
-        assert list(located.outlines) == outlines[:count_max]
+        assert sum(header.frame_bytes for header in located.headers) == len(data)
+        assert list(located.headers) == headers[:count_max]
         assert located.commits == [
-            commit for commit in part.commits if commit.first_llsn <= located.outlines[-1].last_llsn
+            commit for commit in part.commits if commit.first_llsn <= located.headers[-1].last_llsn
         ]
 
 

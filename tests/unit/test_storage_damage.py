@@ -105,10 +105,10 @@ def ranges_served(storage: SegmentStorage) -> None:
         try:
             located = storage.locate(llsn, storage.committed_end, 600, 100)
             if located is not None:
-                first, count = located.outlines[0].first_llsn, len(located.outlines)
+                first, count = located.headers[0].first_llsn, len(located.headers)
                 entries = entries_from(first, count, size=30)
-                assert [outline.checksum for outline in located.outlines] == [e.batch.checksum for e in entries]
-                assert located.outlines[-1].last_llsn == entries[-1].last_llsn
+                assert [header.checksum for header in located.headers] == [e.batch.checksum for e in entries]
+                assert located.headers[-1].last_llsn == entries[-1].last_llsn
             part = storage.read(llsn, storage.committed_end, 600)
         except Damaged:
             llsn = LLSN(llsn + 1)

@@ -156,7 +156,11 @@ async def scrubbed(storage: object, end: LLSN, *, is_left_over: bool = False) ->
     met: list[Damaged] = []
 
     async def in_reader(job):
-        return look_again(job, Path("replica"))
+        try:
+            return look_again(job, Path("replica"))
+        except Damaged as error:
+            met.append(error)
+            raise
 
     replica = SimpleNamespace(
         hard_state=SimpleNamespace(chain=(1,), base_llsn=LLSN(0)), state=ReplicaState.RUNNING, trusted=True

@@ -166,16 +166,16 @@ class StagingFiles:
         """Yield all frames of a part. Raises ``Damaged`` at the first difference from what was staged."""
         if self._open(held.path) != held:
             raise DamagedFile(held.path, "it is not what it was when it was staged", _ADVICE)
-        progress = _Progress(PartSize())
-        while progress.size.bytes < held.size.bytes:
-            data = self.read(held, progress.size.bytes, VERIFY_BYTES)
+        size = PartSize()
+        while size.bytes < held.size.bytes:
+            data = self.read(held, size.bytes, VERIFY_BYTES)
             try:
-                progress.take(data)
+                size = _grown(size, data)
             except InvalidArgument as error:
                 raise DamagedFile(held.path, error.message, _ADVICE) from error
             yield from frames_in(data)
-        if progress.size != held.size:
-            raise DamagedFile(held.path, f"it holds {progress.size}, not {held.size}", _ADVICE)
+        if size != held.size:
+            raise DamagedFile(held.path, f"it holds {size}, not {held.size}", _ADVICE)
 
     def verify(self, held: Held) -> list[StorageFinding]:
         """Read all of a part and check it."""
@@ -231,11 +231,10 @@ class PartWriter:
 
     def append(self, data: Buffer) -> None:
         """Append whole frames, which are checked."""
-        progress = _Progress(self.size)
-        progress.take(data)
+        size = _grown(self.size, data)
         with _at(self._path.parent):
             self._file.pwritev([data], self._data_start + self.size.bytes)
-        self.size = progress.size
+        self.size = size
 
     def finish(self, staged_us: int) -> Held:
         """Complete the part. It is durable on return."""
@@ -256,18 +255,13 @@ class PartWriter:
             self._files.unlink(self._path)
 
 
-class _Progress:
-    """Counts frames, and checks that each is allowed in a part and follows the one before."""
-
-    def __init__(self, size: PartSize) -> None:
-        self.size = size
-
-    def take(self, data: Buffer) -> None:
-        entries, rows = self.size.entries, self.size.rows
-        for frame in frames_in(data):
-            _check_staged(frame.header, rows)
-            entries, rows = entries + 1, rows + frame.header.count
-        self.size = PartSize(entries, rows, self.size.bytes + len(data))
+def _grown(size: PartSize, data: Buffer) -> PartSize:
+    """Return the size of a part with these frames added. Each must be allowed in a part and follow the one before."""
+    entries, rows = size.entries, size.rows
+    for frame in frames_in(data):
+        _check_staged(frame.header, rows)
+        entries, rows = entries + 1, rows + frame.header.count
+    return PartSize(entries, rows, size.bytes + len(data))
 
 
 def _check_staged(header: FrameHeader, rows: int) -> None:

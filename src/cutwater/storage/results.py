@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from cutwater.format.entry_codec import EntryFrame, FrameHeader, Outline
+from cutwater.format.entry_codec import EntryFrame, FrameHeader
 from cutwater.types import LLSN, CommitContext
 
 
@@ -36,7 +36,7 @@ class Located(Struct, frozen=True):
     path: str
     start: int
     end: int
-    outlines: Sequence[Outline]
+    headers: Sequence[FrameHeader]
     commits: Sequence[CommitContext]
 
 

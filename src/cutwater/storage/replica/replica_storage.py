@@ -429,11 +429,11 @@ class SegmentStorage:
             contexts = self._commits.contexts
             segment = self._log.segment_of(from_llsn)
             to_committed = min(to_llsn, self.committed_end)
-            start, end, outlines = segment.located(from_llsn, to_committed, bytes_max, count_max)
-            if not outlines:
+            start, end, headers = segment.located(from_llsn, to_committed, bytes_max, count_max)
+            if not headers:
                 return None
-            commits = contexts.covering(outlines[0].first_llsn, outlines[-1].last_llsn)
-            return Located(str(segment.path), start, end, outlines, commits)
+            commits = contexts.covering(headers[0].first_llsn, headers[-1].last_llsn)
+            return Located(str(segment.path), start, end, headers, commits)
 
         return self._read(locate, from_llsn)
 

@@ -18,11 +18,9 @@ from cutwater.format.entry_codec import (
     TRAILER_BYTES,
     EntryFrame,
     FrameHeader,
-    Outline,
     RunningEventTime,
     Trailer,
     decode_header,
-    decode_outline,
     decode_trailer,
     encode_frame,
 )
@@ -56,14 +54,6 @@ class Frames(Struct, frozen=True):
     data: memoryview
     frames: tuple[EntryFrame, ...]
     end: int
-
-
-class Outlines(NamedTuple):
-    """Headers of consecutive frames, and the offsets at which these frames begin and end."""
-
-    start: int
-    end: int
-    found: Sequence[Outline]
 
 
 class SegmentEnd(NamedTuple):
@@ -333,7 +323,10 @@ class Segment:
 
         ``hint`` is the ``end`` of the read that ended just before ``llsn``.
         """
-        offset, expected = (hint, llsn) if hint is not None else self._start_of(llsn)
+        offset, expected = hint, llsn
+        if offset is None:
+            place = self.place_of(llsn)
+            offset, expected = place.offset, place.first_llsn
         file_end = self.end
         size = min(max(bytes_max, READ_AHEAD_BYTES), file_end.offset - offset)
         data = memoryview(lenient_pread(self._file, size, offset))
@@ -353,45 +346,35 @@ class Segment:
             expected = LLSN(header.last_llsn + 1)
         if frames:
             return Frames(data[:at], tuple(frames), offset + at)
-        frame, end = self._frame_of(llsn)
-        return Frames(frame.data, (frame,), end)
+        place = self.place_of(llsn)
+        frame = self.frame_at(place)
+        return Frames(frame.data, (frame,), place.end)
 
-    def located(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Outlines:
+    def located(
+        self, llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int
+    ) -> tuple[int, int, Sequence[FrameHeader]]:
         """Find the frames from the one that holds ``llsn`` on, as many as ``read`` would return, at most ``count_max``.
 
-        Returns none if damage is in the way. Only the headers are read.
+        Returns where they begin and end, and their headers; none if damage is in the way. Only the headers are read.
         """
-        end = self.end
-        expected, offset = self._point_before(llsn)
-        start = offset
-        found: list[Outline] = []
-        reader = _Reader(self._file)
-        while offset < end.offset and expected <= to_llsn and len(found) < count_max:
-            outline = decode_outline(reader.read(HEADER_BYTES_MAX, offset))
-            if outline is None or not _fits(outline, expected, offset, end):
+        start = end = 0
+        found: list[FrameHeader] = []
+        for place in self.places(llsn):
+            if place.last_llsn < llsn:
+                continue
+            if place.header is None or place.first_llsn > to_llsn or len(found) == count_max:
                 break
-            following = offset + outline.frame_bytes
-            expected = LLSN(outline.last_llsn + 1)
-            if expected > llsn:
-                if not found:
-                    start = offset
-                elif following - start > bytes_max:
-                    break
-                found.append(outline)
-            offset = following
-        return Outlines(start, offset, found)
-
-    def _start_of(self, llsn: LLSN) -> tuple[int, LLSN]:
-        place = self.place_of(llsn)
-        return place.offset, place.first_llsn
+            if not found:
+                start = place.offset
+            elif place.end - start > bytes_max:
+                break
+            found.append(place.header)
+            end = place.end
+        return start, end, found
 
     def frame_of(self, llsn: LLSN) -> EntryFrame:
         """Return the intact frame that holds this LLSN. Raises if it is damaged."""
-        return self._frame_of(llsn)[0]
-
-    def _frame_of(self, llsn: LLSN) -> tuple[EntryFrame, int]:
-        place = self.place_of(llsn)
-        return self.frame_at(place), place.end
+        return self.frame_at(self.place_of(llsn))
 
     def frame_at(self, place: EntryPlace) -> EntryFrame:
         """Return the intact frame at this place. Raises if it is damaged."""
@@ -487,7 +470,7 @@ def _frame_at(file: File, offset: int, expected: LLSN, size: int) -> EntryFrame 
     return frame if decode_header(frame.data) == header and frame.problem is None else None
 
 
-def _fits(header: FrameHeader | Outline | None, expected: LLSN, offset: int, end: SegmentEnd) -> bool:
+def _fits(header: FrameHeader | None, expected: LLSN, offset: int, end: SegmentEnd) -> bool:
     return (
         header is not None
         and header.first_llsn == expected

@@ -50,11 +50,6 @@ class _Known(Struct):
     """When the next attempt may begin, by the monotonic clock."""
 
 
-class _Copy(Struct, frozen=True):
-    frame: EntryFrame
-    commits: tuple[CommitContext, ...]
-
-
 def damage_of(finding: StorageFinding) -> Damaged:
     """Convert a finding into the error that a reader of the damaged place gets."""
     if finding.first_llsn is None:
@@ -135,13 +130,10 @@ class Mender:
                 _log.warning("log stream %s could not be repaired: %s", stream, trouble, extra={"stream": stream})
             known.trouble, known.not_before = trouble, time.monotonic() + AGAIN_SECONDS
         else:
-            self._forget(stream, place)
-
-    def _forget(self, stream: LogStreamId, place: tuple[LLSN, LLSN]) -> None:
-        places = self._known.get(stream, {})
-        places.pop(place, None)
-        if not places:
-            self._known.pop(stream, None)
+            places = self._known.get(stream, {})
+            places.pop(place, None)
+            if not places:
+                self._known.pop(stream, None)
 
     async def _mend(self, driver: ReplicaDriver, error: Damaged) -> None:
         files = 0
@@ -171,7 +163,7 @@ class Mender:
         Returns the number of copies that were needed."""
         storage, copies = driver.storage, 0
         while llsn >= max(first_llsn, storage.first_llsn):
-            frame = (await self._fetch(driver, llsn)).frame
+            frame, _ = await self._fetch(driver, llsn)
             entry, running = frame.entry, frame.header.running
             try:
                 await driver.in_writer(partial(storage.repair, entry, running))
@@ -189,7 +181,7 @@ class Mender:
         storage, copies = driver.storage, 0
         search = partial(look_again, partial(first_damaged_commit, storage), Path("commits"))
         while (llsn := await self._node.in_thread(search)) is not None:
-            commits = (await self._fetch(driver, llsn)).commits
+            _, commits = await self._fetch(driver, llsn)
             repaired = [await driver.in_writer(partial(storage.repair_context, commit)) for commit in commits]
             if not any(repaired):
                 error = DamagedFile(Path("commits"), f"the commit of LLSN {llsn} cannot be put in its place")
@@ -199,8 +191,8 @@ class Mender:
             copies += 1
         return copies
 
-    async def _fetch(self, driver: ReplicaDriver, llsn: LLSN) -> _Copy:
-        """Fetch an intact copy of a committed entry from any peer that has one."""
+    async def _fetch(self, driver: ReplicaDriver, llsn: LLSN) -> tuple[EntryFrame, tuple[CommitContext, ...]]:
+        """Fetch an intact copy of a committed entry, and its commits, from any peer that has one."""
         asked = api.CopyArguments(driver.stream, llsn)
         for peer, connection in self._peers.connected(driver.replica.hard_state.chain):
             try:
@@ -210,7 +202,7 @@ class Mender:
                 _log.debug("storage node %s has no copy of %s: %s", peer, asked, error)
                 continue
             if await self._belongs(driver, frame, received.value.commits, llsn):
-                return _Copy(frame, received.value.commits)
+                return frame, received.value.commits
         raise Damaged(f"no other storage node has an intact copy of LLSN {llsn} of log stream {driver.stream} now")
 
     async def _belongs(

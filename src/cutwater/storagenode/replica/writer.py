@@ -147,12 +147,9 @@ class Writer:
         if self._is_here:
             self._is_asked = True
         elif self.turn:
-            self._wake()
-
-    def _wake(self) -> None:
-        turn, self.turn = self.turn, []
-        self._handed_over += 1
-        self._queue.put(turn)
+            turn, self.turn = self.turn, []
+            self._handed_over += 1
+            self._queue.put(turn)
 
     @property
     def is_idle(self) -> bool:
