@@ -289,9 +289,9 @@ def check_store(path: Path) -> None:
     records, batches = stored_in(path)
     where = str(path)
     again = {
-        "identity": lambda data: encoding.encode_identity(encoding.decode_identity(data, where)),
+        "identity": lambda data: encoding.encode_record(encoding.decode_record(data, where, encoding.StoreIdentity)),
         "leader": _leader_again,
-        "member": lambda data: encoding.encode_member(encoding.decode_member(data, where)),
+        "member": lambda data: encoding.encode_record(encoding.decode_record(data, where, encoding.MemberRecord)),
         "snapshot": _snapshot_again,
     }
     for name, data in records.items():
@@ -308,7 +308,7 @@ def check_store(path: Path) -> None:
 
 def _leader_again(data: bytes) -> bytes:
     leader = encoding.decode_leader(data, "leader")
-    return encoding.encode_leader(leader.epoch, encoding.LeaderRecord(leader.node, leader.address))
+    return encoding.encode_record(encoding.LeaderRecord(leader.node, leader.address), leader.epoch)
 
 
 def _snapshot_again(data: bytes) -> bytes:
