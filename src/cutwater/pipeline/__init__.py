@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cutwater.pipeline.operators.partition_operator import OperatorListState, UnionListState
     from cutwater.pipeline.rows import Row
     from cutwater.pipeline.stream import Pipeline, Stream
+    from cutwater.pipeline.values import to_datetime
     from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Tumbling
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "UnionListState",
     "ValueState",
     "Watermark",
+    "to_datetime",
 ]
 
 _WHERE = {
@@ -74,6 +76,7 @@ _WHERE = {
     "UnionListState": "cutwater.pipeline.operators.partition_operator",
     "ValueState": "cutwater.pipeline.keyed_state.state",
     "Watermark": "cutwater.pipeline.clocks.watermarks",
+    "to_datetime": "cutwater.pipeline.values",
 }
 
 

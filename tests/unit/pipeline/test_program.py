@@ -32,6 +32,7 @@ from cutwater.pipeline import (
     UnionListState,
     ValueState,
     Watermark,
+    to_datetime,
 )
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.operators.partition_operator import divided, redistributed
@@ -46,7 +47,7 @@ class Fraud(ProcessFunction):
 
     def process(self, record: Any, ctx: Any) -> Iterator[Any]:
         if self.last.get() and record.amount > 100 * self.last.get():
-            yield {"user": ctx.key, "at": ctx.timestamp}
+            yield {"user": ctx.key, "at": ctx.event_time}
         self.last.set(record.amount)
         ctx.timers.at(ctx.timestamp + 60_000)
 
@@ -70,19 +71,19 @@ def fraud() -> Pipeline:
 
 def test_the_example_of_the_design() -> None:
     rows = [
-        {"user": "ann", "amount": 20.0, "timestamp": 1_000},
-        {"user": "ann", "amount": 5.0, "timestamp": 2_000},
-        {"user": "ann", "amount": 2_500.0, "timestamp": 3_000},
-        {"user": "bob", "amount": 11.0, "timestamp": 100_000},
-        {"user": "ann", "amount": 9_000_000.0, "timestamp": 101_000},
-        {"user": "ann", "amount": 1.0, "timestamp": 4_000},
+        {"user": "ann", "amount": 20.0, "timestamp": to_datetime(1_000)},
+        {"user": "ann", "amount": 5.0, "timestamp": to_datetime(2_000)},
+        {"user": "ann", "amount": 2_500.0, "timestamp": to_datetime(3_000)},
+        {"user": "bob", "amount": 11.0, "timestamp": to_datetime(100_000)},
+        {"user": "ann", "amount": 9_000_000.0, "timestamp": to_datetime(101_000)},
+        {"user": "ann", "amount": 1.0, "timestamp": to_datetime(4_000)},
     ]
     result = fraud().test({"payments": rows})
     assert [(row["user"], row["at"].timestamp()) for row in result["alerts"]] == [("ann", 3.0)]
     assert result["per-user"] == [
-        {"user": "ann", "window_start": 0, "window_end": 10_000, "n": 3},
-        {"user": "ann", "window_start": 100_000, "window_end": 110_000, "n": 1},
-        {"user": "bob", "window_start": 100_000, "window_end": 110_000, "n": 1},
+        {"user": "ann", "window_start": to_datetime(0), "window_end": to_datetime(10_000), "n": 3},
+        {"user": "ann", "window_start": to_datetime(100_000), "window_end": to_datetime(110_000), "n": 1},
+        {"user": "bob", "window_start": to_datetime(100_000), "window_end": to_datetime(110_000), "n": 1},
     ]
     assert result["late"] == [rows[-1]]
     assert result.state("fraud") == {}

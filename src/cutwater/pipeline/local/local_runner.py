@@ -22,7 +22,7 @@ from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import LOG_TIME, Row, RowType, inferred, reader
-from cutwater.pipeline.values import to_milliseconds
+from cutwater.pipeline.values import check_times, to_milliseconds
 from cutwater.types import GLSN, MILLISECOND
 
 if TYPE_CHECKING:
@@ -375,7 +375,16 @@ def _row_type(node: SourceNode, positions: list[_Position]) -> RowType:
     if node.rows is not None:
         return node.rows
     own = [position.payload for position in positions if position.topic == node.topic and position.payload]
-    return RowType(inferred(own)) if own else _PLAIN_RECORD
+    if not own:
+        return _PLAIN_RECORD
+    schema = inferred(own)
+    if LOG_TIME in schema.names:
+        # In every topic this column is a time.
+        try:
+            check_times(schema.field(LOG_TIME).type, _PLAIN_RECORD.schema.field(LOG_TIME).type)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"the column {LOG_TIME!r} of topic {node.topic!r}: {error.message}") from None
+    return RowType(schema)
 
 
 def _clock(
