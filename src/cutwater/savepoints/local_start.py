@@ -17,7 +17,7 @@ from cutwater.savepoints.savepoint import Path, Savepoint, open_savepoint
 
 
 class LocalStart(Struct, frozen=True):
-    """How a test begins. ``state`` has chunks by uid, as ``Machine.restore`` takes them. ``streams`` has, by topic, the
+    """How a test begins. ``state`` has chunks by uid, as ``Machine`` takes them. ``streams`` has, by topic, the
     log streams that the clocks know."""
 
     glsn: int

@@ -153,12 +153,12 @@ class TestResult:
     def left_timers(self, uid: str) -> int:
         """Return how many timers of an operator did not fire at the end, because their keys had reached the limit."""
         self._plan.graph.operator(uid)
-        return self._machine.left_timers(uid)
+        return sum(operator.left_timers for operator in self._machine.operators(uid))
 
     def dropped_late(self, uid: str) -> int:
         """Return how many rows an operator dropped because they came too late."""
         self._plan.graph.operator(uid)
-        return self._machine.dropped_late(uid) + self._dropped_late.get(uid, 0)
+        return sum(operator.dropped_late for operator in self._machine.operators(uid)) + self._dropped_late.get(uid, 0)
 
 
 def run_test(
@@ -199,14 +199,8 @@ def run_test(
         return clock, _ranges(clock, positions, pieces, firings, _Made(sources, rows, plan), begin.glsn)
 
     clock, ranges = walk(1)
-    machine = Machine(plan, transform=partial(_transformed_on_spark, plan))
-    if begin.state:
-        machine.restore(begin.state)
-    written: dict[str, list[Records]] = {}
-    for batch, ticks in ranges:
-        for uid, records in machine.run(batch, ticks).items():
-            written.setdefault(uid, []).append(records)
-    whole = {uid: Records.merged(parts) for uid, parts in written.items()}
+    machine = Machine(plan, state=begin.state, transform=partial(_transformed_on_spark, plan))
+    whole = machine.run(*next(ranges))
     if slices > 1 or batches > 1:
         try:
             pieces = in_pieces(plan, pickled, rows, walk(batches)[1], slices, begin.state, _transformed_on_spark)
