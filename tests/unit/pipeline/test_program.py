@@ -34,8 +34,6 @@ from cutwater.pipeline import (
     Watermark,
     to_datetime,
 )
-from cutwater.pipeline.context import KeyEntry
-from cutwater.pipeline.operators.partition_operator import divided, redistributed
 
 KT = "k string, t bigint"
 
@@ -460,20 +458,6 @@ def test_partitions_take_records_in_turn_and_have_state_of_their_own() -> None:
     assert [(row["p"], row["of"], row["n"]) for row in run(p, "a1 a2 a3 a4 a5")["out"]] == [
         (1, 2, 1), (0, 2, 1), (1, 2, 2), (0, 2, 2), (1, 2, 3),
     ]  # fmt: skip
-
-
-def test_list_state_is_divided_and_union_state_goes_whole_to_each() -> None:
-    """'Redistribution 8 over 2 → 3/3/2 over 3; union whole to each.'"""
-    assert [len(part) for part in divided(range(8), 3)] == [3, 3, 2]
-    assert divided([1], 3) == [[1], [], []]
-    states = [Partition.everyone, Partition.seen]
-    entries = [KeyEntry(i, b"", 0, [None, None]) for i in range(2)]
-    for i, entry in enumerate(entries):
-        entry.values[:] = [[i], list(range(i * 4, i * 4 + 4))]
-    made = redistributed(reversed(entries), states, 3)
-    assert [entry.values[1] for entry in made] == [[0, 1, 2], [3, 4, 5], [6, 7]]
-    assert [entry.values[0] for entry in made] == [[0, 1]] * 3
-    assert [entry.key for entry in made] == [0, 1, 2]
 
 
 class TimersInPartition(PartitionFunction):

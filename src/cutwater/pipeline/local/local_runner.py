@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed
 from cutwater.pipeline.clocks.clock import ClockSnapshot, LogClock
-from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS, MAX_TIME, NO_TIME, check_drain_firings
+from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS, MAX_TIME, check_drain_firings
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.local.cut_check import MicroBatch, failed_in_pieces, in_pieces, require_same
-from cutwater.pipeline.local.elsewhere import elsewhere
 from cutwater.pipeline.local.run_checks import check_runnable
-from cutwater.pipeline.local.spark_import import on_spark
+from cutwater.pipeline.local.spark_import import elsewhere, on_spark
 from cutwater.pipeline.operators.executor import Machine
 from cutwater.pipeline.pickling import pickled_graph
 from cutwater.pipeline.plan import Plan
@@ -60,33 +61,16 @@ class _Position:
     payload: Mapping[str, Any]
 
 
-class _Beginning(Protocol):
-    """What a test begins with: see ``savepoints.local_start``."""
-
-    @property
-    def glsn(self) -> int: ...
-    @property
-    def clock(self) -> ClockSnapshot | None: ...
-    @property
-    def streams(self) -> Mapping[str, list[int]]: ...
-    @property
-    def state(self) -> Mapping[str, Any]: ...
-    @property
-    def dropped_late(self) -> Mapping[str, int]: ...
-
-
 @dataclass(frozen=True, slots=True)
-class _Nothing:
-    """The beginning of a log."""
+class LocalStart:
+    """How a test begins: by default with the log. ``streams`` has, by topic, the log streams that the clocks know.
+    ``state`` has chunks by uid, as ``Machine`` takes them."""
 
     glsn: int = 0
     clock: ClockSnapshot | None = None
     streams: Mapping[str, list[int]] = field(default_factory=dict)
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, pa.Table] = field(default_factory=dict)
     dropped_late: Mapping[str, int] = field(default_factory=dict)
-
-
-_NOTHING: Final[_Beginning] = _Nothing()
 
 
 class TestResult:
@@ -185,7 +169,7 @@ def run_test(
     rows = {topic: _row_type(node, positions) for topic, node in sources.items()}
     plan = Plan(pipeline.name, pipeline.graph, rows)
     check_runnable(plan)
-    begin = _NOTHING
+    begin = LocalStart()
     if from_savepoint is not None:
         start: Any = elsewhere("savepoints.local_start")
         begin = start.local_start(from_savepoint, plan, allow_non_restored_state=allow_non_restored_state)
@@ -211,10 +195,10 @@ def run_test(
     return TestResult(machine, plan, _by_topic(plan, whole), watermark, begin.dropped_late, clock)
 
 
-def _place_after(begin: _Beginning, positions: Sequence[_Position]) -> None:
-    """Place the rows after a savepoint, in position and time. A row without ``_stream`` goes to the first log stream
-    that the savepoint knows."""
-    latest = NO_TIME if begin.clock is None else begin.clock.time_ms
+def _place_after(begin: LocalStart, positions: Sequence[_Position]) -> None:
+    """Place the rows after a savepoint. Cut times never go back, as in the log: a topic that comes after another one
+    continues at its time. A row without ``_stream`` goes to the first log stream that the savepoint knows."""
+    latest = 0 if begin.clock is None else begin.clock.time_ms
     for position in positions:
         if position.glsn is not None and position.glsn <= begin.glsn:
             raise InvalidArgument(
@@ -239,7 +223,7 @@ def _streams(
     given: Mapping[str, int | Sequence[int]],
     sources: Mapping[str, SourceNode],
     positions: Sequence[_Position],
-    begin: _Beginning,
+    begin: LocalStart,
 ) -> dict[str, list[int]]:
     """Return the log streams of each topic, by number: the given ones, or else those that its rows name, or the one
     that ``create_topic`` makes; and those that a savepoint knows."""
@@ -327,7 +311,7 @@ def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]], sources: Mappi
             )
     if any(position.glsn is not None for position in found):
         found = _by_glsn(found)
-    return _with_rising_times(found)
+    return found
 
 
 def _require_known(row: Mapping[str, Any], source: SourceNode) -> None:
@@ -348,14 +332,6 @@ def _by_glsn(positions: list[_Position]) -> list[_Position]:
             "_glsn orders the rows of all topics: give each row one of its own, from 1 on, or none at all"
         )
     return sorted(positions, key=lambda position: position.glsn or 0)
-
-
-def _with_rising_times(positions: list[_Position]) -> list[_Position]:
-    """Make cut times never go back, as in the log: a topic that comes after another one continues at its time."""
-    latest = 0
-    for position in positions:
-        latest = position.cut_ms = max(position.cut_ms, latest)
-    return positions
 
 
 def _integer(row: Mapping[str, Any], name: str, default: int | None) -> int | None:
@@ -386,7 +362,7 @@ def _clock(
     plan: Plan,
     streams: Mapping[str, Sequence[int]],
     positions: Sequence[_Position],
-    begin: _Beginning,
+    begin: LocalStart,
 ) -> LogClock:
     """Return the clock before the first position. All log streams exist there."""
     given = {topic: node.watermark for topic, node in sources.items()}

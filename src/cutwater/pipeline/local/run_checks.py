@@ -9,8 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.graph import Graph, SinkNode, TransformNode
-from cutwater.pipeline.local.elsewhere import elsewhere
-from cutwater.pipeline.local.spark_import import on_spark
+from cutwater.pipeline.local.spark_import import elsewhere, on_spark
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import LOG_TIME, RowType
 from cutwater.pipeline.values import check_times
