@@ -376,7 +376,7 @@ def test_a_run_that_begins_or_ends_anywhere_sees_the_watermark_of_the_log(
     assert len({row["seen"] for row in wanted}) > 5
     found_before = 0
     for back in (1, 10, 4_096):
-        monkeypatch.setattr("cutwater.spark.source.planning.LOOK_BACK", back)
+        monkeypatch.setattr("cutwater.spark.source.log_walk.LOOK_BACK", back)
         monkeypatch.setattr("cutwater.spark.pipeline.planning.WALK_POSITIONS", 3 * back)
         start, until = sorted(choice.sample([row["place"] for row in wanted], 2))
         for begins in ({"start": str(start)}, {"after": start - 1}):

@@ -136,6 +136,10 @@ class _Stream(Struct, eq=False):
     watermark: int
     declared_idle: bool = False
     idle: bool = False
+    lag_us: int = 0
+
+    def __post_init__(self) -> None:
+        self.lag_us = lag_us(self.strategy)
 
 
 def require_known_rule(rule: object, what: str, way_out: str = "use the version that made it, or a newer one") -> None:
@@ -271,7 +275,7 @@ class WatermarkClock:
         first_glsn: GLSN,
         time: CutTime,
         event_times: Sequence[EventTime],
-        declared: EventTime | None = None,
+        declared: int | None = None,
         *,
         idle: bool = False,
     ) -> list[int]:
@@ -285,7 +289,8 @@ class WatermarkClock:
         self._require_position(first_glsn, count, time)
 
         seen_by_first, own_before = self._watermark, stream.watermark
-        own_after = _own_after_batch(stream, max(event_times), declared)
+        said = declared if isinstance(stream.strategy, Punctuated) else max(event_times)
+        own_after = own_before if said is None else max(own_before, said - stream.lag_us)
         others = self._commit(stream, time, own_after)
         if own_before >= others:
             # The stream was above the others before its first record, so nothing moves inside the batch.
@@ -304,8 +309,8 @@ class WatermarkClock:
         first_glsn: GLSN,
         count: int,
         time: CutTime,
-        time_max: EventTime | None,
-        declared: EventTime | None = None,
+        time_max: int | None,
+        declared: int | None = None,
         *,
         idle: bool = False,
     ) -> int:
@@ -322,8 +327,8 @@ class WatermarkClock:
         first_glsn: GLSN,
         count: int,
         time: CutTime,
-        time_max: EventTime | None,
-        declared: EventTime | None = None,
+        time_max: int | None,
+        declared: int | None = None,
         *,
         idle: bool = False,
     ) -> tuple[int, int, int]:
@@ -336,7 +341,8 @@ class WatermarkClock:
         stream = self._stream(lsid)
         before, own = self._watermark, stream.watermark
         self._require_position(first_glsn, count, time)
-        own_after = _own_after_batch(stream, time_max, declared)
+        said = declared if isinstance(stream.strategy, Punctuated) else time_max
+        own_after = own if said is None else max(own, said - stream.lag_us)
         others = self._commit(stream, time, own_after)
         self._advance(first_glsn, count, time, max(before, min(own_after, others)))
         if idle:
@@ -443,37 +449,26 @@ class WatermarkClock:
         self._created.clear()
 
 
-def own_watermark(strategy: Strategy, time_max: EventTime | None, declared: EventTime | None) -> int:
+def own_watermark(strategy: Strategy, time_max: int | None, declared: int | None) -> int:
     """Return a stream's own watermark, from the largest event time and the largest declaration so far."""
     said = declared if isinstance(strategy, Punctuated) else time_max
-    if said is None:
-        return NO_WATERMARK
-    return said if isinstance(strategy, Punctuated) else said - _lag_us(strategy)
-
-
-def _own_after_batch(stream: _Stream, time_max: EventTime | None, declared: EventTime | None) -> int:
-    """Return the stream's own watermark after a batch, from what the batch header says."""
-    if isinstance(stream.strategy, Punctuated):
-        said: int | None = declared
-    else:
-        said = None if time_max is None else time_max - _lag_us(stream.strategy)
-    return stream.watermark if said is None else max(stream.watermark, said)
+    return NO_WATERMARK if said is None else max(NO_WATERMARK, said - lag_us(strategy))
 
 
 def _own_after_each(strategy: Strategy, own_before: int, event_times: Sequence[EventTime], own_after: int) -> list[int]:
     """Return the stream's own watermark after each record of a batch; the last one is ``own_after``."""
     if isinstance(strategy, Punctuated):
         return [own_before] * (len(event_times) - 1) + [own_after]
-    lag_us = _lag_us(strategy)
-    rising = list(accumulate((time - lag_us for time in event_times), max, initial=own_before))
+    lag = lag_us(strategy)
+    rising = list(accumulate((time - lag for time in event_times), max, initial=own_before))
     assert rising[-1] == own_after, "the header's maximum is that of the records"
     return rising[1:]
 
 
-def _lag_us(strategy: BoundedOutOfOrderness) -> int:
-    """Return how far the watermark stays behind the largest event time. A record of time t may be followed by one of t
-    − bound, so the watermark stays one millisecond below that."""
-    return strategy.bound_us + MILLISECOND
+def lag_us(strategy: Strategy) -> int:
+    """Return how far the watermark stays behind the largest event time, or behind what is declared. A record of time t
+    may be followed by one of t − bound, so the watermark stays one millisecond below that."""
+    return 0 if isinstance(strategy, Punctuated) else strategy.bound_us + MILLISECOND
 
 
 def _clamped(rising: list[int], low: int, high: int) -> list[int]:
