@@ -29,10 +29,10 @@ from cutwater.spark.options import Where
 from cutwater.spark.pipeline.envelope import in_pieces, merged_ticks, unpacked
 from cutwater.spark.pipeline.error_translation import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline.program import balanced_keys, spark_hash
-from cutwater.spark.pipeline.runner import connected, program_of, run_pipeline
+from cutwater.spark.pipeline.runner import connected, run_pipeline
 from cutwater.spark.pipeline.source import PipelineReader, RangePart, SourceRunOptions, TickPart
 from cutwater.spark.pipeline.transform import rounds_of
-from tests.spark.pipeline_kit import InOneProcess, placed, written
+from tests.spark.pipeline_kit import InOneProcess, placed, program_of, written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
 
 SEED_NAME = "CUTWATER_SPARK_SEED"

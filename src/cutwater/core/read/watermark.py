@@ -24,7 +24,7 @@ clocks of the sources that feed one operator. The rule, exact for every position
     idle.
 7.  ``u(g)`` of an operator is the minimum of ``W_s`` over its sources that are not idle, or the maximum if all are.
     ``W(g) = max(W(g - 1), u(g))``. A stream or source that returns behind counts again, and nothing goes back.
-8.  The end of a bounded input is ``MAX_WATERMARK``.
+8.  The end of a bounded input is ``MAX_WATERMARK``; the reader sets it, because no position follows.
 
 So ``W`` depends on nothing but the log up to ``g``: no clock, no batch size, no reader. The reference is Flink's
 ``WatermarkOutputMultiplexer``.
@@ -113,7 +113,8 @@ class StreamSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
 
 class WatermarkSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole state of a ``WatermarkClock``, last evaluated at position ``glsn``, with streams in the order of their
-    numbers. ``idle``: whether the source was idle there."""
+    numbers. ``idle``: whether the source was idle there. ``ended`` is always False: the end of a bounded input is not
+    the concern of a clock (``Ticks.end``)."""
 
     glsn: GLSN
     time: CutTime
@@ -182,7 +183,6 @@ class WatermarkClock:
         self._glsn = GLSN(0)
         self._time = CutTime(0)
         self._watermark = NO_WATERMARK
-        self._ended = False
         self._idle = True
         self._created: set[LogStreamId] = set()
         self._streams: dict[LogStreamId, _Stream] = {}
@@ -199,7 +199,6 @@ class WatermarkClock:
         clock._glsn = snapshot.glsn
         clock._time = snapshot.time
         clock._watermark = snapshot.watermark
-        clock._ended = snapshot.ended
         clock._idle = snapshot.idle
         clock._streams = {
             stream.log_stream_id: _Stream(stream.strategy, stream.last_commit, stream.watermark, stream.idle)
@@ -214,7 +213,7 @@ class WatermarkClock:
             StreamSnapshot(lsid, own.strategy, own.last_commit, own.watermark, own.declared_idle, lsid in self._created)
             for lsid, own in sorted(self._streams.items())
         )
-        return WatermarkSnapshot(self._glsn, self._time, self._watermark, self._ended, streams, self._idle)
+        return WatermarkSnapshot(self._glsn, self._time, self._watermark, False, streams, self._idle)
 
     @property
     def watermark(self) -> int:
@@ -225,11 +224,6 @@ class WatermarkClock:
     def glsn(self) -> GLSN:
         """The last position that was reported, 0 before the first."""
         return self._glsn
-
-    @property
-    def time(self) -> CutTime:
-        """The cut time of the last position that was reported, 0 before the first."""
-        return self._time
 
     @property
     def is_idle(self) -> bool:
@@ -351,19 +345,13 @@ class WatermarkClock:
 
     def tick(self, glsn: GLSN, time: CutTime) -> int:
         """Return the watermark after a mark of the log's clock. Only cut time moves."""
-        if glsn == self._glsn and time == self._time and not self._ended:
+        if glsn == self._glsn and time == self._time:
             # The mark is the last position of an entry of this source, which has been evaluated there.
             return self._watermark
         self._require_position(glsn, 1, time)
         if self._stale or time > self._idle_check:
             self._scan(time)
         self._advance(glsn, 1, time, max(self._watermark, self._value))
-        return self._watermark
-
-    def end(self) -> int:
-        """End a bounded input: no position follows. If one of several inputs ends, remove its streams instead."""
-        self._ended = True
-        self._watermark = MAX_WATERMARK
         return self._watermark
 
     def _stream(self, lsid: LogStreamId) -> _Stream:
@@ -375,8 +363,6 @@ class WatermarkClock:
     def _require_position(self, first_glsn: GLSN, count: int, time: CutTime) -> None:
         if count < 1:
             raise InvalidArgument(f"the batch at GLSN {first_glsn} has {count} records: it needs at least one")
-        if self._ended:
-            raise ProtocolViolation(f"GLSN {first_glsn} comes after the end of the input, which was at {self._glsn}")
         if first_glsn <= self._glsn:
             raise ProtocolViolation(f"GLSN {first_glsn} comes after {self._glsn}: positions never go back")
         if time < self._time:

@@ -28,7 +28,7 @@ from cutwater.protocol.scan_api import POSITIONS_MAX, UNKNOWN
 from cutwater.spark.options import LogPoint, ReadOptions
 from cutwater.spark.source.event_time import SeenWatermarks
 from cutwater.spark.source.log_walk import LogWalk
-from cutwater.spark.source.offsets import SourceOffset, began_above, began_of, since_after, start_of
+from cutwater.spark.source.offsets import SourceOffset, began_above, begin_of
 from cutwater.spark.source.read_task import ReadPartition, Scan, lost, report_loss
 from cutwater.spark.source.schema import arrow_schema, check_schema
 from cutwater.types import GLSN, LLSN, BatchKind, LogStreamId, TopicId
@@ -154,13 +154,14 @@ class Planner:
         if end == start.glsn:
             return start
         # The end stores what its micro-batch needs to know, because no other offset stores it for the first one.
-        return SourceOffset(end, since_after(start), began_above(start.began, start.glsn), self._found(), self._rule)
+        since = start.glsn if start.is_first else None
+        return SourceOffset(end, since, began_above(start.began, start.glsn), self._found(), self._rule)
 
     async def between(self, start: SourceOffset, end: SourceOffset) -> list[ReadPartition]:
         """Return the parts that the tasks read in the micro-batch between two offsets."""
-        self._began = began_of(start, end)
+        begin, self._began = begin_of(start, end)
         # A micro-batch that was planned under another watermark rule is read again under that rule.
-        parts = await self.parts(start_of(start, end), end.glsn, end.rule or RULE_BEFORE)
+        parts = await self.parts(begin, end.glsn, end.rule or RULE_BEFORE)
         self._miss_deleted({**start.topics, **end.topics})
         return parts
 
