@@ -18,7 +18,7 @@ from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
 from cutwater.protocol.metadata_api import ASK
 from cutwater.runtime.event_loop import run
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId

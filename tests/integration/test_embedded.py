@@ -53,6 +53,7 @@ from cutwater.errors import (
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.runtime.event_loop import run
 from cutwater.storage.files import OsFiles
+from tests.times import at_us
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -67,7 +68,7 @@ def test_append_subscribe_and_the_rest_without_asyncio(log: cutwater.Client) -> 
     log.create_topic("orders", streams=3)
     ack = log.append("orders", b"hello")
     assert (log.read(ack.glsn).value, log.tail() >= ack.glsn) == (b"hello", True)
-    log.append("orders", [b"a", b"b"], key=[b"k", None], timestamp=[1, 2])
+    log.append("orders", [b"a", b"b"], key=[b"k", None], timestamp=[at_us(1), at_us(2)])
     assert [record.value for record in log.subscribe("orders", follow=False)] == [b"hello", b"a", b"b"]
     assert sum(batch.num_rows for batch in log.batches("orders", start=ack.glsn + 1, follow=False)) == 2
     assert log.table("orders").to_pandas()["value"].to_list() == [b"hello", b"a", b"b"]

@@ -329,9 +329,9 @@ class AsyncClient(PublishingCalls):
         ``records`` is one value (bytes, or str as UTF-8), a list of them, an Arrow array, batch or table, a DataFrame
         of pandas or Polars, a dict or a list of dicts. ``key``, ``timestamp`` and ``headers`` are one for all records,
         or a list with one for each; event time is this client's clock by default. A time is a ``datetime`` with a time
-        zone, or an integer: **microseconds** since 1970, where pipelines count in milliseconds. Records are copied when
-        the append begins, so that their memory may be reused. If the topic or its schema is new to this client, it is
-        looked up first, and the records are copied only after that.
+        zone; an integer is refused, because its unit cannot be told. Records are copied when the append begins, so that
+        their memory may be reused. If the topic or its schema is new to this client, it is looked up first, and the
+        records are copied only after that.
 
         ``stream``: the log stream to append to, otherwise any of the topic. ``watermark``: no record with an earlier
         event time follows in that log stream. ``idle``: that log stream is idle until its next entry. ``if_llsn``:
@@ -470,7 +470,7 @@ class AsyncClient(PublishingCalls):
         stream without a commit for ``idle_after`` is left out. Both are a ``timedelta``, a text such as ``"5s"``, or a
         number of milliseconds. Only the end of the topic is read, as far back as its log streams lie apart.
 
-        >>> ack = log.append("t", [b"a", b"b"], timestamp=[datetime(2026, 1, 1, 12, tzinfo=UTC), 0])
+        >>> ack = log.append("t", [b"a", b"b"], timestamp=datetime(2026, 1, 1, 12, tzinfo=UTC))
         >>> log.watermark("t", at=ack.glsn, bound=timedelta(seconds=5)).isoformat()
         '2026-01-01T11:59:54.999000+00:00'
         """
