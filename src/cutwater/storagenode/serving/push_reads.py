@@ -52,7 +52,7 @@ class Following:
         self._streams: Counter[Connection] = Counter()
         """How many log streams each connection follows."""
 
-    async def serve(self, call: Call[api.FollowArguments], sender: StreamSender[api.ReadAnswerHeader]) -> None:
+    async def serve(self, call: Call[api.ReadArguments], sender: StreamSender[api.ReadAnswerHeader]) -> None:
         """Push records until the reader disconnects or this replica can no longer be read."""
         arguments = call.argument
         driver = self._node.driver(arguments.stream)
@@ -87,7 +87,7 @@ class Following:
 
     async def _follow(
         self,
-        call: Call[api.FollowArguments],
+        call: Call[api.ReadArguments],
         driver: ReplicaDriver,
         news: asyncio.Event,
         sender: StreamSender[api.ReadAnswerHeader],
@@ -168,7 +168,7 @@ def _event_time(driver: ReplicaDriver, asked: api.EventTimeArguments) -> api.Eve
     return api.EventTimeAnswer(running.time_max, running.declared, commit, through, idle)
 
 
-def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) -> _Part | Needs[_Part]:
+def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.ReadArguments) -> _Part | Needs[_Part]:
     replica = driver.replica
     # Read in this order: what was complete before is still complete after the read.
     through, revision, committed_end = complete_through(driver), replica.revision, indexed_end(driver)
@@ -190,7 +190,7 @@ def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) 
 def _part(
     driver: ReplicaDriver,
     llsn: LLSN,
-    arguments: api.FollowArguments,
+    arguments: api.ReadArguments,
     contexts: Sequence[CommitContext],
     frames: Sequence[EntryFrame],
     body: Payload,
