@@ -258,7 +258,7 @@ def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
     if schema and not topic.schemas:
         raise Refused(f"topic {topic.name!r} has records of key and value: it cannot get a schema; create another one")
     if schema and request.schema_after != len(topic.schemas):
-        raise Refused(f"the schema of topic {topic.name!r} was changed by someone else: fetch it and try again")
+        raise Refused(f"the schema of topic {topic.name!r} was changed by another client: fetch it and try again")
     ahead_us = request.event_time_ahead_us
     if ahead_us is not None:
         _check_ahead(ahead_us)
