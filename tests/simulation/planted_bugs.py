@@ -19,9 +19,9 @@ from cutwater.core.messages import SealReplica
 from cutwater.core.order import cut, request_handling
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cutting import Cutter
-from cutwater.core.order.first_reports import FirstReports
 from cutwater.core.order.leader import OrderLayer
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.first_reports import FirstReports
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.producer_session import Fate, Phase, ProducerSession
 from cutwater.core.publish import run_requests
@@ -39,9 +39,9 @@ from cutwater.storage import replica_storage
 from cutwater.storage.commits import CommitLog
 from cutwater.storage.format import SEGMENT
 from cutwater.storage.marked_file import MarkedFile
-from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.options import Options
-from cutwater.testing.simulator.serving import SimServing
+from cutwater.testing.simulator.servers.disk import ReplicaDisk, is_intact
+from cutwater.testing.simulator.servers.serving import SimServing
 from cutwater.types import GLSN, LLSN, BatchNumber
 from cutwater.wire.identity.access_guard import Guard
 from cutwater.wire.identity.server_book import ServerBook

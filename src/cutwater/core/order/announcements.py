@@ -25,7 +25,7 @@ from cutwater.core.order import decisions as d
 from cutwater.core.order.cut import StreamCommit
 from cutwater.core.order.events import Send
 from cutwater.core.order.planning.membership_index import Roster
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import (
     GLSN,

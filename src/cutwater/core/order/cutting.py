@@ -7,7 +7,7 @@ from collections.abc import Container
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cut import Candidate, make_cut, next_cut_time
 from cutwater.core.order.options import OrderOptions
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import GLSN, LLSN, CutTime, Instant, LogStreamId, ReplicaState
 

@@ -43,15 +43,15 @@ from cutwater.core.order.events import (
     StoreRefused,
     Wake,
 )
-from cutwater.core.order.first_reports import FirstReports
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.planning.cluster_view import Outlook
+from cutwater.core.order.planning.first_reports import FirstReports
 from cutwater.core.order.planning.liveness import Backoff, Liveness
 from cutwater.core.order.planning.membership_index import Roster
 from cutwater.core.order.planning.placement import ReplicaCounts, loads, reassign, replacements, survivors
 from cutwater.core.order.planning.repair import is_ready
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.planning.stall_detector import Trouble, TroubleKind, Watch
-from cutwater.core.order.reports import ReportBook
 from cutwater.core.order.request_handling import Surroundings, decide
 from cutwater.core.order.state import LogStream, OrderState, TopicState
 from cutwater.core.publish.publishing import Publisher

@@ -16,7 +16,7 @@ from cutwater.core.order import decisions as d
 from cutwater.core.order.events import Asked, RequestId, Send
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.planning.cluster_view import Outlook
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.publish.run_requests import open_streams
 from cutwater.core.publish.runs import Group, RunState

@@ -24,14 +24,14 @@ from cutwater.testing.simulator.clients import (
     SimProducer,
     Subscriber,
 )
-from cutwater.testing.simulator.disk import is_intact
-from cutwater.testing.simulator.metadata_node import SimMetadataNode
 from cutwater.testing.simulator.nemesis import Nemesis
 from cutwater.testing.simulator.options import Options
 from cutwater.testing.simulator.record import SimHistory, SimOutcome
+from cutwater.testing.simulator.servers.disk import is_intact
+from cutwater.testing.simulator.servers.metadata_node import SimMetadataNode
+from cutwater.testing.simulator.servers.storage_node import SimStorageNode
+from cutwater.testing.simulator.servers.store import SimulatedStore
 from cutwater.testing.simulator.sinks import Sink
-from cutwater.testing.simulator.storage_node import SimStorageNode
-from cutwater.testing.simulator.store import SimulatedStore
 from cutwater.testing.simulator.world import Process, Violation, World
 from cutwater.types import (
     GLSN,

@@ -23,11 +23,11 @@ from cutwater.core.requests import (
     UnsealRequest,
 )
 from cutwater.format.checksum import crc32c
-from cutwater.testing.simulator.disk import is_intact
 from cutwater.testing.simulator.proofs import FORGER
 from cutwater.testing.simulator.protocol import Relay, ReportMessage
 from cutwater.testing.simulator.record import TrimOp
-from cutwater.testing.simulator.storage_node import SimStorageNode
+from cutwater.testing.simulator.servers.disk import is_intact
+from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 from cutwater.testing.simulator.world import Address, Process
 from cutwater.types import (
     GLSN,

@@ -9,7 +9,7 @@ from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.planning.liveness import Liveness
 from cutwater.core.order.planning.placement import Staff
 from cutwater.core.order.planning.repair import RepairPlan, StreamView, is_ready, plan_open, plan_sealed
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import SECOND, Instant, LogStreamId, StorageNodeId
 

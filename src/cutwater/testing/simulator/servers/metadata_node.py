@@ -35,8 +35,8 @@ from cutwater.testing.simulator.protocol import (
     SimCall,
     SimHeartbeat,
 )
-from cutwater.testing.simulator.storage_node import SimStorageNode
-from cutwater.testing.simulator.store import SimulatedStore
+from cutwater.testing.simulator.servers.storage_node import SimStorageNode
+from cutwater.testing.simulator.servers.store import SimulatedStore
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import MILLISECOND, DecisionIndex, Instant, LeaderEpoch, MetadataNodeId, StorageNodeId
 

@@ -17,7 +17,7 @@ from cutwater.testing.simulator.world import Address
 from cutwater.types import MILLISECOND, Batch
 
 if TYPE_CHECKING:
-    from cutwater.testing.simulator.storage_node import SimStorageNode
+    from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 
 ASK_EVERY_US = 120 * MILLISECOND
 FETCH_AGAIN_US = 15 * MILLISECOND

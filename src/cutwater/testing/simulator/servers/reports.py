@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cutwater.format.errors import DamagedEntries
-from cutwater.testing.simulator.disk import ReplicaDisk
-from cutwater.testing.simulator.segment_disk import SegmentDisk
+from cutwater.testing.simulator.servers.disk import ReplicaDisk
+from cutwater.testing.simulator.servers.segment_disk import SegmentDisk
 from cutwater.testing.simulator.world import Violation
 from cutwater.types import LogStreamId, ReplicaState, Report, UncommitReport
 

@@ -71,7 +71,6 @@ from cutwater.errors import (
 )
 from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DiskFull, StorageBroken
-from cutwater.testing.simulator.disk import ReplicaDisk, Written
 from cutwater.testing.simulator.protocol import (
     AppendCall,
     ComplaintMessage,
@@ -88,10 +87,11 @@ from cutwater.testing.simulator.protocol import (
     StageCall,
     SyncStart,
 )
-from cutwater.testing.simulator.reports import Disk, check_report
-from cutwater.testing.simulator.segment_disk import SegmentDisk
-from cutwater.testing.simulator.serving import SimServing
-from cutwater.testing.simulator.staging import SimPartStore
+from cutwater.testing.simulator.servers.disk import ReplicaDisk, Written
+from cutwater.testing.simulator.servers.reports import Disk, check_report
+from cutwater.testing.simulator.servers.segment_disk import SegmentDisk
+from cutwater.testing.simulator.servers.serving import SimServing
+from cutwater.testing.simulator.servers.staging import SimPartStore
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import (
     GLSN,

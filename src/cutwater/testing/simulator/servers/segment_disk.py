@@ -34,7 +34,7 @@ from cutwater.types import (
 )
 
 if TYPE_CHECKING:
-    from cutwater.testing.simulator.storage_node import SimStorageNode
+    from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 
 DIRECTORY = Path("/replica")
 OPTIONS = SegmentOptions(segment_bytes=4_000, index_interval_bytes=700, commits_per_file=16)
