@@ -133,20 +133,7 @@ def catalog(state: OrderState) -> r.Catalog:
         revision=state.revision,
         high_watermark=state.high_watermark,
         cut_time=state.cut_time,
-        topics=tuple(
-            r.TopicInfo(
-                t.topic,
-                t.name,
-                t.trimmed_before,
-                t.replication,
-                t.streams,
-                t.schemas,
-                t.event_time,
-                t.retention,
-                t.event_time_ahead_us,
-            )
-            for t in state.topics.values()
-        ),
+        topics=tuple(r.TopicInfo(**structs.asdict(topic)) for topic in state.topics.values()),
         nodes=tuple(r.NodeInfo(node.node, node.address) for node in state.nodes.values()),
         streams=tuple(
             r.StreamInfo(

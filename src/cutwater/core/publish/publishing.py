@@ -21,7 +21,7 @@ from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.publish.run_requests import open_streams
 from cutwater.core.publish.runs import Group, RunState
 from cutwater.core.requests import GroupDescription, PublishedGroup, PublishRequest, RunDescription
-from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, ReplicaState, RunId, StorageNodeId, TopicId
+from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, RunId, TopicId
 
 DESCRIBED_RUNS_MAX = 1_000
 PROBLEMS_MAX = 16
@@ -184,7 +184,7 @@ class Publisher:
             return
         if stream.is_open:
             head = stream.members[0]
-            nodes = [head] if self._runs(stream, head) else []
+            nodes = [head] if self._book.is_running(stream, head) else []
         else:
             # Every replica that is sealed at the end of the epoch knows whether it holds the group.
             nodes = list(stream.members) if self._is_lost(stream, now, outlook) else []
@@ -224,10 +224,6 @@ class Publisher:
         if _is_elsewhere(told, stream) and not told.changed and not told.problems:
             return 0
         return min(again << min(told.problems, PROBLEMS_MAX), max(again, self._options.retry_us_max))
-
-    def _runs(self, stream: LogStream, node: StorageNodeId) -> bool:
-        ur = self._book.of(stream.stream, node)
-        return ur is not None and ur.epoch == stream.epoch and ur.state is ReplicaState.RUNNING
 
     # For operators.
 
