@@ -104,7 +104,7 @@ class ClusterLoad:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, appenders: int) -> None:
-        self._tasks = [asyncio.create_task(self._append_for_ever(i + 1)) for i in range(appenders)]
+        self._tasks = [asyncio.create_task(self._append_for_ever()) for _ in range(appenders)]
 
     async def stop(self) -> None:
         """Stop, and wait for the outcome of appends in progress."""
@@ -131,7 +131,7 @@ class ClusterLoad:
 
     # Appending.
 
-    async def _append_for_ever(self, client: int) -> None:
+    async def _append_for_ever(self) -> None:
         while not self._is_over:
             try:
                 stream = await self._choose()
@@ -139,11 +139,11 @@ class ClusterLoad:
                 self._catalog = None
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            await self._append(client, stream)
+            await self._append(stream)
 
-    async def _append(self, client: int, stream: r.StreamInfo) -> None:
+    async def _append(self, stream: r.StreamInfo) -> None:
         count = self._rng.choice((1, 1, 2, 7))
-        op = self.record.new_append(client, now_us(), count, EventTime(time.time_ns() // 1_000))
+        op = self.record.new_append(now_us(), count, EventTime(time.time_ns() // 1_000))
         try:
             connection = await self._connected(stream.chain[0])
         except CutwaterError:
@@ -182,7 +182,7 @@ class ClusterLoad:
             if self._catalog is None or fresh or old:
                 invoked = self._fetched = now_us()
                 self._catalog = await self._repository.ask(r.CatalogRequest(), r.Catalog, timeout_ms=5_000)
-                tail = TailOp(0, invoked, now_us(), self._catalog.high_watermark)
+                tail = TailOp(invoked, now_us(), self._catalog.high_watermark)
                 self.record.tails.append(tail)
             return self._catalog
 

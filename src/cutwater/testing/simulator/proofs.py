@@ -9,22 +9,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from cutwater.core.messages import (
-    CatchUp,
-    CommitMessage,
-    CreateReplica,
-    DropReplica,
-    ExcludeReplica,
-    GroupOutcome,
-    LeaderHello,
-    LearnFrom,
-    PublishGroup,
-    Replicate,
-    SealReplica,
-    SyncRequest,
-    TrimReplica,
-    UnsealReplica,
-)
+from cutwater.core import messages as m
 from cutwater.errors import CutwaterError
 from cutwater.protocol import metadata_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
@@ -55,21 +40,30 @@ _TABLES = {"sn": STORAGE_NODE_ACCESS, "mr": METADATA_ACCESS}
 _LIMITS = PeerLimits(1, 1, 1, 1)
 
 _ORDERS = (
-    *(LeaderHello, CreateReplica, CommitMessage, CatchUp, SealReplica, UnsealReplica, ExcludeReplica, LearnFrom),
-    *(TrimReplica, DropReplica, PublishGroup),
+    *(
+        m.LeaderHello,
+        m.CreateReplica,
+        m.CommitMessage,
+        m.CatchUp,
+        m.SealReplica,
+        m.UnsealReplica,
+        m.ExcludeReplica,
+        m.LearnFrom,
+    ),
+    *(m.TrimReplica, m.DropReplica, m.PublishGroup),
 )
 _METHODS: dict[str, dict[type, tuple[str, Callable[[Any], Any]]]] = {
     "sn": {
         **{order: ("leader_says", lambda message: message) for order in _ORDERS},
-        Replicate: ("replicate", lambda message: message),
-        SyncRequest: ("sync", lambda message: message),
+        m.Replicate: ("replicate", lambda message: message),
+        m.SyncRequest: ("sync", lambda message: message),
         CopyCall: ("copy", lambda message: message),
         FetchCall: ("fetch", lambda message: message),
     },
     "mr": {
         ReportMessage: ("report", lambda message: message.report),
         ComplaintMessage: ("complaint", lambda message: message),
-        GroupOutcome: ("group_outcome", lambda message: message),
+        m.GroupOutcome: ("group_outcome", lambda message: message),
         Relay: ("report_up", lambda message: message.message),
         SimHeartbeat: ("heartbeat", lambda message: metadata_api.Heartbeat(message.leader_epoch, message.leader)),
     },
@@ -85,7 +79,6 @@ class Proofs:
             for kind, table in _TABLES.items()
             for name, access in table.items()
         }
-        self.refused = 0
 
     def enrol(self, address: Address) -> None:
         """Register a new process. If it is a server, all others know its key."""
@@ -105,7 +98,6 @@ class Proofs:
             guard.check(peer)
             guard.check_argument(peer, argument(said))
         except CutwaterError:
-            self.refused += 1
             return False
         return True
 

@@ -20,6 +20,7 @@ from cutwater.storage.commits import ContextView
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles
+from cutwater.testing.simulator.servers.disk import ReplicaDisk
 from cutwater.testing.simulator.world import Violation, World
 from cutwater.types import (
     GLSN,
@@ -76,8 +77,7 @@ class SegmentDisk:
 
     def _fails_sync(self, path: Path) -> bool:
         """Whether a sync fails. Any sync may, including those of a full segment, a hard state or at opening."""
-        chance = self._world.options.fsync_failure
-        return chance > 0 and not self._world.healing and self._rng.random() < chance
+        return self._world.chance(self._world.options.fsync_failure, self._rng)
 
     @contextmanager
     def _little_room(self) -> Iterator[None]:
@@ -260,6 +260,9 @@ class SegmentDisk:
 
     def repair(self, entry: Entry, running: RunningEventTime | None) -> bool:
         return self.storage.repair(entry, running)
+
+
+Disk = ReplicaDisk | SegmentDisk
 
 
 def _damaged(first_llsn: LLSN, last_llsn: LLSN) -> Entry:
