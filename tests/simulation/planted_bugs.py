@@ -422,7 +422,7 @@ def groups_forgotten_on_restart() -> list[Patch]:
 
     def replay(dedup, files, committed_end):
         count = right(dedup, files, committed_end)
-        dedup._groups.__init__()
+        dedup.groups.__init__()
         return count
 
     return [(opening, "replay", replay)]

@@ -268,7 +268,6 @@ class OrderLayer:
             self._cutter.note_report(stream)
 
     def _trim_history(self, stream: LogStream, now: Instant) -> None:
-        """Forget the ranges that no replica will need."""
         end = self._outlook.forgettable_end(stream, now)
         if end is not None:
             self.state.trim_history(stream.stream, end)
@@ -455,7 +454,6 @@ class OrderLayer:
         self._requests.extendleft(reversed(self.publisher.take_ready(decision)))
 
     def _forget_streams(self) -> None:
-        """Forget streams that no longer exist."""
         known = self.state.streams
         self._cutter.forget_streams()
         self._attention &= known.keys()

@@ -18,6 +18,7 @@ from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
 from cutwater.core.publish.groups import RememberedGroup
 from cutwater.core.replica import events as e
 from cutwater.core.replica.deduplication import Deduplicator, Remembered
+from cutwater.core.replica.events import Effects
 from cutwater.core.replica.pending import PendingEntries
 from cutwater.errors import ConditionFailed, CutwaterError, InvalidArgument, Refused, ResourceExhausted
 from cutwater.types import (
@@ -33,8 +34,6 @@ from cutwater.types import (
     RunId,
     StorageNodeId,
 )
-
-Effects = list[e.ReplicaEffect]
 
 WAITING_MAX = 1_024
 WAITING_BYTES_MAX = 8 * 1024 * 1024
@@ -115,7 +114,7 @@ class ChainHead:
     def publish(self, event: PublishGroup) -> Effects:
         replica = self._replica
         replica.require_learned()
-        known = replica.dedup.find_group(event.tag)
+        known = replica.dedup.groups.find(event.tag)
         if known is not None and known.glsn is not None:
             return [self.tell(known)]
         if replica.state is ReplicaState.SEALED and replica.epoch == event.epoch:
@@ -133,7 +132,7 @@ class ChainHead:
         """Whether the group is new, so that ``publish`` asks for its entries, now or later."""
         try:
             self._replica.require_head(event.epoch)
-            return self._replica.dedup.find_group(event.tag) is None and not self._is_coming(event)
+            return self._replica.dedup.groups.find(event.tag) is None and not self._is_coming(event)
         except CutwaterError:
             return False
 

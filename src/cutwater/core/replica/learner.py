@@ -8,7 +8,8 @@ been synced again.
 from __future__ import annotations
 
 from cutwater.core.messages import SyncEnd, SyncEntries, SyncFailed
-from cutwater.core.replica.replica_log import Effects, ReplicaLog
+from cutwater.core.replica.events import Effects
+from cutwater.core.replica.replica_log import ReplicaLog
 from cutwater.core.replica.sync_ranges import SyncPlan
 from cutwater.types import LLSN, CommitContext, StorageNodeId
 

@@ -28,11 +28,12 @@ from cutwater.core.recent_history import Journal
 from cutwater.core.replica import events as e
 from cutwater.core.replica.chain_head import ChainHead
 from cutwater.core.replica.deduplication import Deduplicator
+from cutwater.core.replica.events import Effects
 from cutwater.core.replica.kept_tail import KeptTail
 from cutwater.core.replica.learner import Learner
 from cutwater.core.replica.pending import PendingEntries
 from cutwater.core.replica.recovery import HardState, Invalid, Valid
-from cutwater.core.replica.replica_log import DurableEnds, Effects, ReplicaLog
+from cutwater.core.replica.replica_log import DurableEnds, ReplicaLog
 from cutwater.core.replica.states import Step, next_state
 from cutwater.core.replica.sync_ranges import Extent
 from cutwater.errors import (
@@ -170,7 +171,6 @@ class Replica(ReplicaLog):
         return [_settle(waiter, self.stream, definite=True) for waiter in self._head.give_up()]
 
     def _table(self) -> dict[type, Callable[[Any], Effects]]:
-        """Return the handler for each kind of event."""
         return {
             e.Append: self._head.append,
             m.PublishGroup: self._head.publish,
@@ -318,7 +318,7 @@ class Replica(ReplicaLog):
         self.durable_high_watermark = event.context.high_watermark
         if self.learner is not None:
             return self._after_learning(self.learner.commit_durable())
-        self.dedup.settle(self.durable_committed_end)
+        self.dedup.groups.settle(self.durable_committed_end)
         self._settle_seal()
         return [e.ReportNow()]
 

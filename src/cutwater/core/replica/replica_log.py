@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cutwater.core.replica import events as e
+from cutwater.core.replica.events import Effects
 from cutwater.core.replica.kept_tail import KeptTail
 from cutwater.core.replica.recovery import Invalid, Valid
 from cutwater.core.replica.sync_ranges import Extent
 from cutwater.types import GLSN, LLSN, CommitContext, Entry
 
-Effects = list[e.ReplicaEffect]
 DurableEnds = tuple[LLSN | None, LLSN | None]
 """Where the durable entries and the durable commits end; None if that is unknown."""
 

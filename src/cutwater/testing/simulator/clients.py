@@ -55,10 +55,10 @@ Callback = Callable[[Any], None]
 class SimClient(Process):
     """A client with deadlines for its calls, a cached catalog, and a way to find the metadata leader."""
 
-    def __init__(self, world: World, number: int) -> None:
-        super().__init__(world, ("client", number))
-        self.number, self.record = number, world.record
-        self.rng = Random(f"client/{world.seed}/{number}")
+    def __init__(self, world: World) -> None:
+        self.number, self.record = world.next_client(), world.record
+        super().__init__(world, ("client", self.number))
+        self.rng = Random(f"client/{world.seed}/{self.number}")
         self.catalog = r.Catalog(Revision(0), GLSN(0), 0, (), ())  # type: ignore[arg-type]
         self.stopping = False
         self._calls: dict[int, Callback] = {}
@@ -103,12 +103,29 @@ class SimClient(Process):
 
     def refresh(self, then: Callable[[], None] | None = None) -> None:
         def answered(outcome: Any) -> None:
-            if isinstance(outcome, r.Catalog) and outcome.revision >= self.catalog.revision:
-                self.catalog = outcome
+            if isinstance(outcome, r.Catalog):
+                self._take_newer(outcome)
             if then is not None:
                 then()
 
         self.ask(r.CatalogRequest(), answered)
+
+    def ask_tail(self, then: Callback = lambda outcome: None) -> None:
+        """Ask for the catalog, and record the tail in it."""
+        invoked = self.world.now
+
+        def answered(outcome: Any) -> None:
+            if isinstance(outcome, r.Catalog):
+                self._take_newer(outcome)
+                tail = TailOp(invoked, self.world.now, outcome.high_watermark, outcome.revision)
+                self.record.tails.append(tail)
+            then(outcome)
+
+        self.ask(r.CatalogRequest(), answered)
+
+    def _take_newer(self, catalog: r.Catalog) -> None:
+        if catalog.revision >= self.catalog.revision:
+            self.catalog = catalog
 
     def stream(self, stream: LogStreamId) -> r.StreamInfo | None:
         return next((info for info in self.catalog.streams if info.stream == stream), None)
@@ -126,8 +143,8 @@ class Appender(SimClient):
     """Without an answer for this long it refreshes the catalog, and repeats that."""
     MOVES_MAX = 3
 
-    def __init__(self, world: World, number: int) -> None:
-        super().__init__(world, number)
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
         self._ends: dict[LogStreamId, LLSN] = {}
         """The last LLSN of each log stream that acknowledgements show to be committed."""
 
@@ -199,9 +216,9 @@ class SimProducer(SimClient):
     RETRY_US = 120 * MILLISECOND
     IN_FLIGHT_MAX = 3
 
-    def __init__(self, world: World, number: int, name: str, topic: str) -> None:
-        super().__init__(world, number)
-        self.session = ProducerSession(ProducerId(name), topic, number)
+    def __init__(self, world: World, name: str, topic: str) -> None:
+        super().__init__(world)
+        self.session = ProducerSession(ProducerId(name), topic, self.number)
         self._ops: dict[Sequence, AppendOp] = {}
         self._seen_closed = 0
         self._topic: TopicId | None = None
@@ -325,16 +342,17 @@ class SimProducer(SimClient):
 
 
 class Subscriber(SimClient):
-    """Follows its topics, or all topics, from the first record on."""
+    """Follows the first topic, or all topics, from the first record on."""
 
     POLL_US = 25 * MILLISECOND
     BYTES_MAX = 16 * RUN_OVERHEAD_BYTES
     """Small, so that streams wait for each other."""
 
-    def __init__(self, world: World, number: int, topics: frozenset[TopicId] | None) -> None:
-        super().__init__(world, number)
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        topics = frozenset([TopicId(1)]) if self.number % 2 else None
         self.subscription = MergeReader(topics or (), GLSN(1), bytes_max=self.BYTES_MAX)
-        self.seen = self.record.subscribers[number] = Subscribed(topics, [], [], {})
+        self.seen = self.record.subscribers[self.number] = Subscribed(topics, [], [], {})
         self._reading: set[LogStreamId] = set()
 
     def on_start(self) -> None:
@@ -400,19 +418,9 @@ class Reader(SimClient):
     def _next(self) -> None:
         self.after(self.rng.randint(10, 40) * MILLISECOND, self._next)
         if self.rng.random() < 0.4:
-            self._ask_tail()
+            self.ask_tail()
         else:
             self._read_back()
-
-    def _ask_tail(self) -> None:
-        invoked = self.world.now
-
-        def answered(outcome: Any) -> None:
-            if isinstance(outcome, r.Catalog):
-                self.catalog = outcome if outcome.revision >= self.catalog.revision else self.catalog
-                self.record.tails.append(TailOp(invoked, self.world.now, outcome.high_watermark, outcome.revision))
-
-        self.ask(r.CatalogRequest(), answered)
 
     def _read_back(self) -> None:
         if not self.record.appends:
@@ -454,7 +462,6 @@ class CursorKeeper(SimClient):
         def answered(outcome: Any) -> None:
             if isinstance(outcome, r.Catalog):
                 tail = outcome.high_watermark
-                self.record.tails.append(TailOp(invoked, self.world.now, tail, outcome.revision))
                 self.ask(r.CommitCursorRequest(self._name, tail), lambda outcome: committed(tail, outcome))
             else:
                 self._next()
@@ -464,7 +471,7 @@ class CursorKeeper(SimClient):
                 self.record.cursors.append(CursorOp(self._name, invoked, self.world.now, glsn, is_read=False))
             self._next()
 
-        self.ask(r.CatalogRequest(), answered)
+        self.ask_tail(answered)
 
     def _read(self) -> None:
         invoked = self.world.now

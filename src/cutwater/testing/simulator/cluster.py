@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ from cutwater.types import (
     MetadataNodeId,
     ReplicaState,
     StorageNodeId,
-    TopicId,
 )
 
 SETUP_US = 3 * SECOND
@@ -87,12 +85,11 @@ class SimCluster:
         self.metadata_nodes = [
             SimMetadataNode(self.world, MetadataNodeId(i + 1), self.store) for i in range(options.metadata_nodes)
         ]
-        self._numbers = count(1)
         self.clients: list[SimClient] = []
         self.producers: list[SimProducer] = []
         self.sinks: list[Sink] = []
         self.topics = (self.topic, self.second_topic) if options.sinks else (self.topic,)
-        self.operator = Operator(self.world, next(self._numbers))
+        self.operator = Operator(self.world)
         self.nemesis = Nemesis(self)
         self.world.on_death = self.nemesis.revive
         self._created: set[str] = set()
@@ -106,13 +103,13 @@ class SimCluster:
         return node
 
     def add_producer(self, name: str, topic: str = topic) -> None:
-        producer = SimProducer(self.world, next(self._numbers), name, topic)
+        producer = SimProducer(self.world, name, topic)
         self.producers.append(producer)
         self.clients.append(producer)
         producer.start()
 
     def add_sink(self, name: str) -> None:
-        sink = Sink(self.world, next(self._numbers), name, self.topics)
+        sink = Sink(self.world, name, self.topics)
         self.sinks.append(sink)
         self.clients.append(sink)
         sink.start()
@@ -169,15 +166,11 @@ class SimCluster:
 
     def _start_clients(self) -> None:
         options = self.options
-        for _ in range(options.appenders):
-            self.clients.append(Appender(self.world, next(self._numbers)))
-        for _ in range(options.subscribers):
-            number = next(self._numbers)
-            topics = frozenset([TopicId(1)]) if number % 2 else None
-            self.clients.append(Subscriber(self.world, number, topics))
+        self.clients += [Appender(self.world) for _ in range(options.appenders)]
+        self.clients += [Subscriber(self.world) for _ in range(options.subscribers)]
         if options.roll_back_store:
-            self.clients.append(CursorKeeper(self.world, next(self._numbers)))
-        self.clients.append(Reader(self.world, next(self._numbers)))
+            self.clients.append(CursorKeeper(self.world))
+        self.clients.append(Reader(self.world))
         for client in self.clients:
             client.start()
         for i in range(options.producers):

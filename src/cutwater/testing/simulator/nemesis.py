@@ -79,7 +79,7 @@ class Nemesis:
         """End all faults: the network heals, disks have space, processes run again, clocks continue from there."""
         self.stopped = True
         self.world.healing = True
-        self.world.heal_network()
+        self.world.blocked.clear()
         for process in list(self.world.processes.values()):
             if isinstance(process, SimStorageNode):
                 process.disk_full = False
@@ -121,13 +121,11 @@ class Nemesis:
         pairs = [(one, other) for other in others]
         if not one_way:
             pairs += [(other, one) for other in others]
-        for pair in pairs:
-            self.world.block(*pair)
+        self.world.blocked.update(pairs)
         self.world.trace("partition", one, others, one_way)
 
         def mend() -> None:
-            for pair in pairs:
-                self.world.unblock(*pair)
+            self.world.blocked.difference_update(pairs)
             if times > 1:
                 self._later(10, 60, lambda: self._cut(one, others, one_way, times - 1))
 

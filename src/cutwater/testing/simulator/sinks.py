@@ -23,9 +23,9 @@ from cutwater.types import MILLISECOND, Batch, BatchNumber, Part, TopicId
 class Sink(SimClient):
     """A sink. ``key`` and ``committed`` are in the checkpoint and outlive the driver."""
 
-    def __init__(self, world: World, number: int, name: str, topics: tuple[str, ...]) -> None:
-        super().__init__(world, number)
-        self.name, self.key, self.topics = name, f"key {number}", topics
+    def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
+        super().__init__(world)
+        self.name, self.key, self.topics = name, f"key {self.number}", topics
         self.committed = BatchNumber(-1)
         self.fenced = False
         self._replays = False

@@ -6,6 +6,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from hashlib import blake2b
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -51,12 +52,17 @@ class World:
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         self._hash = blake2b(digest_size=16)
-        self._blocked: set[tuple[Address, Address]] = set()
+        self.blocked: set[tuple[Address, Address]] = set()
+        """Links, from one process to another, on which every message is lost."""
+        self._client_numbers = count(1)
         self._link_times: dict[tuple[Address, Address], int] = {}
 
     def chance(self, probability: float, rng: Random | None = None) -> bool:
         """Whether a fault of this probability happens now. There are none after the faults have ended."""
         return probability > 0 and not self.healing and (rng or self.rng).random() < probability
+
+    def next_client(self) -> int:
+        return next(self._client_numbers)
 
     # Time.
 
@@ -88,21 +94,12 @@ class World:
 
     # The network.
 
-    def block(self, source: Address, target: Address) -> None:
-        self._blocked.add((source, target))
-
-    def unblock(self, source: Address, target: Address) -> None:
-        self._blocked.discard((source, target))
-
-    def heal_network(self) -> None:
-        self._blocked.clear()
-
     def send(
         self, source: Address, target: Address, message: object, on_broken: Callable[[], None] | None = None
     ) -> None:
         """Send a message. If it does not arrive, ``on_broken`` is called at the sender after a while, as when a
         connection breaks. A sender that gives no ``on_broken`` never learns of a loss."""
-        if (source, target) in self._blocked or self.chance(self.options.message_loss):
+        if (source, target) in self.blocked or self.chance(self.options.message_loss):
             self.trace("lost", source, target, type(message).__name__)
             if on_broken is not None:
                 self._tell_broken(source, on_broken)

@@ -11,14 +11,7 @@ from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState
 from cutwater.errors import CutwaterError, NotLeader, OrderLayerLostMemory, ProtocolViolation
-from cutwater.testing.simulator.protocol import (
-    ComplaintMessage,
-    Relay,
-    ReportMessage,
-    Return,
-    SimCall,
-    SimHeartbeat,
-)
+from cutwater.testing.simulator import protocol as p
 from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 from cutwater.testing.simulator.servers.store import SimulatedStore
 from cutwater.testing.simulator.world import Address, Process, Violation, World
@@ -120,37 +113,37 @@ class SimMetadataNode(Process):
             return
         for other in range(1, self.world.options.metadata_nodes + 1):
             if other != self.node:
-                self.send(("mr", other), SimHeartbeat(epoch, self.node))
+                self.send(("mr", other), p.SimHeartbeat(epoch, self.node))
         self.after(HEARTBEAT_EVERY_US, self._heartbeat, epoch)
 
     # Messages.
 
     def on_message(self, source: Address, message: Any) -> None:
         match message:
-            case SimHeartbeat():
+            case p.SimHeartbeat():
                 if message.leader_epoch >= self._leader[0]:
                     self._leader = (message.leader_epoch, message.leader)
                     self._leader_heard = self.world.now
-            case ReportMessage() | ComplaintMessage() | GroupOutcome():
+            case p.ReportMessage() | p.ComplaintMessage() | GroupOutcome():
                 self._from_storage(source, self.node, message)
-            case Relay():
+            case p.Relay():
                 if message.target[0] == "sn":
                     self.send(message.target, message.message)
                 else:
                     self._from_storage(message.target, MetadataNodeId(source[1]), message.message)
-            case SimCall():
+            case p.SimCall():
                 self._call(source, message)
 
     def _from_storage(
-        self, source: Address, via: MetadataNodeId, message: ReportMessage | ComplaintMessage | GroupOutcome
+        self, source: Address, via: MetadataNodeId, message: p.ReportMessage | p.ComplaintMessage | GroupOutcome
     ) -> None:
         """Handle a message of a storage node. A follower relays it; the leader takes it and remembers the way back."""
         if self.order is None:
             leader = self._leader[1]
             if via == self.node and leader != self.node:
-                self.send(("mr", leader), Relay(("mr", 0), message))
+                self.send(("mr", leader), p.Relay(("mr", 0), message))
             return
-        if isinstance(message, ReportMessage):
+        if isinstance(message, p.ReportMessage):
             self._via.setdefault(message.report.storage_node_id, {})[via] = self.world.now
             self._hear(e.ReportArrived(message.report))
         elif isinstance(message, GroupOutcome):
@@ -158,9 +151,9 @@ class SimMetadataNode(Process):
         else:
             self._hear(e.PeerComplaint(message.stream, message.complainer, message.peer))
 
-    def _call(self, source: Address, call: SimCall) -> None:
+    def _call(self, source: Address, call: p.SimCall) -> None:
         if self.order is None:
-            self.send(source, Return(call.call_id, NotLeader(f"metadata node {self._leader[1]} leads")))
+            self.send(source, p.Return(call.call_id, NotLeader(f"metadata node {self._leader[1]} leads")))
             return
         self._next_request += 1
         self._callers[self._next_request] = (source, call.call_id)
@@ -241,7 +234,7 @@ class SimMetadataNode(Process):
             case e.Reply():
                 source, call_id = self._callers.pop(effect.request_id, (None, 0))
                 if source is not None:
-                    self.send(source, Return(call_id, effect.outcome))
+                    self.send(source, p.Return(call_id, effect.outcome))
             case e.Compact():
                 if self.order is not None:
                     self.store.compact(self.order.leader_epoch, effect.snapshot)
@@ -284,4 +277,4 @@ class SimMetadataNode(Process):
             if via == self.node:
                 self.send(target, effect.message)
             else:
-                self.send(("mr", via), Relay(target, effect.message))
+                self.send(("mr", via), p.Relay(target, effect.message))

@@ -23,22 +23,7 @@ from cutwater.errors import (
 )
 from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DiskFull, StorageBroken
-from cutwater.testing.simulator.protocol import (
-    AppendCall,
-    ComplaintMessage,
-    CopyCall,
-    CopyReturn,
-    FateCall,
-    FetchCall,
-    FetchReturn,
-    ReadCall,
-    ReportMessage,
-    Return,
-    SimAppendAnswer,
-    SimCall,
-    StageCall,
-    SyncStart,
-)
+from cutwater.testing.simulator import protocol as p
 from cutwater.testing.simulator.servers.disk import ReplicaDisk, Written
 from cutwater.testing.simulator.servers.segment_disk import Disk, SegmentDisk
 from cutwater.testing.simulator.servers.serving import SimServing
@@ -175,7 +160,7 @@ class SimStorageNode(Process):
 
     def on_message(self, source: Address, message: Any) -> None:
         match message:
-            case SimCall():
+            case p.SimCall():
                 self._call(source, message)
             case m.CommitMessage():
                 self._leader_heard = self.world.now
@@ -201,17 +186,17 @@ class SimStorageNode(Process):
                 self._replicate(source, message)
             case m.SyncRequest():
                 self._serving.sync(source, message)
-            case SyncStart():
+            case p.SyncStart():
                 self._sync_running[message.begin.stream] = message.running
                 self._handle(message.begin.stream, message.begin)
             case m.SyncEntries() | m.SyncEnd() | m.SyncFailed():
                 self._handle(message.stream, message)
-            case Return():
+            case p.Return():
                 if isinstance(message.outcome, StagedAnswer):
                     self.staging.answered(message.outcome)
-            case FetchReturn():
+            case p.FetchReturn():
                 self.staging.fetched(message)
-            case CopyReturn():
+            case p.CopyReturn():
                 self._repair(message)
             case _:
                 self._handle(message[0], message[1])
@@ -229,15 +214,13 @@ class SimStorageNode(Process):
         try:
             effects = replica.handle(event)
         except ProtocolViolation as error:
-            self._alarm(stream, error)
+            # A healthy cluster never gets here.
+            what = f"storage node {self.node} was told what cannot be: {error}"
+            raise Violation("12 one cut sequence", what) from error
         except CutwaterError as error:
             self.world.trace("refused", self.node, stream, error.code)
         else:
             self.carry_out(stream, replica, effects)
-
-    def _alarm(self, stream: LogStreamId, error: ProtocolViolation) -> None:
-        """Raise a violation: a healthy cluster never gets here."""
-        raise Violation("12 one cut sequence", f"storage node {self.node} was told what cannot be: {error}") from error
 
     # Effects.
 
@@ -289,7 +272,9 @@ class SimStorageNode(Process):
             case e.Acked():
                 if effect.ack.glsn + effect.ack.count - 1 > self.world.stored_high_watermark():
                     raise Violation("12 one cut sequence", f"{effect.ack} was acknowledged before its cut was stored")
-                self._answer_waiter(effect.waiter, SimAppendAnswer(effect.ack, effect.last_sequence, replica.revision))
+                self._answer_waiter(
+                    effect.waiter, p.SimAppendAnswer(effect.ack, effect.last_sequence, replica.revision)
+                )
             case e.AppendFailed():
                 self._answer_waiter(effect.waiter, effect.error)
             case e.Unsettled():
@@ -301,7 +286,7 @@ class SimStorageNode(Process):
             case e.ReportNow():
                 self._report_now()
             case e.Complain():
-                self._to_metadata(ComplaintMessage(stream, self.node, effect.peer))
+                self._to_metadata(p.ComplaintMessage(stream, self.node, effect.peer))
             case e.AskSync():
                 source: Address = ("sn", effect.source)
                 self.send(source, effect.request)
@@ -447,7 +432,7 @@ class SimStorageNode(Process):
             tuple(stream for stream, replica in self.replicas.items() if not replica.trusted),
         )
         self._check_report(report)
-        self._to_metadata(ReportMessage(report))
+        self._to_metadata(p.ReportMessage(report))
 
     def _check_report(self, report: Report) -> None:
         """Check the base of every other guarantee: a report never includes what a power failure could take back."""
@@ -481,29 +466,29 @@ class SimStorageNode(Process):
 
     # Calls from clients and peers.
 
-    def _call(self, source: Address, call: SimCall) -> None:
+    def _call(self, source: Address, call: p.SimCall) -> None:
         try:
             match call.body:
-                case AppendCall():
+                case p.AppendCall():
                     self._append(source, call.call_id, call.body)
-                case ReadCall():
+                case p.ReadCall():
                     self._return(source, call.call_id, self._serving.read(call.body))
-                case FateCall():
+                case p.FateCall():
                     fate = self.replica_of(call.body.stream).fate(call.body.stream_epoch, call.body.producer)
                     self._return(source, call.call_id, fate)
-                case StageCall():
+                case p.StageCall():
                     self.staging.stage(source, call.call_id, call.body)
-                case FetchCall():
+                case p.FetchCall():
                     self.staging.serve(source, call.body)
-                case CopyCall():
+                case p.CopyCall():
                     self._serving.copy(source, call.body)
         except CutwaterError as error:
             self._return(source, call.call_id, error)
 
     def _return(self, target: Address, call_id: int, outcome: object) -> None:
-        self.send(target, Return(call_id, outcome))
+        self.send(target, p.Return(call_id, outcome))
 
-    def _append(self, source: Address, call_id: int, call: AppendCall) -> None:
+    def _append(self, source: Address, call_id: int, call: p.AppendCall) -> None:
         replica = self.replica_of(call.stream)
         if self.disk_full:
             raise ReadOnly(f"storage node {self.node} has no room left")
@@ -540,7 +525,7 @@ class SimStorageNode(Process):
         """Fail a sync that did not end in time: the source is gone, or a part was lost."""
         self.on_message(self.address, m.SyncFailed(stream, attempt, "timed out"))
 
-    def _repair(self, copy: CopyReturn) -> None:
+    def _repair(self, copy: p.CopyReturn) -> None:
         disk, replica = self.disks.get(copy.stream), self.replicas.get(copy.stream)
         if disk is None or replica is None:
             return
@@ -564,4 +549,4 @@ class SimStorageNode(Process):
         """Ask all other storage nodes for an intact copy of a damaged entry."""
         for kind, peer in self.world.processes:
             if kind == "sn" and peer != self.node:
-                self.send(("sn", peer), SimCall(0, CopyCall(stream, llsn)))
+                self.send(("sn", peer), p.SimCall(0, p.CopyCall(stream, llsn)))
