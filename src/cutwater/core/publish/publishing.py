@@ -20,7 +20,7 @@ from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.publish.run_requests import open_streams
 from cutwater.core.publish.runs import Group, RunState
-from cutwater.core.requests import GroupDescription, PublishedGroup, PublishRequest, RunDescription
+from cutwater.core.requests import GroupDescription, PublishRequest, RunDescription
 from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, RunId, TopicId
 
 DESCRIBED_RUNS_MAX = 1_000
@@ -248,11 +248,7 @@ class Publisher:
                 run.fenced_by,
                 tuple(self._describe_group(run, group) for group in run.unpublished),
                 run.decided,
-                tuple(
-                    PublishedGroup(group.topic, group.stream, group.glsn, group.rows)
-                    for group in run.groups
-                    if group.is_published
-                ),
+                run.published,
             )
             for run in runs
         )
