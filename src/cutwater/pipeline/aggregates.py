@@ -15,7 +15,7 @@ from functools import reduce
 from itertools import accumulate
 from math import isnan
 from operator import add
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -53,34 +53,11 @@ class Aggregator(ABC):
         return accumulator
 
 
-class Aggregate(Protocol):
+class Aggregate(ABC):
     """An aggregate for rows of one type. ``stored_type`` and ``result_type`` are None if rows are untyped."""
 
     stored_type: pa.DataType | None
     result_type: pa.DataType | None
-
-    def create(self) -> Any: ...
-    def add(self, accumulator: Any, rows: Sequence[Row]) -> Any: ...
-    def merge(self, accumulator: Any, other: Any) -> Any: ...
-    def result(self, accumulator: Any) -> Any: ...
-    def pack(self, accumulator: Any) -> Any: ...
-    def unpack(self, value: Any) -> Any: ...
-
-
-class _Builtin(ABC):
-    """A built-in aggregate of a column. Nulls do not count, except for ``count(*)``, ``first`` and ``last``."""
-
-    def __init__(self, column: str, kind: pa.DataType | None) -> None:
-        self._all = column == "*"
-        self._read = reader(column)
-        self.stored_type = None if kind is None else self.stored(kind)
-        self.result_type = None if kind is None else self.resulting(kind)
-
-    def stored(self, kind: pa.DataType) -> pa.DataType:
-        return kind
-
-    def resulting(self, kind: pa.DataType) -> pa.DataType:
-        return kind
 
     def create(self) -> Any:
         return None
@@ -97,10 +74,27 @@ class _Builtin(ABC):
         return accumulator
 
     def pack(self, accumulator: Any) -> Any:
+        """Convert an accumulator to a value of ``stored_type``."""
         return accumulator
 
     def unpack(self, value: Any) -> Any:
         return value
+
+
+class _Builtin(Aggregate):
+    """A built-in aggregate of a column. Nulls do not count, except for ``count(*)``, ``first`` and ``last``."""
+
+    def __init__(self, column: str, kind: pa.DataType | None) -> None:
+        self._all = column == "*"
+        self._read = reader(column)
+        self.stored_type = None if kind is None else self.stored(kind)
+        self.result_type = None if kind is None else self.resulting(kind)
+
+    def stored(self, kind: pa.DataType) -> pa.DataType:
+        return kind
+
+    def resulting(self, kind: pa.DataType) -> pa.DataType:
+        return kind
 
 
 class _Fold(_Builtin):
@@ -297,7 +291,7 @@ class _CollectList(_Fold):
         return None if value is None else (value, len(value))
 
 
-class _Own:
+class _Own(Aggregate):
     """A user's aggregator. Its accumulator is kept in the form of its declared type."""
 
     def __init__(self, aggregator: Aggregator, name: str) -> None:
@@ -325,12 +319,6 @@ class _Own:
 
     def result(self, accumulator: Any) -> Any:
         return self._aggregator.result(self._copy(accumulator))
-
-    def pack(self, accumulator: Any) -> Any:
-        return accumulator
-
-    def unpack(self, value: Any) -> Any:
-        return value
 
 
 _BUILTIN: Final[Mapping[str, type[_Builtin]]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from heapq import heappop, heappush
 from operator import attrgetter
 from types import GeneratorType
@@ -20,6 +21,7 @@ from cutwater.errors import InvalidArgument
 from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NEVER, NO_TIME, Steps
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.rows import Row
+from cutwater.pipeline.values import to_datetime
 from cutwater.types import GLSN
 
 MAIN: Final = ""
@@ -281,7 +283,7 @@ class Timers:
 
 
 class Context:
-    """The record or timer that is being processed. Times are integer milliseconds."""
+    """The record or timer that is being processed. Times are integer milliseconds, except ``event_time``."""
 
     __slots__ = (
         "__weakref__", "_emitted", "_entry", "_event_queue", "_make", "_moment", "_no_event_timers", "_outputs",
@@ -317,6 +319,11 @@ class Context:
     def glsn(self) -> GLSN:
         """The position in the log of the record, or of what made the timer fire."""
         return glsn_of(self._moment)
+
+    @property
+    def event_time(self) -> datetime:
+        """``timestamp`` as a ``datetime`` in UTC, for ``timestamp`` columns. ``to_datetime`` converts other times."""
+        return to_datetime(self.timestamp)
 
     @property
     def watermark(self) -> int:

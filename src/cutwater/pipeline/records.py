@@ -13,7 +13,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.position import number
 from cutwater.pipeline.rows import RESERVED_COLUMN, Row, RowType
-from cutwater.pipeline.values import converter, decoded, encoded
+from cutwater.pipeline.values import check_times, converter, decoded, encoded
 
 Entries: TypeAlias = Iterable[KeyEntry | None]
 """The entry of each record's key; None if it is looked up when the record is processed."""
@@ -154,6 +154,7 @@ def missing_columns(made: pa.RecordBatch | pa.Table, rows: RowType) -> list[str]
 
 def _in_type(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     """Convert a column to this type. Times may lose digits that the type lacks."""
+    check_times(column.type, kind)
     try:
         return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
     except pa.ArrowException:

@@ -311,7 +311,7 @@ class Stream:
         key: KeySpec,
         window: Window,
         aggregate: Mapping[str, str | Aggregator],
-        allowed_lateness: Duration = 0,
+        allowed_lateness: Duration | None = None,
         trigger: Trigger | None = None,
         uid: str = "",
         dead_letters: bool = False,
@@ -346,7 +346,7 @@ class Stream:
             self._order, (self._port,), uid, "window", None, ("process",), (reader,), (), None, dead_letters,
             self._pipeline.max_parallelism,
             window=window, trigger=trigger or Trigger.watermark(), aggregates=dict(aggregate),
-            lateness_ms=milliseconds(allowed_lateness, "allowed_lateness"),
+            lateness_ms=0 if allowed_lateness is None else milliseconds(allowed_lateness, "allowed_lateness"),
         )  # fmt: skip
         return self._add(node)
 

@@ -3,8 +3,9 @@ has.
 
 Payload and state travel as Arrow between workers and stay in memory within one. Both must look the same to a function.
 So a value is converted, as soon as a function writes it, to the form that Arrow would return: an integer in a
-``double`` becomes a float, milliseconds in a ``timestamp`` become a ``datetime``, a ``float`` loses the digits that it
-cannot hold. A value that does not fit is refused at once, while the call that produced it can still be undone.
+``double`` becomes a float, a ``datetime`` gets the zone UTC, a ``float`` loses the digits that it cannot hold. A value
+that does not fit is refused at once, while the call that produced it can still be undone. So is an integer in a
+``timestamp``: pipelines count milliseconds and appends count microseconds, and no check can tell them apart.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from cutwater.durations import integer_is_no_time
 from cutwater.errors import InvalidArgument
 from cutwater.schema_text import shown
 
@@ -27,7 +29,6 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LOCAL_EPOCH: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _FLOAT32: Final = struct.Struct("<f")
-
 
 TIME_MS_MAX: Final = 4 * 10**15
 """Event times are at most this many milliseconds, some 126,000 years, away from 1970. So they fit into 64-bit integers
@@ -53,9 +54,40 @@ def far_off(time_ms: int) -> str:
     )
 
 
+def to_datetime(time_ms: int) -> datetime:
+    """Convert milliseconds since 1970, such as ``ctx.watermark``, to a ``datetime`` in UTC, as ``timestamp`` columns
+    take it."""
+    try:
+        return EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        raise InvalidArgument(
+            f"{time_ms} ms is no time of the years 1 to 9999: a time is milliseconds since 1970, and a watermark is "
+            "beyond these years before the first event time is known, and at the end of the input"
+        ) from None
+
+
 def from_milliseconds(kind: pa.DataType | None) -> Converter:
     """Return the function that converts a time in milliseconds to a value of this type."""
-    return _as_is if kind is None or pa.types.is_integer(kind) else converter(kind)
+    if kind is None or not pa.types.is_timestamp(kind):
+        return _as_is
+    return to_datetime if kind.tz else lambda time_ms: to_datetime(time_ms).replace(tzinfo=None)
+
+
+def check_times(given: pa.DataType, kind: pa.DataType) -> None:
+    """Refuse a column of integers for one of times, also inside nested types: Arrow would take the integers as counts
+    of the unit that the column of times happens to have."""
+    if pa.types.is_timestamp(kind):
+        if pa.types.is_integer(given):
+            raise _integer_time(f"a {shown(given)}", kind)
+    elif pa.types.is_struct(kind) and pa.types.is_struct(given):
+        for field in kind:
+            if (index := given.get_field_index(field.name)) >= 0:
+                check_times(given.field(index).type, field.type)
+    elif pa.types.is_map(kind) and pa.types.is_map(given):
+        check_times(given.key_type, kind.key_type)
+        check_times(given.item_type, kind.item_type)
+    elif pa.types.is_nested(kind) and hasattr(kind, "value_type") and hasattr(given, "value_type"):
+        check_times(given.value_type, kind.value_type)
 
 
 def converter(kind: pa.DataType) -> Converter:
@@ -136,6 +168,14 @@ def _as_is(value: Any) -> Any:
 
 def _refused(value: Any, kind: pa.DataType, hint: str = "") -> InvalidArgument:
     return InvalidArgument(f"{value!r} is not a value of type {shown(kind)}{hint and ': ' + hint}")
+
+
+def _integer_time(what: object, kind: pa.DataType) -> InvalidArgument:
+    without = "" if kind.tz else f"; a {shown(kind)} has no zone, so add .replace(tzinfo=None)"
+    return InvalidArgument(
+        f"{integer_is_no_time(what)}; in a pipeline, ctx.event_time and to_datetime(ms) of cutwater.pipeline give "
+        f"one{without}"
+    )
 
 
 def _text(kind: pa.DataType) -> Converter:
@@ -237,7 +277,6 @@ def _date(kind: pa.DataType) -> Converter:
 
 def _timestamp(kind: pa.DataType) -> Converter:
     zone = UTC if kind.tz else None
-    epoch = EPOCH if kind.tz else _LOCAL_EPOCH
 
     def convert(value: Any) -> Any:
         if value is None:
@@ -246,13 +285,9 @@ def _timestamp(kind: pa.DataType) -> Converter:
             if (value.tzinfo is None) == (zone is None):
                 return value if value.tzinfo is zone else value.astimezone(zone)
             raise _refused(value, kind, "it must have a time zone" if zone else "it must not have a time zone")
-        if isinstance(value, int) and not isinstance(value, bool):
-            try:
-                return epoch + timedelta(milliseconds=value)
-            except OverflowError:
-                hint = "integers are milliseconds since 1970 here, and this is beyond the years 1 to 9999; are these"
-                raise _refused(value, kind, f"{hint} microseconds, as append() takes them?") from None
-        raise _refused(value, kind, "give a datetime, or milliseconds since 1970 as an integer")
+        if isinstance(value, int):
+            raise _integer_time(value, kind)
+        raise _refused(value, kind, "give a datetime")
 
     return convert
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline.keyed_state.keys import key_bytes
-from cutwater.pipeline.operators.partition_operator import UnionListState, divided
+from cutwater.pipeline.operators.partition_operator import UnionListState
 from cutwater.savepoints.manifest import Manifest
 from cutwater.savepoints.program import BATCHES, KEYED, PARTITIONS, WINDOW, OperatorInfo, ProgramInfo, StateInfo
 from cutwater.savepoints.tables import PREFIX, as_type, to_chunk
@@ -243,8 +243,8 @@ def _windows(column: pa.Array, before: OperatorInfo, after: OperatorInfo) -> pa.
 
 
 def redistributed(table: pa.RecordBatch, after: OperatorInfo) -> pa.RecordBatch:
-    """Distribute the state of all partitions over their current number: lists are divided evenly, and each partition
-    gets all of a union."""
+    """Distribute the state of all partitions over their current number. Lists are divided into contiguous parts whose
+    sizes differ by at most one, larger ones first; each partition gets all of a union."""
     count = after.partitions
     data = [key_bytes(number) for number in range(count)]
     order = pc.sort_indices(table.column("key_group"))
@@ -266,7 +266,8 @@ def _divided(column: pa.Array, is_union: bool, count: int) -> pa.Array:
         sizes: Sequence[int] = [len(items)] * count
         items = pa.concat_arrays(list(repeat(items, count)))
     else:
-        sizes = [len(part) for part in divided(range(len(items)), count)]
+        size, larger = divmod(len(items), count)
+        sizes = [size + (index < larger) for index in range(count)]
     ends = pa.array(list(accumulate(sizes, initial=0)), pa.int32())
     is_empty = pa.array([size == 0 for size in sizes], pa.bool_())
     return pa.ListArray.from_arrays(ends, items, type=column.type, mask=is_empty)

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from msgspec import Struct
 
 from cutwater.errors import Refused
-from cutwater.pipeline.clocks.clock import ClockSnapshot
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.keyed_state.chunks import chunk_schema
+from cutwater.pipeline.local.local_runner import LocalStart
 from cutwater.pipeline.plan import Plan
 from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.evolution import evolved_chunk, restoration
 from cutwater.savepoints.program import OperatorInfo, ProgramInfo, described
 from cutwater.savepoints.savepoint import Path, Savepoint, open_savepoint
-
-
-class LocalStart(Struct, frozen=True):
-    """How a test begins. ``state`` has chunks by uid, as ``Machine.restore`` takes them. ``streams`` has, by topic, the
-    log streams that the clocks know."""
-
-    glsn: int
-    clock: ClockSnapshot | None
-    streams: dict[str, list[int]]
-    state: dict[str, pa.Table]
-    dropped_late: dict[str, int]
 
 
 def local_start(given: Path | Savepoint, plan: Plan, *, allow_non_restored_state: bool = False) -> LocalStart:

@@ -9,20 +9,16 @@ the key itself decides. A chunk never changes; a new one replaces it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.keyed_state.state import State
-
-# Spark brings it along. ``Pipeline.test``, which keeps state in memory, works without it.
-with suppress(ImportError):
-    import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -58,10 +58,7 @@ class KeyedStore:
         states: Sequence[State],
         groups: int | None,
         chunks: Iterable[pa.Table | pa.RecordBatch | Chunk] = (),
-        *,
-        stays: bool = False,
     ) -> None:
-        """``stays``: everything stays live from one micro-batch to the next, without chunks."""
         self._states = list(states)
         self._schema = chunk_schema(states)
         self._groups = groups
@@ -69,7 +66,6 @@ class KeyedStore:
             chunk.checked(self._schema) if isinstance(chunk, Chunk) else Chunk.of_table(chunk, self._schema)
             for chunk in chunks
         ]
-        self.stays = stays
         self.live: dict[Any, KeyEntry] = {}
         self.dirty: set[KeyEntry] = set()
         self.broadcast = KeyEntry(None, b"", crc32(b""), [None] * len(self._states))
@@ -96,8 +92,8 @@ class KeyedStore:
 
         Chunks are searched from the newest on, so the first row that is found for a key is the valid one.
         """
-        assert not self.chunks or not self.live, "what stays live has no chunks, what has chunks begins anew"
-        wanted = [key for key in keys if key not in self.live] if self.live else list(keys)
+        assert not self.live, "a store serves one micro-batch"
+        wanted = list(keys)
         data = bytes_of_keys(wanted)
         if not self.chunks:
             self._make_new(wanted, data)
@@ -126,15 +122,6 @@ class KeyedStore:
             batch = chunk.rows(due)
             self._enliven(batch, keys_of_bytes(column_of(batch, "key")), limits, queues)
 
-    def load_all(self, queues: tuple[TimerQueue, TimerQueue]) -> None:
-        """Make everything live, for a store that stays in memory."""
-        for entry in self.entries():
-            self.live[entry.key] = entry
-            for queue, times in zip(queues, (entry.event_timers, entry.processing_timers), strict=True):
-                for time in times or ():
-                    queue.add(time, entry)
-        self.chunks = []
-
     def _enliven(
         self, batch: pa.RecordBatch, keys: Sequence[Any], limits: Limits, queues: tuple[TimerQueue, TimerQueue]
     ) -> None:
@@ -158,23 +145,6 @@ class KeyedStore:
         self.chunks.append(chunk)
         self.dirty.clear()
         return chunk
-
-    def settle(self) -> None:
-        """End a micro-batch of a store in which everything stays live: nothing is packed until a snapshot is taken.
-        Empty entries are removed."""
-        for entry in self.dirty:
-            if entry.empty and entry is not self.broadcast:
-                self.live.pop(entry.key, None)
-        self.dirty.clear()
-
-    def snapshot(self, watermark: int) -> pa.Table:
-        """Return everything that is kept, as one table."""
-        if not self.stays:
-            return self.compact(watermark)
-        self.chunks = [self._packed([*self.entries(), *([] if self.broadcast.empty else [self.broadcast])])]
-        whole = self.compact(watermark)
-        self.chunks = []
-        return whole
 
     def merge(self, watermark: int) -> None:
         """Merge chunks until each is at least twice as large as the next."""

@@ -47,9 +47,7 @@ def in_pieces(
     for index, (batch, ticks) in enumerate(ranges):
         own = Plan(plan.name, unpickled_graph(pickled), rows)
         count = 1 + (slices + index - 1) % slices if slices > 1 else 1
-        machine = Machine(own, count, packed=True, transform=partial(_transformed, plan, transform))
-        if state is not None:
-            machine.restore(state)
+        machine = Machine(own, count, state=state, transform=partial(_transformed, plan, transform))
         for uid, records in machine.run(batch, ticks).items():
             written.setdefault(uid, []).append(records)
         state = machine.snapshot()

@@ -146,8 +146,7 @@ class KeyedOperator:
         self._firings = ticks.firings
         queues = (self._events, self._processing)
         limits = (self._events.steps.last, ticks.times.last)
-        if not self.store.stays:
-            self._events.horizon, self._processing.horizon = limits
+        self._events.horizon, self._processing.horizon = limits
         touched = dict.fromkeys(chain.from_iterable(own for own in keys if own is not None))
         touched.pop(_UNREADABLE, None)
         self.store.load(touched, limits, queues)
@@ -161,15 +160,10 @@ class KeyedOperator:
         """The user's function as this operator uses it."""
         return self._function
 
-    def take_left_timers(self) -> int:
-        """Return how many timers stayed at the end of the input because their keys had reached the limit, and reset the
-        count."""
-        left, self._events.left = self._events.left, 0
-        return left
-
-    def load_all(self) -> None:
-        """Load all of the state into memory, to stay there."""
-        self.store.load_all((self._events, self._processing))
+    @property
+    def left_timers(self) -> int:
+        """How many timers stayed at the end of the input because their keys had reached the limit."""
+        return self._events.left
 
     def _keys(self, inputs: Sequence[Records]) -> list[list[Any] | None]:
         """Return the key of each record of each input with keys, so that the store can load them all at once."""
