@@ -17,11 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cutwater.jobs.messages import FromProgram, Lines, ToProgram, line, read_from_program
+from cutwater.jobs.messages import READ_BYTES, FromProgram, Lines, ToProgram, line, read_from_program
 from cutwater.runtime.permissions import open_file
 
 PROGRAM = "cutwater.spark.job"
-READ_BYTES = 1 << 16
 LOOK_SECONDS = 0.02
 KILL_SECONDS = 30.0
 """A killed process may have to write data first, and a disk may be slow."""

@@ -3,6 +3,7 @@ JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -208,6 +209,9 @@ read_request = msgspec.json.Decoder(Request).decode
 read_answer = msgspec.json.Decoder(Answer).decode
 
 
+READ_BYTES = 1 << 16
+
+
 class Lines:
     """Cuts incoming data into lines."""
 
@@ -219,3 +223,12 @@ class Lines:
         if len(self._rest) > LINE_BYTES_MAX:
             raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
         return whole
+
+
+def first_line(read: Callable[[], bytes]) -> bytes:
+    """Return the first line of what ``read`` returns; empty if the other end closes before."""
+    lines = Lines()
+    while data := read():
+        if whole := lines.add(data):
+            return whole[0]
+    return b""

@@ -22,20 +22,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from cutwater import errors
 from cutwater.durations import milliseconds, shown
-from cutwater.errors import (
-    AlreadyExists,
-    CheckpointDamaged,
-    CutwaterError,
-    Fenced,
-    InvalidArgument,
-    Malformed,
-    NotFound,
-    Refused,
-    SavepointDamaged,
-    StagedExpired,
-    Trimmed,
-)
 
 
 class NoRestart(Struct, frozen=True, tag_field="strategy", tag="none"):
@@ -80,23 +68,25 @@ def parse(text: str) -> Strategy:
     name, _, rest = text.strip().partition(":")
     kind = _KINDS.get(name)
     if kind is None:
-        raise InvalidArgument(f"{text!r} is no restart strategy: write {', '.join(map(written, _defaults()))}")
+        raise errors.InvalidArgument(f"{text!r} is no restart strategy: write {', '.join(map(written, _defaults()))}")
     fields = {field.name.removesuffix(_DURATION): field for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         given, _, value = part.strip().partition("=")
         field = fields.get(given)
         if field is None:
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"{text!r}: the strategy {name!r} has no {given!r}; it has {', '.join(fields) or 'nothing to set'}, as "
                 f"in {written(kind())}"
             )
         if field.name in values:
-            raise InvalidArgument(f"{text!r} says {given!r} twice")
+            raise errors.InvalidArgument(f"{text!r} says {given!r} twice")
         values[field.name] = _value(text, given, field.type, value, is_duration=field.name.endswith(_DURATION))
     strategy = kind(**values)
     if isinstance(strategy, ExponentialDelay) and strategy.initial_ms > strategy.max_ms:
-        raise InvalidArgument(f"{text!r}: the first delay is longer than the longest: let initial be at most max")
+        raise errors.InvalidArgument(
+            f"{text!r}: the first delay is longer than the longest: let initial be at most max"
+        )
     return strategy
 
 
@@ -110,7 +100,7 @@ def _value(text: str, name: str, kind: Any, value: str, *, is_duration: bool) ->
         number = float("nan")
     if not (number >= least and (most is None or number <= most)):
         wanted = f"a {'whole number' if kind is int else 'number'} from {least}{f' to {most}' if most else ' on'}"
-        raise InvalidArgument(f"{text!r}: {name} is {value!r}, and must be {wanted}")
+        raise errors.InvalidArgument(f"{text!r}: {name} is {value!r}, and must be {wanted}")
     return number
 
 
@@ -168,22 +158,22 @@ class Restarts:
 
 
 _HOPELESS: Final = (
-    InvalidArgument,
-    NotFound,
-    AlreadyExists,
-    Refused,
-    Fenced,
-    Trimmed,
-    Malformed,
-    SavepointDamaged,
-    CheckpointDamaged,
+    errors.InvalidArgument,
+    errors.NotFound,
+    errors.AlreadyExists,
+    errors.Refused,
+    errors.Fenced,
+    errors.Trimmed,
+    errors.Malformed,
+    errors.SavepointDamaged,
+    errors.CheckpointDamaged,
 )
-_CURABLE: Final = (StagedExpired,)
+_CURABLE: Final = (errors.StagedExpired,)
 
 
 def is_hopeless(error: BaseException) -> bool:
     """Report whether the same program with the same arguments would fail again: the arguments are wrong, or another run
     has taken over. Any other failure is worth another start."""
-    if isinstance(error, CutwaterError):
+    if isinstance(error, errors.CutwaterError):
         return isinstance(error, _HOPELESS) and not error.retriable and not isinstance(error, _CURABLE)
     return isinstance(error, ImportError | SyntaxError)

@@ -406,9 +406,7 @@ class Supervisor:
             self._answer(Answer(error=error))
             self._spawn()
             return
-        wait_ms = None
-        if not error.is_hopeless:
-            wait_ms = self._restarts.failed(round(time.monotonic() * 1_000), random.uniform(-1, 1))
+        wait_ms = self._restart_delay(error)
         if wait_ms is None and self._start_before is not None and not has_begun(job.checkpoint):
             self._go_back(error, self._start_before)
             return
@@ -423,13 +421,16 @@ class Supervisor:
 
     def _failed_early(self, error: Told) -> None:
         """Handle a failure before it is known which job this is: the log may not be available yet."""
-        wait_ms = None
-        if not error.is_hopeless and not self._asked.root:
-            wait_ms = self._restarts.failed(round(time.monotonic() * 1_000), random.uniform(-1, 1))
+        wait_ms = None if self._asked.root else self._restart_delay(error)
         if wait_ms is None or self._signal:
             self._failure = error.error()
         else:
             self._restart_at = time.monotonic() + wait_ms / 1_000
+
+    def _restart_delay(self, error: Told) -> int | None:
+        if error.is_hopeless:
+            return None
+        return self._restarts.failed(round(time.monotonic() * 1_000), random.uniform(-1, 1))
 
     # ---------------------------------------------------------------------------------------------------- the questions
 

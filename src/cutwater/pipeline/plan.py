@@ -38,11 +38,6 @@ Destination: TypeAlias = tuple[int, int]
 input."""
 
 
-def waits_at(node: GraphNode) -> bool:
-    """Report whether records wait at a node for the runner of the plan, which processes them there."""
-    return isinstance(node, OperatorNode | SinkNode) or (isinstance(node, TransformNode) and node.is_on_spark)
-
-
 class Plan:
     """What runs: specs of operators by level, and the row functions between them."""
 
@@ -187,7 +182,11 @@ class Plan:
 
     def waits(self, node: GraphNode) -> bool:
         """Report whether records wait before a node for the runner of the plan."""
-        return waits_at(node) or (self._breaks_chains and isinstance(node, RowNode) and not node.chained)
+        if isinstance(node, TransformNode):
+            return node.is_on_spark
+        if isinstance(node, RowNode):
+            return self._breaks_chains and not node.chained
+        return isinstance(node, OperatorNode | SinkNode)
 
     def push(self, port: Port, records: Records, arrived: dict[Destination, list[Records]]) -> None:
         """Send records from an output through row functions to where they wait for the next level."""

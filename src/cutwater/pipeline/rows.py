@@ -88,9 +88,8 @@ def untyped(value: Any) -> Row:
     """Make a row of a stream that declares no schema: the columns are those of the value itself."""
     if isinstance(value, Row):
         return value
-    if isinstance(value, Mapping):
-        return row_class(tuple(value))(value.values())
-    raise InvalidArgument(f"a function returned {value!r}: return a dict or a row, or yield several")
+    columns = _mapping(value)
+    return row_class(tuple(columns))(columns.values())
 
 
 class RowType:

@@ -178,35 +178,29 @@ def _integer_time(what: object, kind: pa.DataType) -> InvalidArgument:
     )
 
 
-def _text(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is str or value is None:
-            return value
-        if isinstance(value, str):
-            return str(value)
-        raise _refused(value, kind, "decode bytes and format other values before")
+def _plain(
+    exact: type, also: type | tuple[type, ...], make: Converter, hint: str
+) -> Callable[[pa.DataType], Converter]:
+    """Return what makes converters to one Python type: values of ``exact`` stay, values of ``also`` are converted."""
 
-    return convert
+    def of_kind(kind: pa.DataType) -> Converter:
+        def convert(value: Any) -> Any:
+            if type(value) is exact or value is None:
+                return value
+            if isinstance(value, also) and not isinstance(value, bool | datetime):
+                return make(value)
+            raise _refused(value, kind, hint)
 
+        return convert
 
-def _bytes(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is bytes or value is None:
-            return value
-        if isinstance(value, bytes | bytearray | memoryview):
-            return bytes(value)
-        raise _refused(value, kind, "encode text before")
-
-    return convert
+    return of_kind
 
 
-def _boolean(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if value is None or value is True or value is False:
-            return value
-        raise _refused(value, kind)
-
-    return convert
+_text: Final = _plain(str, str, str, "decode bytes and format other values before")
+_bytes: Final = _plain(bytes, (bytes, bytearray, memoryview), bytes, "encode text before")
+_boolean: Final = _plain(bool, (), bool, "")
+_double: Final = _plain(float, (int, float), float, "give an integer or a float")
+_date: Final = _plain(date, date, _as_is, "give a datetime.date")
 
 
 def _integer(kind: pa.DataType) -> Converter:
@@ -220,17 +214,6 @@ def _integer(kind: pa.DataType) -> Converter:
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return int(value)
         raise _refused(value, kind, f"give an integer from {low} to {high}")
-
-    return convert
-
-
-def _double(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is float or value is None:
-            return value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        raise _refused(value, kind, "give an integer or a float")
 
     return convert
 
@@ -262,15 +245,6 @@ def _decimal(kind: pa.DataType) -> Converter:
             return decimal.Decimal(value).quantize(step, context=context)
         except decimal.InvalidOperation:
             raise _refused(value, kind, f"it has more than {kind.precision} digits") from None
-
-    return convert
-
-
-def _date(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if value is None or (isinstance(value, date) and not isinstance(value, datetime)):
-            return value
-        raise _refused(value, kind, "give a datetime.date")
 
     return convert
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -210,6 +210,8 @@ def without_gone(chunk: Chunk) -> Chunk:
 
 def without_expired(chunk: Chunk, states: Sequence[State], watermark: int) -> Chunk:
     """Remove the keys that have no timer and whose values have all expired under a watermark."""
+    if all(state.ttl_ms is None for state in states):
+        return chunk
     column = chunk.batch.column
     kept = pc.or_(column("next_event_timer").is_valid(), column("next_processing_timer").is_valid())
     for state in states:
@@ -232,11 +234,6 @@ def _alive(column: pa.Array, ttl_ms: int | None, watermark: int) -> Flags:
     found = np.zeros(len(column), bool)
     found[np.repeat(np.arange(len(column)), np.diff(ends))[stamps > watermark - ttl_ms]] = True
     return valid & found
-
-
-def column_of(batch: pa.RecordBatch, name: str) -> list[Any]:
-    values: list[Any] = batch.column(name).to_pylist()
-    return values
 
 
 # ------------------------------------------------------------------------------------------------------------- timers

@@ -57,7 +57,7 @@ class BatchOperator(KeyedOperator):
         context._moment, context.timestamp, context.key = records.moments[-1], records.times[-1], group
         context._entry, context._values = entry, entry.values
         rows, made_rows = self.spec.input_rows[0], self.spec.output_rows
-        call: Callable[..., Any] = self._function.process_batch
+        call: Callable[..., Any] = self.function.process_batch
         try:
             if rows is None or made_rows is None:
                 raise InvalidArgument("a function of batches needs the schemas of its input and output: declare both")

@@ -91,11 +91,12 @@ class KeyedOperator:
         self._events = self._context._event_queue
         self._processing = self._context._processing_queue
         self._broadcast = BroadcastHolder(self._context, store.broadcast.values)
-        self._function = copy(spec.function)
+        self.function = copy(spec.function)
+        """The user's function as this operator uses it."""
         for slot, state in enumerate(spec.states):
             holder: Any = self._broadcast if isinstance(state, BroadcastState) else self._context
-            self._function.__dict__[state.name] = state.bind(holder, slot)
-        self._calls: list[Callable[[Row, Context], Any]] = [getattr(self._function, name) for name in spec.methods]
+            self.function.__dict__[state.name] = state.bind(holder, slot)
+        self._calls: list[Callable[[Row, Context], Any]] = [getattr(self.function, name) for name in spec.methods]
         self._read_keys: Sequence[Callable[[Row], Any] | None] = spec.keys
         self._out: dict[str, Records] = {}
 
@@ -154,11 +155,6 @@ class KeyedOperator:
             queue.look_ahead(0)
         found = self.store.live.get
         return [repeat(None) if own is None else list(map(found, own)) for own in keys]
-
-    @property
-    def function(self) -> Any:
-        """The user's function as this operator uses it."""
-        return self._function
 
     @property
     def left_timers(self) -> int:
@@ -220,9 +216,9 @@ class KeyedOperator:
             if due >= when:
                 return
             if due == self._events.due:
-                self._advance(self._events, due, self._function.on_timer)
+                self._advance(self._events, due, self.function.on_timer)
             else:
-                self._advance(self._processing, due, self._function.on_processing_timer)
+                self._advance(self._processing, due, self.function.on_processing_timer)
 
     def _advance(self, queue: TimerQueue, when: int, call: Callable[[int, Context], Any]) -> None:
         """Fire the timers that are due at one step, smallest (time, key bytes) first, including those that are

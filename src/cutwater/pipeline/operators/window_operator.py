@@ -27,7 +27,7 @@ class WindowOperator(KeyedOperator):
 
     def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
         super().__init__(spec, store, first)
-        self._windows: WindowFunction = self._function
+        self._windows: WindowFunction = self.function
         self._windows.on_late = self._count_late
         # A failure on a row must be undone alone, so user code and rows of unknown types are processed one by one.
         self.gathers = (
