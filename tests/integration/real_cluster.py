@@ -13,6 +13,7 @@ from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import CLUSTER_ID, ClusterMember, LocalCluster
 from cutwater.admin.local_etcd import EtcdMember
 from cutwater.admin.operations import Admin
+from cutwater.client.async_client import AsyncClient
 from cutwater.core.order.decisions import Decision
 from cutwater.metadata.stores.open_store import open_store
 from cutwater.runtime import processes
@@ -47,8 +48,8 @@ async def loaded(
     cluster: LocalCluster, seed: int, *, streams: int = 2, appenders: int = 6, replication: int | None = None
 ) -> AsyncIterator[ClusterLoad]:
     """A topic under load. Whatever happens inside, the load ends."""
-    async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
-        await admin.create_topic(TOPIC, streams=streams, replication=replication)
+    async with await AsyncClient.connect(cluster.servers) as log:
+        await log.create_topic(TOPIC, streams=streams, replication=replication)
     load = ClusterLoad(cluster, TOPIC, seed)
     load.start(appenders)
     try:
@@ -77,10 +78,7 @@ async def restart(directory: Path, cluster: LocalCluster, *members: ClusterMembe
 
     def start_all() -> None:
         for member in members:
-            if member in cluster.metadata:
-                local_cluster.start_metadata(directory, cluster, member)
-            else:
-                local_cluster.start_storage_node(directory, cluster, member)
+            local_cluster.start_again(directory, cluster, member)
 
     await asyncio.to_thread(start_all)
 

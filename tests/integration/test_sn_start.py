@@ -26,7 +26,8 @@ from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.format.checksum import crc32c
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.errors import ConnectionLost, Unauthenticated
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storage.volume import NodeVolumes, node_path
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
 from cutwater.wire.client import connect

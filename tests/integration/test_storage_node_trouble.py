@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,7 +19,9 @@ from cutwater.core.requests import CreateTopicRequest
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.format.errors import DamagedFile, StorageBroken
 from cutwater.protocol import storage_api as api
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.protocol.methods import Notice
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storagenode.peer_connections import Link
 from cutwater.storagenode.repair.syncing import Syncing
 from cutwater.storagenode.replica.replica_stores import VolumeStores
@@ -229,7 +232,13 @@ def test_a_pending_barrier_does_not_silence_a_node_unless_it_removes_something(
         server = cluster.nodes[1]
         driver = server.node.replicas[STREAM]
         reports: list[Report] = []
-        monkeypatch.setattr(server, "send_report", reports.append)
+
+        def tell(notice: Notice[Any], argument: object) -> bool:
+            if notice is api.REPORT:
+                reports.append(cast(Report, argument))
+            return True
+
+        monkeypatch.setattr(server, "tell_metadata", tell)
         await cluster.until(lambda: bool(reports), "a report")
         said = reports[-1].uncommit_reports
         driver._wait_for(lambda: bool(held.wait(WITHIN_SECONDS)), lambda: None)

@@ -35,10 +35,10 @@ from cutwater.core.replica import opening, recovery
 from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.replica import Replica
 from cutwater.format.errors import StorageBroken
-from cutwater.storage import replica_storage
-from cutwater.storage.commits import CommitLog
 from cutwater.storage.format import SEGMENT
-from cutwater.storage.marked_file import MarkedFile
+from cutwater.storage.replica import small_files
+from cutwater.storage.replica.commits import CommitLog
+from cutwater.storage.replica.marked_file import MarkedFile
 from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.options import Options
 from cutwater.testing.simulator.serving import SimServing
@@ -365,7 +365,7 @@ def small_files_are_not_synced() -> list[Patch]:
         files.rename(temporary, path)
         files.sync_dir(path.parent)
 
-    return [(replica_storage, "replace", replace)]
+    return [(small_files, "replace", replace)]
 
 
 def departures_ignored() -> list[Patch]:

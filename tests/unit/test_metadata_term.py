@@ -18,6 +18,7 @@ from cutwater.metadata.node_channels import Ways
 from cutwater.metadata.stores.store_interface import AppendTold, MetadataStore
 from cutwater.metadata.term import Term
 from cutwater.types import GLSN, Incarnation, NodeState, Report, StorageNodeId
+from cutwater.wire.connection import Connection
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
@@ -35,6 +36,9 @@ class Seen:
         told(None)
         return True
 
+    async def connect(self, node: StorageNodeId, address: str) -> Connection:
+        raise AssertionError("no storage node is suspected")
+
     def send(self, node: StorageNodeId, message: LeaderMessage, *, may_wait: bool = False) -> None:
         assert isinstance(message, CommitMessage)
         self.done.append(node)
@@ -45,7 +49,7 @@ async def begun() -> AsyncIterator[tuple[Term, Seen]]:
     state = OrderState(None, cluster_of({LS1: CHAIN}, cuts=[{LS1: 5}]))
     seen = Seen()
     options = OrderOptions(tick_us_min=10**15, tick_us_max=10**15)
-    term = Term(LEADER, state, cast(MetadataStore, seen), cast(Ways, seen), options, MetadataCounters())
+    term = Term(LEADER, state, cast(MetadataStore, seen), cast(Ways, seen), options, MetadataCounters(), seen.connect)
     yield term, seen
     await term.end("the test is over")
 

@@ -30,7 +30,8 @@ from cutwater.protocol import metadata_api
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.runtime import processes
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storage.volume import replica_path
 from cutwater.testing.simulator.checkers import Evidence, ReplicaDump
 from cutwater.testing.simulator.record import AppendOp, SimHistory, SimOutcome, TailOp, event_times

@@ -16,9 +16,10 @@ from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import FoundFiles, HardState
 from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile
-from cutwater.storage.commits import ContextView
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.commits import ContextView
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.testing.simulator.world import Violation, World
 from cutwater.types import (
@@ -173,10 +174,10 @@ class SegmentDisk:
         if fails:
             self._files.fail_sync = lambda path: True
         try:
-            synced = storage.sync()
+            storage.sync()
         finally:
             self._files.fail_sync = self._fails_sync
-        return synced.entries_end, synced.context if synced.context != before else None
+        return storage.durable_end, storage.durable_commit if storage.durable_commit != before else None
 
     def truncate(self, end: LLSN) -> None:
         with self._little_room():

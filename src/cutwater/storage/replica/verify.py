@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile
-from cutwater.storage.commits import CommitLog, follows
 from cutwater.storage.files import lenient_pread
-from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES, POINT_BYTES, decode_context, decode_point
-from cutwater.storage.interface import FrameCheck, StorageFinding, malformed
-from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.segment import EntryPlace, Segment
-from cutwater.storage.segment_log import SegmentLog
+from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES, decode_context
+from cutwater.storage.replica.commits import CommitLog, follows
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.segment import EntryPlace, Segment
+from cutwater.storage.replica.segment_log import SegmentLog
+from cutwater.storage.results import FrameCheck, StorageFinding, malformed
 from cutwater.types import LLSN, CommitContext
 
 LOOKS_MAX = 3
+
+T = TypeVar("T")
 
 
 class _Head(Struct, frozen=True):
@@ -62,7 +65,7 @@ def check_files(log: SegmentLog, commits: CommitLog, findings: list[StorageFindi
             findings.append(StorageFinding(_place(error), _cause(error), first))
             continue
         _check_header(segment.marked, findings)
-        findings += [StorageFinding(str(segment.path), problem) for problem in _persistent(segment.index_problems)]
+        findings += [StorageFinding(str(segment.path), problem) for problem, _ in _persistent(segment.index.problems)]
     try:
         for _, marked, _ in commits.files():
             _check_header(marked, findings)
@@ -83,9 +86,9 @@ def _cause(error: Exception) -> str:
     return error.what if isinstance(error, (DamagedEntries, DamagedFile)) else str(error)
 
 
-def _persistent(look: Callable[[], list[str]]) -> list[str]:
+def _persistent(look: Callable[[], list[T]]) -> list[T]:
     """Return problems that remain after a few looks. Others may come from a write at the same time."""
-    problems: list[str] = []
+    problems: list[T] = []
     for _ in range(LOOKS_MAX):
         problems = look()
         if not problems:
@@ -155,7 +158,9 @@ class _SegmentCheck:
         else:
             if (llsn, at) != self.end:
                 self._find(f"it ends at LLSN {llsn}, not at {self.end.llsn}", LLSN(llsn + 1))
-        self._check_index()
+        # Every point must lead to its frame, and nothing else may lie between the header and the frames.
+        for problem, llsn_of_point in self.segment.index.problems(self._starts, self.end.offset):
+            self._find(problem, llsn_of_point)
 
     def _check_place(self, place: EntryPlace) -> _Head:
         segment = self.segment
@@ -177,23 +182,6 @@ class _SegmentCheck:
             self._find("event time does not go on from the entry before", place.first_llsn, place.last_llsn)
         self.running = place.header.running.after(place.header)
         return _Head(segment.path, place.first_llsn, place.last_llsn, place.header.epoch)
-
-    def _check_index(self) -> None:
-        """Check that every point leads to its frame, and that nothing else lies between the header and the frames."""
-        marked, start = self.segment.marked, HEADER_BYTES
-        area = lenient_pread(marked.file, self.segment.data_start - start, start)
-        room = marked.header.points * POINT_BYTES
-        for at in range(0, room, POINT_BYTES):
-            slot = area[at : at + POINT_BYTES]
-            if not any(slot):
-                continue
-            point = decode_point(slot)
-            if point is None:
-                self._find(f"index point {at // POINT_BYTES} is wrong")
-            elif point[1] < self.end.offset and self._starts.get(point[1]) != point[0]:
-                self._find(f"index point {at // POINT_BYTES} leads nowhere", point[0])
-        if any(area[room:]):
-            self._find("there is something between the index and the entries")
 
     def _find(self, what: str, first: LLSN | None = None, last: LLSN | None = None) -> None:
         self.findings.append(StorageFinding(str(self.segment.path), what, first, last))

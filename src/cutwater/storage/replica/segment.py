@@ -1,14 +1,11 @@
 """One segment file: frames of contiguous LLSNs behind a header, a mark and a sparse index.
 
-An index point says where the frame of an LLSN begins. There is one every few KiB. Points lie in the file itself, so
-they are synced together with their frames and need no file of their own. They are hints: a reader checks the header
-that a point leads to. From a point on, readers walk from header to header. At a damaged header they walk back from the
-next point, by the trailers, and so know exactly which entries they cannot read.
+From an index point on, readers walk from header to header. At a damaged header they walk back from the next point, by
+the trailers, and so know exactly which entries they cannot read.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,18 +18,17 @@ from cutwater.format.entry_codec import (
     TRAILER_BYTES,
     EntryFrame,
     FrameHeader,
-    Outline,
     RunningEventTime,
     Trailer,
     decode_header,
-    decode_outline,
     decode_trailer,
     encode_frame,
 )
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.files import File, StorageFiles, lenient_pread, make_readable
-from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SEGMENT, FileHeader, decode_point, encode_point
-from cutwater.storage.marked_file import MarkedFile
+from cutwater.storage.format import SEGMENT, FileHeader
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.segment_index import Point, SegmentIndex
 from cutwater.types import LLSN, Entry
 
 READ_AHEAD_BYTES = 8 * 1024
@@ -60,14 +56,6 @@ class Frames(Struct, frozen=True):
     end: int
 
 
-class Outlines(NamedTuple):
-    """Headers of consecutive frames, and the offsets at which these frames begin and end."""
-
-    start: int
-    end: int
-    found: Sequence[Outline]
-
-
 class SegmentEnd(NamedTuple):
     """The end of the entries in a file. Both fields change together, or a reader might see one without the other."""
 
@@ -80,7 +68,8 @@ class Segment:
 
     def __init__(self, marked: MarkedFile) -> None:
         header = marked.header
-        self._marked, self._file = marked, marked.file
+        self.marked, self._file = marked, marked.file
+        self.index = SegmentIndex(marked)
         self.first_llsn = header.first_llsn
         self.data_start = header.data_start
         self.end = self.durable = SegmentEnd(LLSN(header.first_llsn - 1), header.data_start)
@@ -90,20 +79,10 @@ class Segment:
         """The first LLSN that was missing when the file was opened."""
         self._unmarked: tuple[SegmentEnd, RunningEventTime] | None = None
         """The end that is durable and not noted in the file yet."""
-        self._points: list[tuple[LLSN, int]] = []
-        self._slots_used = 0
 
     @property
     def path(self) -> Path:
         return self._file.path
-
-    @property
-    def marked(self) -> MarkedFile:
-        return self._marked
-
-    @property
-    def points(self) -> Sequence[tuple[LLSN, int]]:
-        return self._points
 
     # Creating and opening.
 
@@ -125,11 +104,11 @@ class Segment:
             raise DamagedEntries(str(path), first_llsn, end_llsn, error.what) from error
         except OSError as error:
             raise DamagedEntries(str(path), first_llsn, end_llsn, f"they cannot be read: {error}") from error
-        mark, offset = segment._marked.newest, segment._file.size()
+        mark, offset = segment.marked.newest, segment._file.size()
         if mark is not None and mark.llsn == end_llsn and mark.offset <= offset:
             offset = mark.offset
         segment.end = segment.durable = SegmentEnd(end_llsn, offset)
-        segment._load_points(segment.end.offset)
+        segment.index.load(segment.end.offset)
         return segment
 
     @classmethod
@@ -142,11 +121,11 @@ class Segment:
         and nothing is cut. Above that, intact frames are kept and the torn rest is removed.
         """
         segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
-        mark, size = segment._marked.mark, segment._file.size()
-        segment._load_points(min(mark.offset, size))
+        mark, size = segment.marked.mark, segment._file.size()
+        segment.index.load(min(mark.offset, size))
         start = (mark.llsn, mark.offset, mark.running) if mark.offset <= size else segment._last_point()
         segment._scan(start, size)
-        segment._marked.rewrite(0, min(segment.data_start, size))
+        segment.marked.rewrite(0, min(segment.data_start, size))
         floor = max(mark.llsn, committed_end)
         if segment.end.llsn < floor:
             segment.lost = LLSN(segment.end.llsn + 1)
@@ -155,11 +134,11 @@ class Segment:
         return segment
 
     def _last_point(self) -> tuple[LLSN, int, RunningEventTime]:
-        for llsn, offset in reversed(self._points):
+        for llsn, offset in reversed(self.index.points):
             header = decode_header(self._file.pread(HEADER_BYTES_MAX, offset))
             if header is not None and header.first_llsn == llsn:
                 return LLSN(llsn - 1), offset, header.running
-        return LLSN(self.first_llsn - 1), self.data_start, self._marked.header.running
+        return LLSN(self.first_llsn - 1), self.data_start, self.marked.header.running
 
     def _scan(self, start: tuple[LLSN, int, RunningEventTime], size: int) -> None:
         """Find the intact frames from here on, and their index points."""
@@ -168,67 +147,32 @@ class Segment:
             frame = _frame_at(self._file, offset, LLSN(llsn + 1), size)
             if frame is None:
                 break
-            if self._is_due(offset):
-                self._points.append((frame.header.first_llsn, offset))
-                self._slots_used += 1
+            if self.index.is_due(offset, self.index.slots_used):
+                self.index.add([(frame.header.first_llsn, offset)])
             offset += frame.header.frame_bytes
             llsn, running = frame.header.last_llsn, frame.header.running.after(frame.header)
         self.end, self.running = SegmentEnd(llsn, offset), running
 
     def _settle(self, size: int) -> None:
         """Make what was found durable, since it may never have been synced. Then cut off the rest."""
-        mark = self._marked.mark
-        self._write_points(self._first_slot_at(mark.offset))
-        self._marked.rewrite(mark.offset, self.end.offset)
-        self._marked.sync_all()
+        mark = self.marked.mark
+        self.index.rewrite_from(mark.offset)
+        self.marked.rewrite(mark.offset, self.end.offset)
+        self.marked.sync_all()
         if self.end.offset < size:
-            self._marked.cut(self.end.offset, self.end.llsn, self.running)
-        elif self.end.offset > mark.offset or self._marked.torn:
-            self._marked.set_mark(self.end.offset, self.end.llsn, self.running)
+            self.marked.cut(self.end.offset, self.end.llsn, self.running)
+        elif self.end.offset > mark.offset or self.marked.torn:
+            self.marked.set_mark(self.end.offset, self.end.llsn, self.running)
         self.durable = self.end
-
-    # The index.
-
-    def _load_points(self, limit: int) -> None:
-        """Load the points below ``limit``. Damaged points are skipped, but keep their slots."""
-        header = self._marked.header
-        area = lenient_pread(self._file, header.points * POINT_BYTES, HEADER_BYTES).rstrip(b"\0")
-        for slot in range(-(-len(area) // POINT_BYTES)):
-            point = decode_point(area[slot * POINT_BYTES : (slot + 1) * POINT_BYTES].ljust(POINT_BYTES, b"\0"))
-            last_llsn, last_offset = self._points[-1] if self._points else (0, self.data_start - 1)
-            if point is not None and last_offset < point[1] < limit and point[0] > last_llsn:
-                self._points.append(point)
-                self._slots_used = slot + 1
 
     def offset_after(self, llsn: LLSN) -> int:
         """Return about where the entry with this LLSN ends: at the next index point, or at the end."""
-        i = bisect_right(self._points, llsn, key=lambda point: point[0])
-        return self._points[i][1] if i < len(self._points) else self.end.offset
+        point = self.index.after(llsn)
+        return self.end.offset if point is None else point[1]
 
-    def _point_before(self, llsn: LLSN) -> tuple[LLSN, int]:
+    def _point_before(self, llsn: LLSN) -> Point:
         """Return the last index point at or before this LLSN, or the beginning of the file."""
-        i = bisect_right(self._points, llsn, key=lambda point: point[0]) - 1
-        return self._points[i] if i >= 0 else (self.first_llsn, self.data_start)
-
-    def _is_due(self, offset: int) -> bool:
-        header = self._marked.header
-        return self._slots_used < header.points and offset >= self.data_start + self._slots_used * header.interval
-
-    def _first_slot_at(self, offset: int) -> int:
-        """Return the first slot whose point belongs, or could belong, to a frame at or above this offset."""
-        above = sum(1 for _, point_offset in reversed(self._points) if point_offset >= offset)
-        return self._slots_used - above
-
-    def _write_points(self, first: int) -> None:
-        """Write the slots from this one on, and clear the rest of the index if it is not empty."""
-        header = self._marked.header
-        count = self._slots_used - first
-        points = b"".join(encode_point(*point) for point in self._points[len(self._points) - count :])
-        room = (header.points - first) * POINT_BYTES
-        offset = HEADER_BYTES + first * POINT_BYTES
-        wanted = points.ljust(room, b"\0")
-        if lenient_pread(self._file, room, offset) != wanted:
-            self._file.pwritev([wanted], offset)
+        return self.index.before(llsn) or (self.first_llsn, self.data_start)
 
     # Writing.
 
@@ -238,9 +182,9 @@ class Segment:
         Returns the number of entries written. If it fails, nothing was written.
         """
         buffers: list[bytes] = []
-        points: list[tuple[LLSN, int]] = []
+        points: list[Point] = []
         (llsn, offset), running = self.end, self.running
-        start, used, taken = self.data_start, self._slots_used, 0
+        index, start, taken = self.index, self.data_start, 0
         for entry in entries:
             assert entry.first_llsn == llsn + 1, (entry.first_llsn, llsn)
             batch = entry.batch
@@ -248,24 +192,20 @@ class Segment:
             end = offset + len(header) + len(batch.body) + TRAILER_BYTES
             if end - start > bytes_max and offset > start:
                 break
-            if self._is_due(offset):
+            if index.is_due(offset, index.slots_used + len(points)):
                 points.append((entry.first_llsn, offset))
-                self._slots_used += 1
             buffers += (header, batch.body, trailer)
             offset, llsn, running = end, LLSN(llsn + batch.count), running.after(batch)
             taken += 1
         if not taken:
             return 0
         try:
-            self._marked.extend(buffers, self.end.offset, offset, self._room_end(offset, room_ahead_bytes))
-            if points:
-                area = b"".join(encode_point(*point) for point in points)
-                self._file.pwritev([area], HEADER_BYTES + used * POINT_BYTES)
+            self.marked.extend(buffers, self.end.offset, offset, self._room_end(offset, room_ahead_bytes))
+            index.write_next(points)
         except OSError:
-            self._slots_used = used
-            self._marked.shorten(self.end.offset)
+            self.marked.shorten(self.end.offset)
             raise
-        self._points += points
+        index.add(points)
         self.end, self.running = SegmentEnd(llsn, offset), running
         return taken
 
@@ -275,15 +215,15 @@ class Segment:
 
         Large writes make no room ahead, because they would spend more on zeros than they save.
         """
-        if offset <= self._marked.size or (offset - self.end.offset) * SMALL_SHARE > room_ahead_bytes:
+        if offset <= self.marked.size or (offset - self.end.offset) * SMALL_SHARE > room_ahead_bytes:
             return offset
-        header = self._marked.header
+        header = self.marked.header
         return min(offset + room_ahead_bytes, self.data_start + header.points * header.interval)
 
     def sync(self) -> None:
         """Make everything written durable. Call ``mark`` afterwards."""
         if self.end != self.durable:
-            self._marked.sync_data()
+            self.marked.sync_data()
             self.durable = self.end
             self._unmarked = self.end, self.running
 
@@ -291,23 +231,21 @@ class Segment:
         """Note in the file how far the last sync made it durable."""
         if self._unmarked is not None:
             (llsn, offset), running = self._unmarked
-            self._marked.set_mark(offset, llsn, running)
+            self.marked.set_mark(offset, llsn, running)
             self._unmarked = None
 
     def truncate(self, end: LLSN) -> None:
         """Durably remove the entries above ``end``, and everything else that lies there."""
         assert self.first_llsn - 1 <= end <= self.end.llsn
         offset, running = self._end_of(end)
-        self._marked.sync_data()
+        self.marked.sync_data()
         # The mark goes first, or it would point to removed data. Then the index, which counts only below the mark.
         self._unmarked = None
-        self._marked.set_mark(offset, end, running)
-        self._marked.sync_data()
-        self._points = [point for point in self._points if point[1] < offset]
-        self._slots_used = len(self._points)
-        self._write_points(0)
-        self._marked.shorten(offset)
-        self._marked.sync_all()
+        self.marked.set_mark(offset, end, running)
+        self.marked.sync_data()
+        self.index.cut(offset)
+        self.marked.shorten(offset)
+        self.marked.sync_all()
         self.end = self.durable = SegmentEnd(end, offset)
         self.running, self.lost = running, None
 
@@ -315,18 +253,18 @@ class Segment:
         """Shorten the file to the end of its entries, and make everything durable, including the mark."""
         self.sync()
         self.mark()
-        self._marked.finish(self.end.offset)
+        self.marked.finish(self.end.offset)
 
     def go_on(self, running: RunningEventTime) -> None:
         """Make a closed segment, complete and durable, the last one again."""
         self.running = running
-        self._marked.set_mark(self.end.offset, self.end.llsn, running)
+        self.marked.set_mark(self.end.offset, self.end.llsn, running)
 
     def _end_of(self, end: LLSN) -> tuple[int, RunningEventTime]:
         """Return where the entry that ends with this LLSN ends, and event time there."""
         if end == self.end.llsn:
             return self.end.offset, self.running
-        running = self._marked.header.running
+        running = self.marked.header.running
         before: EntryPlace | None = None
         for place in self.places(LLSN(max(end, self.first_llsn))):
             if place.first_llsn == end + 1:
@@ -365,8 +303,7 @@ class Segment:
 
     def _damaged_place(self, offset: int, expected: LLSN, file_end: SegmentEnd) -> EntryPlace:
         """Find how far the damage goes that begins at this offset, by walking back from the next known place."""
-        after = bisect_right(self._points, offset, key=lambda point: point[1])
-        llsn, end = self._points[after] if after < len(self._points) else (LLSN(file_end.llsn + 1), file_end.offset)
+        llsn, end = self.index.after_offset(offset) or (LLSN(file_end.llsn + 1), file_end.offset)
         while True:
             trailer = decode_trailer(lenient_pread(self._file, TRAILER_BYTES, end - TRAILER_BYTES))
             start = end - trailer.frame_bytes if trailer else offset
@@ -386,7 +323,10 @@ class Segment:
 
         ``hint`` is the ``end`` of the read that ended just before ``llsn``.
         """
-        offset, expected = (hint, llsn) if hint is not None else self._start_of(llsn)
+        offset, expected = hint, llsn
+        if offset is None:
+            place = self.place_of(llsn)
+            offset, expected = place.offset, place.first_llsn
         file_end = self.end
         size = min(max(bytes_max, READ_AHEAD_BYTES), file_end.offset - offset)
         data = memoryview(lenient_pread(self._file, size, offset))
@@ -406,45 +346,35 @@ class Segment:
             expected = LLSN(header.last_llsn + 1)
         if frames:
             return Frames(data[:at], tuple(frames), offset + at)
-        frame, end = self._frame_of(llsn)
-        return Frames(frame.data, (frame,), end)
+        place = self.place_of(llsn)
+        frame = self.frame_at(place)
+        return Frames(frame.data, (frame,), place.end)
 
-    def located(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Outlines:
+    def located(
+        self, llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int
+    ) -> tuple[int, int, Sequence[FrameHeader]]:
         """Find the frames from the one that holds ``llsn`` on, as many as ``read`` would return, at most ``count_max``.
 
-        Returns none if damage is in the way. Only the headers are read.
+        Returns where they begin and end, and their headers; none if damage is in the way. Only the headers are read.
         """
-        end = self.end
-        expected, offset = self._point_before(llsn)
-        start = offset
-        found: list[Outline] = []
-        reader = _Reader(self._file)
-        while offset < end.offset and expected <= to_llsn and len(found) < count_max:
-            outline = decode_outline(reader.read(HEADER_BYTES_MAX, offset))
-            if outline is None or not _fits(outline, expected, offset, end):
+        start = end = 0
+        found: list[FrameHeader] = []
+        for place in self.places(llsn):
+            if place.last_llsn < llsn:
+                continue
+            if place.header is None or place.first_llsn > to_llsn or len(found) == count_max:
                 break
-            following = offset + outline.frame_bytes
-            expected = LLSN(outline.last_llsn + 1)
-            if expected > llsn:
-                if not found:
-                    start = offset
-                elif following - start > bytes_max:
-                    break
-                found.append(outline)
-            offset = following
-        return Outlines(start, offset, found)
-
-    def _start_of(self, llsn: LLSN) -> tuple[int, LLSN]:
-        place = self.place_of(llsn)
-        return place.offset, place.first_llsn
+            if not found:
+                start = place.offset
+            elif place.end - start > bytes_max:
+                break
+            found.append(place.header)
+            end = place.end
+        return start, end, found
 
     def frame_of(self, llsn: LLSN) -> EntryFrame:
         """Return the intact frame that holds this LLSN. Raises if it is damaged."""
-        return self._frame_of(llsn)[0]
-
-    def _frame_of(self, llsn: LLSN) -> tuple[EntryFrame, int]:
-        place = self.place_of(llsn)
-        return self.frame_at(place), place.end
+        return self.frame_at(self.place_of(llsn))
 
     def frame_at(self, place: EntryPlace) -> EntryFrame:
         """Return the intact frame at this place. Raises if it is damaged."""
@@ -470,46 +400,23 @@ class Segment:
 
         If an entry is damaged too, the entry must be repaired first.
         """
-        if not self.index_problems():
+        if not self.index.problems():
             return False
-        header = self._marked.header
-        points: list[tuple[LLSN, int]] = []
+        points: list[Point] = []
         for place in self.places(self.first_llsn):
             if place.header is None:
                 return False
-            is_due = place.offset >= self.data_start + len(points) * header.interval
-            if len(points) < header.points and is_due:
+            if self.index.is_due(place.offset, len(points)):
                 points.append((place.first_llsn, place.offset))
-        self._points, self._slots_used = points, len(points)
-        make_readable(self._file, self.data_start - HEADER_BYTES, HEADER_BYTES)
-        self._write_points(0)
-        padding = HEADER_BYTES + header.points * POINT_BYTES
-        self._file.pwritev([bytes(self.data_start - padding)], padding)
-        self._marked.sync_data()
+        self.index.heal(points)
         return True
-
-    def index_problems(self) -> list[str]:
-        """Return faults of the index on disk that can be found without reading the frames."""
-        try:
-            area = self._file.pread(self.data_start - HEADER_BYTES, HEADER_BYTES)
-        except OSError as error:
-            return [f"the index cannot be read: {error}"]
-        room = self._marked.header.points * POINT_BYTES
-        problems = []
-        for at in range(0, len(area[:room].rstrip(b"\0")), POINT_BYTES):
-            slot = area[at : at + POINT_BYTES]
-            if any(slot) and decode_point(slot) is None:
-                problems.append(f"index point {at // POINT_BYTES} is wrong")
-        if any(area[room:]):
-            problems.append("there is something between the index and the entries")
-        return problems
 
     def repair(self, entry: Entry, running: RunningEventTime | None) -> bool:
         """Replace a damaged entry durably with an intact copy. Returns False if the copy does not belong there.
 
         ``running`` is event time before the entry, if the copy says it.
         """
-        before: RunningEventTime | None = self._marked.header.running
+        before: RunningEventTime | None = self.marked.header.running
         places = self.places(LLSN(max(entry.first_llsn - 1, self.first_llsn)))
         for place in places:
             if place.header is not None:
@@ -550,7 +457,7 @@ class Segment:
     def _put(self, offset: int, frame: Sequence[bytes]) -> bool:
         make_readable(self._file, sum(map(len, frame)), offset)
         self._file.pwritev(frame, offset)
-        self._marked.sync_data()
+        self.marked.sync_data()
         return True
 
 
@@ -563,7 +470,7 @@ def _frame_at(file: File, offset: int, expected: LLSN, size: int) -> EntryFrame 
     return frame if decode_header(frame.data) == header and frame.problem is None else None
 
 
-def _fits(header: FrameHeader | Outline | None, expected: LLSN, offset: int, end: SegmentEnd) -> bool:
+def _fits(header: FrameHeader | None, expected: LLSN, offset: int, end: SegmentEnd) -> bool:
     return (
         header is not None
         and header.first_llsn == expected

@@ -11,7 +11,6 @@ import errno
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from threading import Lock
 
 from msgspec import Struct
 
@@ -19,11 +18,11 @@ from cutwater.errors import Damaged
 from cutwater.format.entry_codec import EntryFrame, RunningEventTime
 from cutwater.storage.files import StorageFiles
 from cutwater.storage.format import FileHeader
-from cutwater.storage.segment import EntryPlace, Frames, Segment
+from cutwater.storage.replica.open_files import OpenFiles
+from cutwater.storage.replica.segment import EntryPlace, Frames, Segment
 from cutwater.types import LLSN, Entry
 
 SUFFIX = ".entries"
-OPEN_SEGMENTS_MAX = 16
 HINTS_MAX = 256
 
 
@@ -58,8 +57,7 @@ class SegmentLog:
         self.generation = generation
         self._firsts: list[LLSN] = []
         self._last: Segment
-        self._closed: dict[LLSN, Segment] = {}
-        self._closed_lock = Lock()
+        self._closed: OpenFiles[Segment] = OpenFiles()
         self._hints: dict[LLSN, int] = {}
         """First LLSN of the entry after a read → its offset. The next read of the same reader will ask for it."""
 
@@ -152,8 +150,7 @@ class SegmentLog:
         last = self._last
         last.finish()
         following = self._create_segment(LLSN(last.end.llsn + 1), last.running)
-        with self._closed_lock:
-            self._closed[last.first_llsn] = last
+        self._closed.put(last.first_llsn, last)
         # This order lets readers find every LLSN in one segment or the other.
         self._firsts = [*self._firsts, following.first_llsn]
         self._last = following
@@ -172,8 +169,7 @@ class SegmentLog:
             before = self._open_closed(self._firsts[-2], LLSN(removed.first_llsn - 1))
             self._files.unlink(removed.path)
             self._files.sync_dir(self._directory)
-            with self._closed_lock:
-                self._closed.pop(before.first_llsn, None)
+            self._closed.forget(before.first_llsn)
             before.go_on(removed.marked.header.running)
             # This order lets readers find every LLSN in one segment or the other.
             self._last = before
@@ -200,8 +196,7 @@ class SegmentLog:
         keep = bisect_right(self._firsts, first_llsn) - 1
         gone, self._firsts = self._firsts[:keep], self._firsts[keep:]
         for first in gone:
-            with self._closed_lock:
-                self._closed.pop(first, None)
+            self._closed.forget(first)
             self._files.unlink(self._path(first))
 
     # Reading.
@@ -248,19 +243,10 @@ class SegmentLog:
         return self._open_closed(firsts[i], LLSN(firsts[i + 1] - 1))
 
     def _open_closed(self, first_llsn: LLSN, end_llsn: LLSN) -> Segment:
-        with self._closed_lock:
-            segment = self._closed.pop(first_llsn, None)
-            if segment is not None:
-                self._closed[first_llsn] = segment
-                return segment
         path = self._path(first_llsn)
-        segment = Segment.open_closed(self._files, path, self.generation, first_llsn, end_llsn)
-        with self._closed_lock:
-            self._closed[first_llsn] = segment
-            while len(self._closed) > OPEN_SEGMENTS_MAX:
-                # A reader that still uses the segment keeps its file open.
-                del self._closed[next(iter(self._closed))]
-        return segment
+        return self._closed.get(
+            first_llsn, lambda: Segment.open_closed(self._files, path, self.generation, first_llsn, end_llsn)
+        )
 
     def _path(self, first_llsn: LLSN) -> Path:
         return self._directory / file_name(self.generation, first_llsn, SUFFIX)

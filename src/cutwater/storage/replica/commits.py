@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from threading import Lock
 from typing import overload
 
 from cutwater.errors import InvalidArgument
@@ -20,12 +19,12 @@ from cutwater.format.entry_codec import NO_TIME
 from cutwater.format.errors import DamagedFile
 from cutwater.storage.files import StorageFiles, lenient_pread, make_readable
 from cutwater.storage.format import COMMITS, CONTEXT_BYTES, HEADER_BYTES, FileHeader, decode_context, encode_context
-from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.segment_log import SegmentOptions, file_name
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.open_files import OpenFiles
+from cutwater.storage.replica.segment_log import SegmentOptions, file_name
 from cutwater.types import LLSN, CommitContext
 
 SUFFIX = ".commits"
-OPEN_FILES_MAX = 16
 BLOCK_RECORDS = 64
 BLOCK_BYTES = BLOCK_RECORDS * CONTEXT_BYTES
 """Size of one read. A search or a reader usually asks for neighbouring records next."""
@@ -52,8 +51,7 @@ class CommitLog:
         """Describes the newest commits that could not be read when the files were opened."""
         self.last: CommitContext | None = None
         self.durable: CommitContext | None = None
-        self._closed: dict[LLSN, MarkedFile] = {}
-        self._closed_lock = Lock()
+        self._closed: OpenFiles[MarkedFile] = OpenFiles()
 
     def recover(self, firsts: Sequence[LLSN], first_llsn: LLSN) -> None:
         """Open the files that begin with these LLSNs. Some may be left from a trim.
@@ -70,7 +68,9 @@ class CommitLog:
             if marked > self._per_file or file.header.points:
                 raise DamagedFile(file.file.path, f"it should have {marked} commit contexts and has {size} bytes")
         except DamagedFile as error:
-            self._go_on_without_last_file(error)
+            # The file stays in place until commits with the same LLSNs are written and replace it.
+            self.lost = f"{error.path} is damaged ({error.what})"
+            self._leave_last_file()
             return
         there = self._readable(file, min(marked, self._records_below(size)))
         if there < marked:
@@ -97,19 +97,6 @@ class CommitLog:
         elif self._count > marked or file.torn:
             file.set_mark(end, self._end_llsn, NO_TIME)
         self._durable_count, self.durable = self._count, self.last
-
-    def _go_on_without_last_file(self, error: DamagedFile) -> None:
-        """Leave out the last file. It stays in place until commits with the same LLSNs are written and replace it."""
-        self.lost = f"{error.path} is damaged ({error.what})"
-        firsts = self._firsts[:-1]
-        if not firsts:
-            self._file, self._shape = None, ((), 0)
-            return
-        self._shape, self._durable_count = (firsts, self._per_file), self._per_file
-        self._file = self._open_closed(firsts[-1])
-        with self._closed_lock:
-            self._closed.pop(firsts[-1], None)
-        self.last = self.durable = self.contexts[-1]
 
     def _readable(self, file: MarkedFile, count: int) -> int:
         """Return how many of the first ``count`` records there are, up to the last readable one."""
@@ -181,8 +168,7 @@ class CommitLog:
         header = FileHeader(self._generation, context.first_llsn)
         file = MarkedFile.create(self._files, self._path(context.first_llsn), COMMITS, header)
         if self._file is not None:
-            with self._closed_lock:
-                self._closed[self._firsts[-1]] = self._file
+            self._closed.put(self._firsts[-1], self._file)
         self._file, self._durable_count = file, 0
         self._shape = ((*self._firsts, context.first_llsn), 0)
         return file
@@ -213,25 +199,32 @@ class CommitLog:
     def _remove_last_file(self) -> None:
         self._files.unlink(self._path(self._firsts[-1]))
         self._files.sync_dir(self._directory)
+        self._leave_last_file()
+
+    def _leave_last_file(self) -> None:
+        """Go on with the file before the last one, which is full."""
         firsts = self._firsts[:-1]
         if not firsts:
             self._file, self._shape, self._durable_count = None, ((), 0), 0
             self.last = self.durable = None
             return
         self._file = self._open_closed(firsts[-1])
-        with self._closed_lock:
-            self._closed.pop(firsts[-1], None)
+        self._closed.forget(firsts[-1])
         self._shape, self._durable_count = (firsts, self._per_file), self._per_file
         self.last = self.durable = self.contexts[-1]
 
     def forget_before(self, first_llsn: LLSN) -> None:
-        """Remove files that are not needed when the entries begin at ``first_llsn``, but never the last file."""
-        keep = droppable(self._firsts, first_llsn)
+        """Remove files that are not needed when the entries begin at ``first_llsn``, but never the last file.
+
+        The commit of the record before ``first_llsn`` is still needed, because it says where the log stream stood.
+        Entries are removed only after their commits are durable. So a file that begins below ``first_llsn`` has a
+        durable commit, and the last file is always kept.
+        """
+        keep = sum(1 for following in self._firsts[1:] if following < first_llsn)
         gone = self._firsts[:keep]
         self._shape = (self._firsts[keep:], self._count)
         for first in gone:
-            with self._closed_lock:
-                self._closed.pop(first, None)
+            self._closed.forget(first)
             self._files.unlink(self._path(first))
 
     # Reading.
@@ -309,18 +302,12 @@ class CommitLog:
         return MarkedFile.open(self._files, self._path(first_llsn), COMMITS, self._generation, first_llsn)
 
     def _open_closed(self, first_llsn: LLSN) -> MarkedFile:
-        with self._closed_lock:
-            file = self._closed.pop(first_llsn, None)
-            if file is not None:
-                self._closed[first_llsn] = file
-                return file
+        return self._closed.get(first_llsn, lambda: self._open_full(first_llsn))
+
+    def _open_full(self, first_llsn: LLSN) -> MarkedFile:
         file = self._open(first_llsn)
         if file.file.size() < self._file_bytes:
             raise DamagedFile(file.file.path, "it is too short")
-        with self._closed_lock:
-            self._closed[first_llsn] = file
-            while len(self._closed) > OPEN_FILES_MAX:
-                del self._closed[next(iter(self._closed))]
         return file
 
     def _path(self, first_llsn: LLSN) -> Path:
@@ -384,16 +371,6 @@ class ContextView(Sequence[CommitContext]):
                 break
             found.append(context)
         return found
-
-
-def droppable(firsts: Sequence[LLSN], first_llsn: LLSN) -> int:
-    """Return how many files may be removed when the entries begin at ``first_llsn``.
-
-    The commit of the record before ``first_llsn`` is still needed, because it says where the log stream stood. Entries
-    are removed only after their commits are durable. So a file that begins below ``first_llsn`` has a durable commit,
-    and the last file is always kept.
-    """
-    return sum(1 for following in firsts[1:] if following < first_llsn)
 
 
 def follows(before: CommitContext, after: CommitContext) -> bool:

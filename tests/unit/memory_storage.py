@@ -1,4 +1,4 @@
-"""Implements ``ReplicaStorage`` without files: for tests, and for logs that need not outlive their process.
+"""``SegmentStorage`` without files: the simplest form of its contract, which the tests of storage compare it with.
 
 A ``MemoryReplica`` takes the place of the disk, a ``MemoryStorage`` that of the open files on it. Unsynced data is lost
 only on a call of ``lose_unsynced``.
@@ -24,8 +24,8 @@ from cutwater.format.entry_codec import (
     frame_bytes_of,
 )
 from cutwater.format.errors import DamagedEntries, StorageBroken, TrimmedEntries
-from cutwater.storage.commits import follows
-from cutwater.storage.interface import EntryRange, FrameCheck, Located, StorageFinding, Synced, malformed
+from cutwater.storage.replica.commits import follows
+from cutwater.storage.results import EntryRange, FrameCheck, Located, StorageFinding, malformed
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
@@ -54,7 +54,7 @@ class MemoryReplica:
 
 
 class MemoryStorage:
-    """Implements ``ReplicaStorage``."""
+    """Has the methods of ``SegmentStorage``."""
 
     def __init__(self, memory: MemoryReplica | None = None) -> None:
         self.memory = memory or MemoryReplica()
@@ -143,13 +143,12 @@ class MemoryStorage:
             assert self.last_commit is None or follows(self.last_commit, context), (self.last_commit, context)
             self.memory.contexts.append(context)
 
-    def sync(self, *, entries: bool = True, contexts: bool = True, marks: bool = True) -> Synced:
+    def sync(self, *, entries: bool = True, contexts: bool = True, marks: bool = True) -> None:
         self._check()
         if entries:
             self.memory.frames_synced = len(self.memory.frames)
         if contexts:
             self.memory.contexts_synced = len(self.memory.contexts)
-        return Synced(self.durable_end, self.durable_commit)
 
     def mark(self) -> None:
         self._check()

@@ -11,7 +11,7 @@ A file that is still written to may be longer than its data: zeros make room for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cutwater.format.checksum import Buffer
@@ -119,14 +119,14 @@ class MarkedFile:
 
         A failure is final: the system may have dropped what it could not write, and report the next sync as a success.
         """
-        try:
-            self.file.sync_data()
-        except OSError as error:
-            raise StorageBroken(f"{self.file.path} cannot be synced ({error}): reopen and cut back") from error
+        self._sync(self.file.sync_data)
 
     def sync_all(self) -> None:
+        self._sync(self.file.sync_all)
+
+    def _sync(self, sync: Callable[[], None]) -> None:
         try:
-            self.file.sync_all()
+            sync()
         except OSError as error:
             raise StorageBroken(f"{self.file.path} cannot be synced ({error}): reopen and cut back") from error
 

@@ -367,7 +367,7 @@ def test_nobody_adds_to_a_part_that_is_copied_from_another_node(tmp_path: Path) 
         decided = frame(b"of an older version", 1)
         assert await staging.add_decided(other, 0, decided, checked=False) == len(decided)
         held = await staging.finish(other.part, PartSize(1, 1, len(decided)))
-        assert (held.checked, staging.read(held, 0, MIB)) == (False, decided)
+        assert (held.checked, staging._files.read(held, 0, MIB)) == (False, decided)
         connection.abort()
 
     with_log(tmp_path, test)

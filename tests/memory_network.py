@@ -269,7 +269,7 @@ class MemoryNetwork:
         on_open: Callable[[Connection], None] | None = None,
     ) -> MemoryListener:
         if address in self.listeners:
-            raise AlreadyExists(f"someone listens on {address} already")
+            raise AlreadyExists(f"{address} has a listener already")
         listener = MemoryListener(self, address, Gate(endpoint, options or ListenerOptions(), authenticate, on_open))
         self.listeners[address] = listener
         return listener
@@ -288,7 +288,7 @@ class MemoryNetwork:
         async def attach() -> None:
             listener = self.listeners.get(address)
             if listener is None:
-                raise ConnectionLost(f"{address} cannot be reached: nobody listens there", outcome_unknown=False)
+                raise ConnectionLost(f"{address} cannot be reached: it has no listener", outcome_unknown=False)
             server = listener.gate.enter(source)
             self.links.append(MemoryLink(connection, server, address, len(self.links), faults or Faults()))
 

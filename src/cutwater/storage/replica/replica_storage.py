@@ -23,45 +23,29 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import Struct, structs
-
 from cutwater.core.read.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import FoundFiles, HardState
-from cutwater.errors import Damaged, NotYetCommitted, Trimmed, WrongIdentity
+from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import NO_TIME, RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile, DiskFull, StorageBroken, TrimmedEntries
-from cutwater.storage import commits, segment_log
-from cutwater.storage.commits import CommitLog, ContextView
-from cutwater.storage.files import TEMPORARY, OsFiles, StorageFiles, is_full, look_again, replace
-from cutwater.storage.format import (
-    ReplicaManifest,
-    decode_dedup,
-    decode_hard_state,
-    decode_manifest,
-    encode_dedup,
-    encode_hard_state,
-    encode_manifest,
-)
-from cutwater.storage.interface import EntryRange, FrameCheck, Located, StorageFinding, Synced
-from cutwater.storage.segment import EntryPlace
-from cutwater.storage.segment_log import SegmentLog, SegmentOptions, parse_name
-from cutwater.storage.verify import check_files, verify
-from cutwater.types import GLSN, LLSN, ClusterId, CommitContext, CutTime, Entry, LogStreamId, StorageNodeId
+from cutwater.storage.files import TEMPORARY, OsFiles, StorageFiles, is_full, look_again
+from cutwater.storage.format import ReplicaManifest
+from cutwater.storage.replica import commits, segment_log
+from cutwater.storage.replica.commits import CommitLog, ContextView
+from cutwater.storage.replica.segment import EntryPlace
+from cutwater.storage.replica.segment_log import SegmentLog, SegmentOptions, parse_name
+from cutwater.storage.replica.small_files import ReplicaIdentity, SmallFiles
+from cutwater.storage.replica.verify import check_files, verify
+from cutwater.storage.results import EntryRange, FrameCheck, Located, StorageFinding
+from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
-WHOLE_FILE_BYTES_MAX = 1 << 30
 ENTRIES_BYTES = 1 << 20
 HEADS_AT_ONCE = 256
 
 T = TypeVar("T")
 _last_llsn = attrgetter("last_llsn")
-
-
-class ReplicaIdentity(Struct, frozen=True):
-    cluster: ClusterId
-    node: StorageNodeId
-    stream: LogStreamId
 
 
 class _Guard:
@@ -94,7 +78,11 @@ class _Guard:
 
 
 class SegmentStorage:
-    """Implements ``ReplicaStorage``."""
+    """The storage of one replica.
+
+    One thread writes. ``write``, ``write_contexts`` and ``sync`` are separate, so that the thread can collect what
+    arrives while a sync is under way and sync it together. Other threads may read committed entries meanwhile.
+    """
 
     def __init__(
         self,
@@ -107,10 +95,8 @@ class SegmentStorage:
         self._directory, self._identity = directory, identity
         self._options, self._files = options or SegmentOptions(), files or OsFiles()
         self._guard = _Guard(directory)
-        self._hard_state: HardState | None = None
-        self._dedup: DedupCheckpoint | None = None
         self._lost = ""
-        """Describes the small files that could not be read when the replica was opened."""
+        """Describes what could not be read when the replica was opened, apart from entries."""
         with self._guard:
             self._open()
 
@@ -126,112 +112,42 @@ class SegmentStorage:
         # File names from just before the process died may not be durable yet.
         files.sync_dir(directory)
         names = files.names(directory)
-        if "manifest" in names:
-            self._manifest = self._load_manifest(names)
-            self._check_identity()
-            self._remove_leftovers(names)
-        else:
-            self._begin(names)
+        small = SmallFiles(files, directory, self._identity)
+        if small.is_new(names):
+            # The first segment first, the manifest last. So nothing exists without a manifest.
+            self._segment_log(1).create(LLSN(1), NO_TIME)
+            small.begin()
             names = files.names(directory)
-        lost: list[str] = []
-        hard_state = self._load("state", decode_hard_state, names, lost)
-        dedup = self._load_dedup(names, lost)
+        else:
+            small.load_manifest(names)
+            self._remove_leftovers(names, small.manifest.generation)
+        small.load_state(names)
+        committed, log = self._recover_logs(names, small.manifest)
         # Concurrent readers see either the logs that were open before or the recovered ones, never a half-recovered
         # state.
-        self._commits, self._log = self._recover_logs(names)
-        self._hard_state, self._dedup = hard_state, dedup
-        if self._manifest.has_commits and not any(name.endswith(commits.SUFFIX) for name in names):
+        self._commits, self._log, self._small = committed, log, small
+        lost = list(small.lost)
+        if small.manifest.has_commits and not any(name.endswith(commits.SUFFIX) for name in names):
             lost.append(f"{directory}: the files of commits are missing")
-        self._lost = "; ".join([*lost, self._commits.lost] if self._commits.lost else lost)
+        self._lost = "; ".join([*lost, committed.lost] if committed.lost else lost)
 
-    def _load(self, name: str, decode: Callable[[bytes, Path], T], names: Sequence[str], lost: list[str]) -> T | None:
-        """Return the content of a small file, or None if it is missing or damaged. Damage is noted in ``lost``."""
-        if name not in names:
-            return None
-        try:
-            return decode(self._read_whole(name), self._directory / name)
-        except DamagedFile as error:
-            lost.append(f"{error.path} is damaged ({error.what})")
-            return None
-
-    def _load_dedup(self, names: Sequence[str], lost: list[str]) -> DedupCheckpoint | None:
-        """Load the deduplication checkpoint. If nothing was trimmed, the headers of the entries contain the same."""
-        damage: list[str] = []
-        dedup = self._load("dedup", decode_dedup, names, damage)
-        if damage and self._manifest.first_llsn == 1:
-            self._files.unlink(self._directory / "dedup")
-        else:
-            lost += damage
-        return dedup
-
-    def _begin(self, names: Sequence[str]) -> None:
-        """Begin an empty replica: the first segment first, the manifest last. So nothing exists without a manifest."""
-        begun = segment_log.file_name(1, LLSN(1), segment_log.SUFFIX)
-        known = [name for name in names if not name.endswith(TEMPORARY) and name != begun]
-        if known:
-            missing = DamagedFile(self._directory / "manifest", f"it is missing, next to {', '.join(known[:3])}")
-            self._rebuild_manifest(names, missing)
-            return
-        log = SegmentLog(self._files, self._directory, 1, self._options)
-        log.create(LLSN(1), NO_TIME)
-        identity = self._identity
-        self._save_manifest(ReplicaManifest(identity.cluster, identity.node, identity.stream, 1, LLSN(1)))
-
-    def _load_manifest(self, names: Sequence[str]) -> ReplicaManifest:
-        try:
-            return decode_manifest(self._read_whole("manifest"), self._directory / "manifest")
-        except DamagedFile as error:
-            return self._rebuild_manifest(names, error)
-
-    def _rebuild_manifest(self, names: Sequence[str], error: DamagedFile) -> ReplicaManifest:
-        """Rebuild the manifest from the names of the other files.
-
-        They say which generation there is, if there is only one, and where it begins. They do not say which entries of
-        the first file are trimmed, but the hard state does.
-        """
-        entries = [one for one in (parse_name(name, segment_log.SUFFIX) for name in names) if one is not None]
-        committed = [one for one in (parse_name(name, commits.SUFFIX) for name in names) if one is not None]
-        generations = {generation for generation, _ in (*entries, *committed)}
-        if not entries or len(generations) != 1:
-            raise error
-        first = min(llsn for _, llsn in entries)
-        if committed:
-            first = max(first, min(llsn for _, llsn in committed))
-        identity = self._identity
-        manifest = ReplicaManifest(
-            identity.cluster, identity.node, identity.stream, generations.pop(), first, bool(committed)
-        )
-        self._save_manifest(manifest)
-        return self._manifest
-
-    def _check_identity(self) -> None:
-        manifest, expected = self._manifest, self._identity
-        found = (manifest.cluster, manifest.node, manifest.stream)
-        if found != (expected.cluster, expected.node, expected.stream):
-            raise WrongIdentity(
-                f"{self._directory} holds log stream {found[2]} of storage node {found[1]} in cluster {found[0]}, not "
-                f"log stream {expected.stream} of storage node {expected.node} in cluster {expected.cluster}: "
-                "move the data back to where it was"
-            )
-
-    def _remove_leftovers(self, names: Sequence[str]) -> None:
+    def _remove_leftovers(self, names: Sequence[str], generation: int) -> None:
         """Remove unfinished files and files of other generations."""
         for name in names:
             parsed = parse_name(name, segment_log.SUFFIX) or parse_name(name, commits.SUFFIX)
-            if name.endswith(TEMPORARY) or (parsed is not None and parsed[0] != self._manifest.generation):
+            if name.endswith(TEMPORARY) or (parsed is not None and parsed[0] != generation):
                 self._files.unlink(self._directory / name)
 
-    def _firsts(self, names: Sequence[str], suffix: str) -> list[LLSN]:
-        parsed = [parse_name(name, suffix) for name in names]
-        return sorted(one[1] for one in parsed if one is not None and one[0] == self._manifest.generation)
+    def _recover_logs(self, names: Sequence[str], manifest: ReplicaManifest) -> tuple[CommitLog, SegmentLog]:
+        def firsts_of(suffix: str) -> list[LLSN]:
+            parsed = [parse_name(name, suffix) for name in names]
+            return sorted(one[1] for one in parsed if one is not None and one[0] == manifest.generation)
 
-    def _recover_logs(self, names: Sequence[str]) -> tuple[CommitLog, SegmentLog]:
-        manifest = self._manifest
-        committed = CommitLog(self._files, self._directory, manifest.generation, self._options)
-        committed.recover(self._firsts(names, commits.SUFFIX), manifest.first_llsn)
+        committed = self._commit_log(manifest.generation)
+        committed.recover(firsts_of(commits.SUFFIX), manifest.first_llsn)
         committed.check_reach(manifest.first_llsn)
-        log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
-        firsts = self._firsts(names, segment_log.SUFFIX)
+        log = self._segment_log(manifest.generation)
+        firsts = firsts_of(segment_log.SUFFIX)
         left_over = bisect_right(firsts, manifest.first_llsn) - 1
         if left_over < 0:
             raise DamagedFile(
@@ -244,27 +160,22 @@ class SegmentStorage:
             self._files.unlink(self._directory / name)
         return committed, log
 
-    def _read_whole(self, name: str) -> bytes:
-        path = self._directory / name
-        file = self._files.open(path)
-        size = file.size()
-        if size > WHOLE_FILE_BYTES_MAX:
-            raise DamagedFile(path, f"implausible size: {size} bytes")
-        return file.pread(size, 0)
+    def _segment_log(self, generation: int) -> SegmentLog:
+        return SegmentLog(self._files, self._directory, generation, self._options)
 
-    def _save_manifest(self, manifest: ReplicaManifest) -> None:
-        replace(self._files, self._directory / "manifest", encode_manifest(manifest))
-        self._manifest = manifest
+    def _commit_log(self, generation: int) -> CommitLog:
+        return CommitLog(self._files, self._directory, generation, self._options)
 
     # State.
 
     @property
     def first_llsn(self) -> LLSN:
-        """Entries before it in the first segment are trimmed. They are removed with the rest of that file."""
-        return self._manifest.first_llsn
+        """The LLSN at which the entries begin. Trimmed ones before it are removed with the rest of their segment."""
+        return self._small.manifest.first_llsn
 
     @property
     def end(self) -> LLSN:
+        """The LLSN at which the entries end, synced or not."""
         return self._log.end_llsn
 
     @property
@@ -273,6 +184,7 @@ class SegmentStorage:
 
     @property
     def last_commit(self) -> CommitContext | None:
+        """The last commit context that was written, synced or not."""
         return self._commits.last
 
     @property
@@ -285,22 +197,24 @@ class SegmentStorage:
         last = self._commits.last
         if last is not None:
             return last.last_llsn
-        return self._hard_state.base_llsn if self._hard_state else LLSN(0)
+        return self.hard_state.base_llsn if self.hard_state else LLSN(0)
 
     @property
     def hard_state(self) -> HardState | None:
-        return self._hard_state
+        return self._small.hard_state
 
     @property
     def dedup(self) -> DedupCheckpoint | None:
-        return self._dedup
+        return self._small.dedup
 
     @property
     def contexts(self) -> ContextView:
+        """All stored commit contexts, for the searches of ``core.read.commit_index``."""
         self._guard.check()
         return self._commits.contexts
 
     def find(self) -> FoundFiles:
+        """Return what opening the files found, for ``core.replica.recovery.judge``."""
         self._guard.check()
         log = self._log
         tail: list[Entry] = []
@@ -312,12 +226,14 @@ class SegmentStorage:
             except Damaged:
                 bad.append(place.first_llsn)
         last = self._commits.last
-        found = (self._hard_state, last, self.first_llsn, log.end_llsn, tuple(tail), min(bad, default=None), self._lost)
-        return FoundFiles(*found, lacks_dedup=self._dedup is None and self.first_llsn > 1)
+        found = (self.hard_state, last, self.first_llsn, log.end_llsn, tuple(tail), min(bad, default=None), self._lost)
+        return FoundFiles(*found, lacks_dedup=self.dedup is None and self.first_llsn > 1)
 
-    # Writing.
+    # Writing. All methods raise ``DiskFull`` if there is no room: then nothing is lost, and the caller may try again.
+    # They raise ``StorageBroken`` if anything else fails: then every later call fails too, until ``cut_back``.
 
     def write(self, entries: Sequence[Entry]) -> None:
+        """Write entries that follow the last one. They are durable after ``sync``."""
         for entry in entries:
             if crc32c(entry.batch.body) != entry.batch.checksum:
                 raise DamagedEntries("before it was written", entry.first_llsn, entry.last_llsn, "wrong checksum")
@@ -327,50 +243,59 @@ class SegmentStorage:
             self._log.write(entries)
 
     def write_contexts(self, contexts: Sequence[CommitContext]) -> None:
+        """Write commits that follow the last one, of durable entries only. They are durable after ``sync``."""
         with self._guard:
             if contexts:
                 # A commit context on disk implies that the entries it covers are on disk.
                 assert contexts[-1].last_llsn <= self._log.durable_llsn, (contexts[-1], self._log.durable_llsn)
                 self._commits.write(contexts)
 
-    def sync(self, *, entries: bool = True, contexts: bool = True, marks: bool = True) -> Synced:
+    def sync(self, *, entries: bool = True, contexts: bool = True, marks: bool = True) -> None:
+        """Make written data durable.
+
+        ``marks``: note in the files how far entries are durable. Without it, call ``mark`` later.
+        """
         with self._guard:
             if entries:
                 self._log.sync()
             if contexts:
                 self._commits.sync()
-                if self._commits.durable is not None and not self._manifest.has_commits:
+                if self._commits.durable is not None and not self._small.manifest.has_commits:
                     # Only now: a crash before this point may leave no file of commits, and then nothing is lost.
-                    self._save_manifest(structs.replace(self._manifest, has_commits=True))
+                    self._small.change_manifest(has_commits=True)
             if marks:
                 self._log.mark()
-        return Synced(self._log.durable_llsn, self._commits.durable)
 
     def mark(self) -> None:
+        """Note how far entries are durable, if ``sync`` did not. It is a hint for the next opening, so it can wait."""
         with self._guard:
             self._log.mark()
 
     def save_hard_state(self, hard_state: HardState) -> None:
+        """Save the hard state. It is durable on return, as with all methods below."""
         with self._guard:
-            replace(self._files, self._directory / "state", encode_hard_state(hard_state))
-            self._hard_state = hard_state
+            self._small.save_hard_state(hard_state)
 
     def save_dedup(self, checkpoint: DedupCheckpoint) -> None:
         with self._guard:
-            replace(self._files, self._directory / "dedup", encode_dedup(checkpoint))
-            self._dedup = checkpoint
+            self._small.save_dedup(checkpoint)
 
     def truncate(self, end: LLSN) -> None:
+        """Remove the entries above ``end``, none of which is committed."""
         with self._guard:
             last = self._commits.last
             assert last is None or end >= last.last_llsn, (end, last)
             self._log.truncate(end)
 
     def restart(self, first_llsn: LLSN, running: RunningEventTime = NO_TIME, keep_end: LLSN | None = None) -> None:
+        """Remove all commit contexts, and all entries except those from ``first_llsn`` to ``keep_end``.
+
+        The entries that are kept are durable afterwards. If none is kept, the next entry is ``first_llsn``. ``running``
+        is event time before it.
+        """
         with self._guard:
-            before = self._manifest.generation
-            manifest = structs.replace(self._manifest, generation=before + 1, first_llsn=first_llsn, has_commits=False)
-            log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
+            generation = self._small.manifest.generation + 1
+            log = self._segment_log(generation)
             log.create(first_llsn, running)
             llsn = first_llsn
             while keep_end is not None and llsn <= keep_end:
@@ -378,12 +303,12 @@ class SegmentStorage:
                 llsn = LLSN(log.end_llsn + 1)
             log.sync()
             log.mark()
-            self._save_manifest(manifest)
-            self._log = log
-            self._commits = CommitLog(self._files, self._directory, manifest.generation, self._options)
-            self._remove_leftovers(self._files.names(self._directory))
+            self._small.change_manifest(generation=generation, first_llsn=first_llsn, has_commits=False)
+            self._log, self._commits = log, self._commit_log(generation)
+            self._remove_leftovers(self._files.names(self._directory), generation)
 
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
+        """Remove committed entries below this GLSN, but none above ``upto``. Returns where the entries begin now."""
         with self._guard:
             durable = self._commits.durable
             if durable is None or upto < self.first_llsn:
@@ -397,12 +322,16 @@ class SegmentStorage:
             self._log.roll_if_all_below(llsn)
             first = self._log.entry_start(llsn)
             if first > self.first_llsn:
-                self._save_manifest(structs.replace(self._manifest, first_llsn=first))
+                self._small.change_manifest(first_llsn=first)
                 self._log.forget_before(first)
                 self._commits.forget_before(first)
             return self.first_llsn
 
     def cut_back(self, end: LLSN | None, committed_end: LLSN | None) -> None:
+        """Reopen the files, and remove everything above these ends, which are known to be durable.
+
+        If either is None, nothing is removed. After ``StorageBroken``, this is the only call that can succeed.
+        """
         self._guard.broken = None
         with self._guard:
             try:
@@ -413,9 +342,10 @@ class SegmentStorage:
                 raise
             if end is None or committed_end is None:
                 return
-            if self._manifest.has_commits and not bisect_right(self._commits.contexts, committed_end, key=_last_llsn):
+            has_commits = self._small.manifest.has_commits
+            if has_commits and not bisect_right(self._commits.contexts, committed_end, key=_last_llsn):
                 # No commit is left. Without this, their files would be reported as missing.
-                self._save_manifest(structs.replace(self._manifest, has_commits=False))
+                self._small.change_manifest(has_commits=False)
             self._commits.cut_back(committed_end)
             # The failed operation may have been a restart that succeeded after all.
             end = max(end, LLSN(self.first_llsn - 1))
@@ -423,6 +353,11 @@ class SegmentStorage:
                 self._log.truncate(end)
 
     def repair(self, entry: Entry, running: RunningEventTime | None = None) -> bool:
+        """Replace a damaged entry with an intact copy. Returns False if the copy does not belong there.
+
+        If several entries in a row are damaged beyond recognition, the first or the last one can be repaired, one after
+        the other. The last one needs the copy's ``running``.
+        """
         with self._guard:
             if crc32c(entry.batch.body) != entry.batch.checksum:
                 return False
@@ -440,21 +375,11 @@ class SegmentStorage:
         Returns the number of repaired files.
         """
         with self._guard:
-            repaired = self._repair_whole_files()
+            repaired = self._small.repair()
             marked = [self._log.segment_of(first).marked for first in self._log.firsts]
             marked += [file for _, file, _ in self._commits.files()]
             repaired += sum(self._log.segment_of(first).heal_index() for first in self._log.firsts)
             return repaired + sum(file.heal() for file in marked)
-
-    def _repair_whole_files(self) -> int:
-        damaged = {Path(finding.where).name for finding in self._whole_files()}
-        if "manifest" in damaged:
-            self._save_manifest(self._manifest)
-        if "state" in damaged and self._hard_state is not None:
-            self.save_hard_state(self._hard_state)
-        if "dedup" in damaged and self._dedup is not None:
-            self.save_dedup(self._dedup)
-        return len(damaged)
 
     def close(self) -> None:
         """Sync everything, and then write the marks that say so."""
@@ -465,7 +390,8 @@ class SegmentStorage:
                 self._commits.close()
         self._guard.broken = "it was closed"
 
-    # Reading. A trim may remove files between two steps of a reader. Then the reader starts again.
+    # Reading. Everything is verified. Damaged data is never returned; ``Damaged`` is raised instead. A trim may remove
+    # files between two steps of a reader. Then the reader starts again.
 
     def _read(self, what: Callable[[], T], llsn: LLSN | None = None) -> T:
         """Call ``what``, again if a trim interferes. ``llsn`` is an LLSN of the entry that it reads, if any."""
@@ -479,6 +405,10 @@ class SegmentStorage:
         return look_again(read, self._directory)
 
     def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> EntryRange:
+        """Read committed entries, beginning with the one that holds ``from_llsn``.
+
+        Returns at least one entry, otherwise at most ``bytes_max``, and perhaps fewer than there are.
+        """
         committed_end = self.committed_end
         if from_llsn > committed_end:
             raise NotYetCommitted(f"LLSN {from_llsn} is not committed here, only up to {committed_end}: wait for it")
@@ -493,19 +423,22 @@ class SegmentStorage:
         return self._read(read, from_llsn)
 
     def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Located | None:
+        """Return where these entries are, at most ``count_max``. None if they are in no file, or one is damaged."""
+
         def locate() -> Located | None:
             contexts = self._commits.contexts
             segment = self._log.segment_of(from_llsn)
             to_committed = min(to_llsn, self.committed_end)
-            start, end, outlines = segment.located(from_llsn, to_committed, bytes_max, count_max)
-            if not outlines:
+            start, end, headers = segment.located(from_llsn, to_committed, bytes_max, count_max)
+            if not headers:
                 return None
-            commits = contexts.covering(outlines[0].first_llsn, outlines[-1].last_llsn)
-            return Located(str(segment.path), start, end, outlines, commits)
+            commits = contexts.covering(headers[0].first_llsn, headers[-1].last_llsn)
+            return Located(str(segment.path), start, end, headers, commits)
 
         return self._read(locate, from_llsn)
 
     def entry_at(self, llsn: LLSN) -> Entry:
+        """Return the entry that holds this LLSN, committed or not."""
         if llsn > self._log.end_llsn:
             raise NotYetCommitted(f"LLSN {llsn} is not here, only up to {self._log.end_llsn}")
         return self._read(lambda: self._log.frame_of(llsn), llsn).entry
@@ -519,6 +452,7 @@ class SegmentStorage:
             from_llsn = LLSN(frames[-1].header.last_llsn + 1)
 
     def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
+        """Return the same entries with empty bodies, which are not read. Damaged trimmed entries are left out."""
         to_llsn = min(to_llsn, self._log.end_llsn)
         while from_llsn <= to_llsn:
             places = self._read(partial(self._places, from_llsn, to_llsn), from_llsn)
@@ -532,19 +466,24 @@ class SegmentStorage:
     def _places(self, from_llsn: LLSN, to_llsn: LLSN) -> list[EntryPlace]:
         return list(islice(self._log.places(from_llsn, to_llsn), HEADS_AT_ONCE))
 
+    @property
+    def _trimmed_before(self) -> GLSN:
+        return (self.hard_state or HardState()).trimmed_before
+
     def _first_live(self) -> LLSN:
         """The first LLSN that is not trimmed, whether its files are removed or not."""
-        trimmed_before = self._hard_state.trimmed_before if self._hard_state else GLSN(1)
-        live = self._read(lambda: first_llsn_at_or_after(self._commits.contexts, trimmed_before))
+        live = self._read(lambda: first_llsn_at_or_after(self._commits.contexts, self._trimmed_before))
         return LLSN(self.committed_end + 1) if live is None else live
 
     def running_before(self, llsn: LLSN) -> RunningEventTime:
+        """Return event time before the entry that begins with this LLSN."""
         if llsn == self._log.end_llsn + 1:
             return self._log.running
         return self._read(lambda: self._log.frame_of(llsn), llsn).header.running
 
     def from_glsn(self, glsn: GLSN) -> LLSN | None:
-        trimmed_before = self._hard_state.trimmed_before if self._hard_state else GLSN(1)
+        """Return the first LLSN at or after this GLSN, or None if there is none yet. Raises ``Trimmed``."""
+        trimmed_before = self._trimmed_before
         if glsn < trimmed_before:
             raise Trimmed(glsn, trimmed_before)
         llsn = self._read(lambda: first_llsn_at_or_after(self._commits.contexts, glsn))
@@ -553,51 +492,42 @@ class SegmentStorage:
         return llsn
 
     def from_time(self, time: CutTime) -> GLSN | None:
+        """Return the first record that was committed at or after this time and is not trimmed."""
         glsn = self._read(lambda: first_glsn_at_or_after_time(self._commits.contexts, time))
         return None if glsn is None else max(glsn, self._read(self._first_left))
 
     @property
     def size_bytes(self) -> int:
+        """Size of all entries in bytes."""
         return self._read(lambda: self._log.size_bytes)
 
     def within(self, bytes_max: int) -> GLSN | None:
+        """Return the first committed record of the newest files that together have at most about ``bytes_max`` bytes.
+
+        None if nothing is committed.
+        """
         llsn = max(self._read(lambda: self._log.first_within(bytes_max)), self.first_llsn)
         return None if llsn > self.committed_end else self._read(lambda: glsn_of_llsn(self._commits.contexts, llsn))
 
     def bytes_through(self, llsns: Sequence[LLSN]) -> list[int]:
+        """Return about how many bytes the entries up to each of these LLSNs take. Only differences are meaningful."""
         return self._read(lambda: self._log.bytes_through(llsns))
 
     def _first_left(self) -> GLSN:
         """Return the GLSN after the last removed record, or the GLSN that was trimmed up to if that is larger."""
-        hard_state = self._hard_state or HardState()
+        hard_state = self.hard_state or HardState()
         gone = glsn_of_llsn(self._commits.contexts, LLSN(self.first_llsn - 1))
         return GLSN(max(hard_state.trimmed_before, (gone or hard_state.base_glsn) + 1))
 
     def verify(self, check: FrameCheck | None = None) -> list[StorageFinding]:
+        """Read everything and check that it is consistent. ``check`` also checks the content of each entry."""
         self._guard.check()
-        findings = verify(self._log, self._commits, self._whole_files(), check)
+        findings = verify(self._log, self._commits, self._small.findings(), check)
         # Trimmed entries may share a segment with others, but no replica has a copy of them and no reader needs them.
         first = self.first_llsn
         return [finding for finding in findings if finding.last_llsn is None or finding.last_llsn >= first]
 
     def check_files(self) -> list[StorageFinding]:
+        """Return faults of small files, headers, marks and indexes. Entries and commits are not read."""
         self._guard.check()
-        return self._read(lambda: check_files(self._log, self._commits, self._whole_files()))
-
-    def _whole_files(self) -> list[StorageFinding]:
-        """Return the small files that cannot be read any more."""
-        findings = []
-        for name, decode, there in (
-            ("manifest", decode_manifest, True),
-            ("state", decode_hard_state, self._hard_state is not None),
-            ("dedup", decode_dedup, self._dedup is not None),
-        ):
-            path = self._directory / name
-            try:
-                if there:
-                    decode(self._read_whole(name), path)
-            except DamagedFile as error:
-                findings.append(StorageFinding(str(path), error.what))
-            except OSError as error:
-                findings.append(StorageFinding(str(path), str(error)))
-        return findings
+        return self._read(lambda: check_files(self._log, self._commits, self._small.findings()))

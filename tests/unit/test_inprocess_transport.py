@@ -13,11 +13,11 @@ from cutwater.protocol.methods import Method
 from cutwater.types import ClusterId
 from cutwater.wire.calls.handlers import LATER, Later, Methods, ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call
+from cutwater.wire.calls.outbox import lasting
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.frame_transport import TURN_BYTES_MAX, FrameProtocol, FrameQueue, lasting
 from cutwater.wire.identity.handshake import Endpoint
-from cutwater.wire.inprocess_transport import NearTransport
+from cutwater.wire.inprocess_transport import TURN_BYTES_MAX, FrameQueue, InProcessTransport
 from cutwater.wire.listen.server import Listener, listen
 from cutwater.wire.messages import FIXED_BYTES, FrameKind, WireFrame
 from cutwater.wire.options import WireOptions
@@ -28,7 +28,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-class End(FrameProtocol):
+class End(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self.inbox = FrameQueue()
         self.got: list[WireFrame] = []
@@ -50,9 +50,9 @@ class End(FrameProtocol):
         self.is_writing_paused = False
 
 
-def pair() -> tuple[tuple[NearTransport, End], tuple[NearTransport, End]]:
+def pair() -> tuple[tuple[InProcessTransport, End], tuple[InProcessTransport, End]]:
     loop = asyncio.get_running_loop()
-    ends = [(NearTransport(loop, end, ("here", 1)), end) for end in (End(), End())]
+    ends = [(InProcessTransport(loop, end, ("here", 1)), end) for end in (End(), End())]
     (near, _), (far, _) = ends
     near.peer, far.peer = far, near
     for transport, end in ends:
@@ -61,7 +61,7 @@ def pair() -> tuple[tuple[NearTransport, End], tuple[NearTransport, End]]:
     return ends[0], ends[1]
 
 
-def write(transport: NearTransport, body: bytes) -> None:
+def write(transport: InProcessTransport, body: bytes) -> None:
     transport.write_frame(FrameKind.NOTIFY, 0, b"\x92\xa1x\xc0", body)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cutwater.errors import Damaged
 from cutwater.format.errors import DamagedEntries
-from cutwater.storage.interface import StorageFinding
+from cutwater.storage.results import StorageFinding
 from cutwater.storagenode.repair import damage_repair
 from cutwater.types import GLSN, LLSN, LogStreamId
 from tests.unit.replica_bench import context
