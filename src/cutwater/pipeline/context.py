@@ -179,26 +179,16 @@ class TimerQueue:
 
 
 def put_in(times: list[int], time: int) -> bool:
-    """Insert a time into a sorted list. Returns False if it is already there. Most times come last, or are the last
-    already."""
-    last = times[-1] if times else NO_TIME
-    if time > last:
-        times.append(time)
-        return True
-    if time == last:
-        return False
+    """Insert a time into a sorted list. Returns False if it is already there."""
     index = bisect_left(times, time)
-    if times[index] == time:
+    if index < len(times) and times[index] == time:
         return False
     times.insert(index, time)
     return True
 
 
 def taken_out(times: list[int], time: int) -> bool:
-    """Remove a time from a sorted list. Returns False if it is not there. Most are the first."""
-    if times and times[0] == time:
-        del times[0]
-        return True
+    """Remove a time from a sorted list. Returns False if it is not there."""
     index = bisect_left(times, time)
     if index == len(times) or times[index] != time:
         return False

@@ -300,10 +300,9 @@ class Stream:
                     f"the state {state.name!r} of a PartitionFunction is a {state.kind} state, which needs a key: use "
                     "OperatorListState or UnionListState"
                 )
-        stream = self._operator(
+        return self._operator(
             "process_partition", uid, function, ("process",), (self,), (None,), schema, dead_letters, parallelism
         )
-        return stream
 
     def window(
         self,

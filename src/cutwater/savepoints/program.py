@@ -56,16 +56,6 @@ class OperatorInfo(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     window: str = ""
     aggregates: dict[str, str] = {}
 
-    @property
-    def hashed_groups(self) -> int | None:
-        """The number of key groups that keys are divided into by their hash; None if a key is the number of its
-        group."""
-        return self.max_parallelism if self.layout in (KEYED, WINDOW) else None
-
-    @property
-    def groups(self) -> int:
-        return self.partitions or self.max_parallelism
-
     def state(self, name: str) -> StateInfo | None:
         return next((state for state in self.states if state.name == name), None)
 
