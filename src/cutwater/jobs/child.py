@@ -64,8 +64,7 @@ class Child:
         return [read_from_program(one) for one in self._lines.add(data)] if data else None
 
     def end(self, seconds: float) -> int:
-        """Wait for the whole session to end, and kill the processes that do not end in time. Returns the driver's exit
-        code, or its signal as a negative number."""
+        """End the whole session, killing it after a time. Returns the driver's exit code, or minus its signal."""
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -119,8 +118,7 @@ def how_it_ended(code: int) -> str:
 
 
 def environment(scratch: Path, file: Path, more: dict[str, Any]) -> dict[str, str]:
-    """Return the environment of a program's processes: a directory for temporary files that is removed with the job,
-    however the processes end, and the modules next to the file."""
+    """Return the environment of a program: its scratch directory, and the modules next to the file."""
     made = {**os.environ, "TMPDIR": str(scratch), **more}
     made.setdefault("SPARK_LOCAL_DIRS", str(scratch))
     made["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(file.parent.absolute()))))

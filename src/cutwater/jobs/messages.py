@@ -81,8 +81,7 @@ class Told(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True, tag=True, omit_defaults=True):
-    """How to run the program. The names are those of ``run_pipeline``. ``until`` may be a position, "now", or a time as
-    text."""
+    """How to run the program, by the names of ``run_pipeline``. ``until`` is a position, "now", or a time as text."""
 
     checkpoint: str
     output: str = ""
@@ -112,8 +111,7 @@ class TakeSavepoint(Struct, frozen=True, tag="Savepoint"):  # the tag is part of
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """Stop. Sent to the program and to the supervisor. With ``savepoint``, take one at the end. If ``seconds`` pass
-    first, the pipeline keeps running."""
+    """Stop, with ``savepoint`` after taking one. If ``seconds`` pass first, the pipeline keeps running."""
 
     savepoint: str | None
     seconds: float

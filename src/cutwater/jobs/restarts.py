@@ -17,7 +17,7 @@ arguments.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 from msgspec import Struct
@@ -52,12 +52,7 @@ class FailureRate(Struct, frozen=True, tag_field="strategy", tag="rate"):
 Strategy: TypeAlias = NoRestart | FixedDelay | ExponentialDelay | FailureRate
 DEFAULT: Final = ExponentialDelay()
 
-_KINDS: Final[dict[str, type[Strategy]]] = {
-    "none": NoRestart,
-    "fixed": FixedDelay,
-    "exponential": ExponentialDelay,
-    "rate": FailureRate,
-}
+_KINDS: Final[dict[str, type[Strategy]]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Strategy)}
 _LEAST: Final = {"attempts": 1, "failures": 1, "multiplier": 1.0, "jitter": 0.0}
 _MOST: Final = {"jitter": 0.5}
 _DURATION: Final = "_ms"
@@ -68,7 +63,8 @@ def parse(text: str) -> Strategy:
     name, _, rest = text.strip().partition(":")
     kind = _KINDS.get(name)
     if kind is None:
-        raise errors.InvalidArgument(f"{text!r} is no restart strategy: write {', '.join(map(written, _defaults()))}")
+        known = ", ".join(written(kind()) for kind in _KINDS.values())
+        raise errors.InvalidArgument(f"{text!r} is no restart strategy: write {known}")
     fields = {field.name.removesuffix(_DURATION): field for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
@@ -104,18 +100,14 @@ def _value(text: str, name: str, kind: Any, value: str, *, is_duration: bool) ->
     return number
 
 
-def _defaults() -> list[Strategy]:
-    return [kind() for kind in _KINDS.values()]
-
-
 def written(strategy: Strategy) -> str:
     """Return the strategy as ``parse`` reads it."""
-    name = next(name for name, kind in _KINDS.items() if isinstance(strategy, kind))
+    name = strategy.__struct_config__.tag
     parts = [
         f"{field.removesuffix(_DURATION)}={shown(value) if field.endswith(_DURATION) else f'{value:g}'}"
         for field, value in msgspec.structs.asdict(strategy).items()
     ]
-    return f"{name}:{','.join(parts)}" if parts else name
+    return f"{name}:{','.join(parts)}" if parts else f"{name}"
 
 
 class Restarts:
@@ -130,8 +122,7 @@ class Restarts:
         self._failures: deque[int] = deque()
 
     def failed(self, now_ms: int, chance: float) -> int | None:
-        """Return how long to wait before the next start, or None to give up. ``chance`` is a random number from -1 to
-        1."""
+        """Return how long to wait before the next start, or None to give up. ``chance`` is random, from -1 to 1."""
         wait = self._wait(now_ms, chance)
         if wait is not None:
             self.count += 1

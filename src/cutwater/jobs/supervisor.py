@@ -95,8 +95,6 @@ class JobOptions(Struct, frozen=True):
 
 
 class _Pending(Struct):
-    """A request whose answer takes a while."""
-
     conversation: Conversation
     request: TakeSavepoint | Stop | Rescale
     deadline: float
@@ -252,7 +250,7 @@ class Supervisor:
                 self._last_word, self._deadline = message, time.monotonic() + END_SECONDS
 
     def _runs(self, message: Running) -> None:
-        """Record that the program runs. A restart uses the same values."""
+        """Record with what values the program runs: a restart uses the same."""
         assert self._job is not None
         self._before = self._start_before = self._deadline = None
         self._job.jvm = message.jvm
@@ -379,7 +377,6 @@ class Supervisor:
         self._spawn()
 
     def _go_back(self, error: Told, start: Start) -> None:
-        """Go on with the earlier checkpoint, because a rescale failed."""
         assert self._job is not None
         assert self._before is not None
         taken = self._start.from_savepoint
@@ -533,8 +530,7 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Let a signal wake the one thread, which then handles it: the first signal stops the job, a second one kills
-        it."""
+        """Let a signal wake the one thread, which handles it: the first stops the job, a second one kills it."""
         hears, tells = socket.socketpair()
         tells.setblocking(False)
         before_fd = signal.set_wakeup_fd(tells.fileno())

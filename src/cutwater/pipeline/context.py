@@ -222,8 +222,7 @@ class Timers:
         self._context = context
 
     def at(self, time: int) -> None:
-        """Call ``on_timer`` when the watermark has reached ``time`` (ms). Registering the same time twice makes one
-        timer."""
+        """Call ``on_timer`` when the watermark has reached ``time`` (ms). The same time twice makes one timer."""
         context = self._context
         entry = context._entry
         if entry is None or type(time) is not int or not NO_TIME < time < MAX_TIME or context._no_event_timers:
@@ -334,7 +333,6 @@ class Context:
             raise InvalidArgument(f"the tag of a side output is {tag!r}: give a name that does not begin with a dot")
 
     def _emit(self, result: Any) -> None:
-        """Emit what a call returned: one row, or several."""
         time, make, emitted = self.timestamp, self._make, self._emitted
         if type(result) is not GeneratorType and isinstance(result, _ONE_ROW):
             emitted.append((MAIN, time, make(result)))
@@ -343,7 +341,6 @@ class Context:
             emitted.append((MAIN, time, make(row)))
 
     def _roll_back(self) -> None:
-        """Undo the changes of the call, last first."""
         for action, *arguments in reversed(self._undo):
             action(*arguments)
         self._undo.clear()

@@ -52,7 +52,6 @@ def _pickled_by_value(graph: Graph) -> Iterator[None]:
 
 
 def _code_of(node: GraphNode) -> Iterator[Any]:
-    """Yield the user's own code in a node: functions, and objects with methods."""
     for name in ("function", "arrow", "event_time"):
         given = getattr(node, name, None)
         if given is not None and not isinstance(given, str):
@@ -68,8 +67,7 @@ def _code_of(node: GraphNode) -> Iterator[Any]:
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Report whether a module is the user's: neither the main program, which is always pickled by value, nor installed,
-    nor part of the standard library."""
+    """Report whether a module is the user's. The main program does not count: it is always pickled by value."""
     path = getattr(module, "__file__", None)
     if path is None or module.__name__ == "__main__" or module.__name__.split(".")[0] in ("cutwater", "pyspark"):
         return False
@@ -78,7 +76,6 @@ def _is_users(module: ModuleType) -> bool:
 
 
 def _unpicklable(pipeline: str, graph: Graph, error: Exception) -> InvalidArgument:
-    """Return the error that names the function that cannot be sent to workers, and the values that prevent it."""
     for node in graph.nodes:
         for given in _code_of(node):
             if _is_picklable(given):
@@ -102,7 +99,6 @@ def _is_picklable(value: Any) -> bool:
 
 
 def _used(given: Any) -> dict[str, Any]:
-    """Return the values that a function or an object uses and that cannot be pickled."""
     found: dict[str, Any] = dict(getattr(given, "__dict__", {}))
     if inspect.isroutine(given):
         try:

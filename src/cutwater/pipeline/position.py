@@ -52,8 +52,7 @@ FIRST: Final = number(0)
 
 
 def key_part(key: bytes) -> bytes:
-    """Return key bytes as part of a path: the end mark sorts below everything, and zero bytes inside the key are
-    escaped."""
+    """Return key bytes as part of a path. Zero bytes are escaped, so that the end mark sorts below everything."""
     return key.replace(b"\x00", b"\x00\xff") + _KEY_END
 
 

@@ -82,8 +82,7 @@ class Records:
         return self.pick(sorted(range(len(places)), key=places.__getitem__))
 
     def numbered(self) -> Records:
-        """Number records of which several may have the same position, in their current order, so that they are
-        distinct."""
+        """Number records that have the same position, in their current order, so that they are distinct."""
         counts: dict[tuple[int, bytes], int] = {}
         paths = []
         for place in zip(self.moments, self.paths, strict=True):

@@ -55,8 +55,7 @@ def far_off(time_ms: int) -> str:
 
 
 def to_datetime(time_ms: int) -> datetime:
-    """Convert milliseconds since 1970, such as ``ctx.watermark``, to a ``datetime`` in UTC, as ``timestamp`` columns
-    take it."""
+    """Convert milliseconds since 1970, such as ``ctx.watermark``, to a ``datetime`` in UTC, for ``timestamp``s."""
     try:
         return EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
@@ -91,8 +90,7 @@ def check_times(given: pa.DataType, kind: pa.DataType) -> None:
 
 
 def converter(kind: pa.DataType) -> Converter:
-    """Return a function that converts a value of this type to its one form, or raises ``InvalidArgument``. Null stays
-    null."""
+    """Return a function that converts a value to the one form of its type, or refuses it. Null stays null."""
     for holds, make in _CONVERTERS:
         if holds(kind):
             return make(kind)
@@ -105,17 +103,13 @@ def copier(kind: pa.DataType) -> Converter | None:
 
 
 def decoder(kind: pa.DataType) -> Converter | None:
-    """Return a function that converts a value from Arrow to its one form, or None if Arrow already returns that form.
-
-    Arrow returns a map as pairs and an instant in its own zone; everything else is as ``converter`` makes it.
-    """
+    """Return a function that converts a value from Arrow to its one form, or None: only maps and instants differ."""
     changes = _contains(kind, lambda own: pa.types.is_map(own) or pa.types.is_timestamp(own))
     return converter(kind) if changes else None
 
 
 def encoder(kind: pa.DataType) -> Converter | None:
-    """Return a function that converts a value to the form that Arrow takes, or None if Arrow takes it as it is. Maps
-    become pairs."""
+    """Return a function that converts a value to the form that Arrow takes, or None: only maps differ."""
     return _rebuilder(kind, list) if _contains(kind, pa.types.is_map) else None
 
 

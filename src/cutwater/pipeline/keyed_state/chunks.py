@@ -220,8 +220,7 @@ def without_expired(chunk: Chunk, states: Sequence[State], watermark: int) -> Ch
 
 
 def _alive(column: pa.Array, ttl_ms: int | None, watermark: int) -> Flags:
-    """Return the rows in which something is left. With a time to live, a value, or each element of a list or map, has a
-    time stamp."""
+    """Return the rows in which something is left. With a time to live, each value or element has a time stamp."""
     valid: Flags = column.is_valid().to_numpy(zero_copy_only=False)
     if ttl_ms is None or watermark - ttl_ms < _LEAST:
         return valid
@@ -269,8 +268,7 @@ def timers_of(batch: pa.RecordBatch, clock: str) -> Iterable[list[int] | None]:
 
 
 def timer_columns(timers: Sequence[list[int] | None]) -> tuple[pa.Array, pa.Array]:
-    """Return the timers of many keys as columns: the first timer of each key, and all its timers if there are
-    several."""
+    """Return two columns: the first timer of each key, and all its timers if there are several."""
     if not any(timers):
         return pa.nulls(len(timers), pa.int64()), pa.nulls(len(timers), TIMES)
     firsts = pa.array([own[0] if own else None for own in timers], pa.int64())

@@ -108,8 +108,7 @@ class KeyedStore:
     def _enliven(
         self, batch: pa.RecordBatch, keys: Sequence[Any], limits: Limits, queues: tuple[TimerQueue, TimerQueue]
     ) -> None:
-        """Make rows live. Timers that do not come due in this micro-batch stay with their keys and do not enter the
-        queue."""
+        """Make rows live. Only timers that come due in this micro-batch enter the queue."""
         entries = self._entries(batch, keys)
         self.live.update(zip(keys, entries, strict=True))
         for name, limit, queue in zip(CLOCKS, limits, queues, strict=True):
@@ -151,7 +150,6 @@ class KeyedStore:
             self._clean(watermark)
 
     def _clean(self, watermark: int) -> None:
-        """Remove what the oldest chunk need not keep."""
         self.chunks[0] = packed.without_expired(packed.without_gone(self.chunks[0]), self._states, watermark)
 
     def entries(self) -> list[KeyEntry]:
@@ -199,7 +197,6 @@ class KeyedStore:
         return Chunk(batch.replace_schema_metadata(packed.SORTED))
 
     def _entries(self, batch: pa.RecordBatch, keys: Iterable[Any]) -> list[KeyEntry]:
-        """Make entries of rows whose keys the caller knows."""
         columns = [state.unpacked(batch.column(f"state_{state.name}")) for state in self._states]
         values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in repeat(None))
         stored = (batch.column("key").to_pylist(), batch.column("key_hash").to_pylist())

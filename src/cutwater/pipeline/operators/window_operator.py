@@ -33,7 +33,7 @@ class WindowOperator(KeyedOperator):
         self.gathers = (
             isinstance(self._windows.window, Sliding)
             and self._windows.trigger.kind == "watermark"
-            and self._windows.only_builtin
+            and all(part.is_builtin for part in self._windows.aggregates)
             and not spec.dead_letters
             and spec.input_rows[0] is not None
             and isinstance(spec.keys[0], attrgetter | itemgetter)
