@@ -111,8 +111,7 @@ def copied_savepoint(source: Savepoint, target: Path, *, files: Files | None = N
 def write_savepoint(
     target: Path, manifest: Manifest, tables: Mapping[str, pa.Table], *, files: Files | None = None
 ) -> Savepoint:
-    """Write tables, as ``Savepoint.table`` returns them, under a manifest whose operators get these rows and files. The
-    result is a separate savepoint with a new id."""
+    """Write tables, as ``Savepoint.table`` returns them, under a manifest, as a separate savepoint with a new id."""
     checked = {
         state.operator.uid: _checked(state.operator, tables[state.operator.uid])
         for state in manifest.operators
@@ -148,7 +147,6 @@ def _checked(operator: OperatorInfo, table: pa.Table) -> pa.Table:
 
 
 def _ascending(times: pa.Array) -> pa.Array:
-    """Return the timers of each key as operators keep them: each once, in ascending order."""
     if times.null_count == len(times):
         return times
     rows = times.to_pylist()
