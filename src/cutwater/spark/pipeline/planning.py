@@ -26,7 +26,7 @@ from cutwater.client.cluster.catalog_cache import CatalogView
 from cutwater.core.read.watermark import RULE
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import Refused, Trimmed
-from cutwater.pipeline.clocks.clock import ClockSnapshot, Seen
+from cutwater.pipeline.clocks.clock import Seen
 from cutwater.pipeline.clocks.clock_steps import Ticks
 from cutwater.pipeline.clocks.rule_one import AnyClock, RuleOneSnapshot, current
 from cutwater.pipeline.graph import SourceNode
@@ -117,19 +117,16 @@ class PipelinePlanner:
     def first(self) -> PipelineOffset:
         glsn = self._link.loop.run(self._planner.start())
         trimmed = _above({name: self._view().topics[name].trimmed_before for name in self._sources}, glsn)
-        return PipelineOffset(glsn, self._program.slices, self._clock_at(glsn), is_new=True, trimmed=trimmed)
+        return PipelineOffset(glsn, self._program.slices, self.clock_at(glsn), is_new=True, trimmed=trimmed)
 
-    def clock_at(self, glsn: int) -> ClockSnapshot | None:
-        """Return the clocks after a position, as if they had walked all the way from the beginning of the log.
+    def clock_at(self, glsn: int, rule: int = RULE) -> Any:
+        """Return the clocks after a position, as if they had walked all the way from the beginning of the log. Returns
+        None for the beginning.
 
         If event time is not the topic's own, storage nodes do not know it, and the walk reads all records that are
         left. If the watermarks depend on what came before the beginning of a trimmed topic, the walk reads all headers
         that are left, because the log streams of that topic hold the watermarks back up to there (see ``log_walk``).
         """
-        found: ClockSnapshot | None = self._clock_at(glsn)
-        return found
-
-    def _clock_at(self, glsn: int, rule: int = RULE) -> Any:
         if glsn <= 0:
             return None
         walk = self._log_walk(self._view(), rule)
@@ -178,22 +175,16 @@ class PipelinePlanner:
             # Between the last record and the end, only time passes.
             end = through
         since, began = (start.glsn, start.clock) if start.is_new else (None, None)
-        trimmed = _above(start.trimmed, start.glsn)
         assert not isinstance(began, RuleOneSnapshot), "a run that begins has the clocks of the present rule"
-        if end == start.glsn:
-            ended = self._is_end(start.glsn, through, drain)
-            last = PipelineOffset(
-                start.glsn, start.slices, start.clock, ended=True, since=since, began=began, trimmed=trimmed
-            )
-            return last if ended else given
-        self._walked = walk = self._walk(start, GLSN(end), through)
-        ended = self._is_end(walk.end, through, drain)
-        return PipelineOffset(
-            walk.end, start.slices, walk.clock, ended=ended, since=since, began=began, trimmed=trimmed
-        )
-
-    def _is_end(self, glsn: int, through: GLSN | None, drain: bool) -> bool:
-        return drain and through is not None and glsn >= through
+        reached, clock = start.glsn, start.clock
+        if end > start.glsn:
+            self._walked = walk = self._walk(start, GLSN(end), through)
+            reached, clock = walk.end, walk.clock
+        ended = drain and through is not None and reached >= through
+        if end == start.glsn and not ended:
+            return given
+        trimmed = _above(start.trimmed, start.glsn)
+        return PipelineOffset(reached, start.slices, clock, ended=ended, since=since, began=began, trimmed=trimmed)
 
     def _last_record(self, through: GLSN) -> int:
         infos = (info for _, info in self._streams(self._view()))
@@ -246,7 +237,7 @@ class PipelinePlanner:
         """
         clock: AnyClock | None
         if end.rule == 1:
-            clock = start.clock if isinstance(start.clock, RuleOneSnapshot) else self._clock_at(glsn, 1)
+            clock = start.clock if isinstance(start.clock, RuleOneSnapshot) else self.clock_at(glsn, 1)
         elif end.since is not None and start.is_new:
             clock = end.began
         else:

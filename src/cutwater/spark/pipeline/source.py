@@ -26,18 +26,28 @@ from cutwater.pipeline.position import EVENT_TIME, RECORD, moment, number
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
 from cutwater.spark.options import Where, where_of
-from cutwater.spark.pipeline.envelope import COLUMNS, SCHEMA, TICK, in_pieces, packed_steps, packed_ticks
+from cutwater.spark.pipeline.envelope import (
+    COLUMNS,
+    TICK,
+    Envelope,
+    by_slice,
+    envelope_batch,
+    envelopes,
+    in_pieces,
+    key_columns,
+    packed_steps,
+    packed_ticks,
+    positions,
+)
 from cutwater.spark.pipeline.error_translation import told
 from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.planning import PipelinePlanner, StreamRange, lost
 from cutwater.spark.pipeline.program import Program, unpickled
 from cutwater.spark.pipeline.records import SourceRows
-from cutwater.spark.pipeline.routing import by_slice, envelopes, key_columns, positions
 from cutwater.spark.source.read_task import ReadPartition, read_part
 from cutwater.types import GLSN, MILLISECOND
 
 FORMAT = "cutwater-pipeline"
-Envelope = tuple[int, int, int, bytes]
 
 
 RECORDS_MAX = 1_000_000
@@ -180,12 +190,6 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield envelope_batch([(key, TICK, 0, partition.data) for key in self._program.keys])
             elif isinstance(partition, RangePart):
                 yield from SourceTask(self._program, partition).batches()
-
-
-def envelope_batch(rows: Sequence[Envelope]) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(SCHEMA)
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 class SourceTask:

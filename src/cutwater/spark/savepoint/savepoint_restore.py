@@ -23,6 +23,7 @@ from cutwater.client.publish.runs import RunStart
 from cutwater.errors import AlreadyExists, InvalidArgument, Refused
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.keyed_state.chunks import BROADCAST_GROUP, SORTED, chunk_schema
+from cutwater.pipeline.keyed_state.keys import slice_of
 from cutwater.pipeline.operators.keyed_operator import OperatorSpec
 from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.evolution import Restoration, evolved_chunk, restoration
@@ -357,7 +358,7 @@ def _chunks(program: Program, order: int, before: OperatorInfo, held: Sequence[p
     chunk = evolved_chunk(whole, before, after, schema, spec.hashed_groups)
     groups = chunk.column("key_group").to_numpy()
     hashes = chunk.column("key_hash").to_numpy()
-    slices = groups.astype(np.int64) * program.slices // spec.groups
+    slices = slice_of(groups.astype(np.int64), program.slices, spec.groups)
     found: list[tuple[int, bytes]] = []
     for number in range(program.slices):
         own = np.flatnonzero((slices == number) | (groups == BROADCAST_GROUP))
