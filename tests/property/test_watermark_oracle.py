@@ -20,6 +20,7 @@ from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.rows import untyped
 from cutwater.types import GLSN, CutTime, EventTime, LogStreamId
+from tests.clock_kit import report
 from tests.property import watermark_oracle
 from tests.property.watermark_oracle import CLOCKLESS, NONE, Entry, Log, Oracle, Source, Stream, logs
 
@@ -81,7 +82,7 @@ def walk_core(
                 clock.header(lsid, GLSN(glsn), entry.count, cut, most, declared, idle=entry.idle)
             else:
                 times = [EventTime(t) for t in entry.times]
-                seen = clock.batch(lsid, GLSN(glsn), cut, times, declared, idle=entry.idle)
+                seen = report(clock, lsid, glsn, cut, times, declared, idle=entry.idle)
                 after.update({glsn + i: (value, False) for i, value in enumerate(seen[1:])})
         elif is_mark:
             clock.tick(GLSN(entry.last if entry is not None else glsn), CutTime(time))

@@ -18,6 +18,7 @@ from cutwater.core.read.watermark import (
 )
 from cutwater.errors import CutwaterError, InvalidArgument, ProtocolViolation
 from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime, EventTime, LogStreamId
+from tests.clock_kit import report
 
 S0, S1, S2 = LogStreamId(0), LogStreamId(1), LogStreamId(2)
 
@@ -39,12 +40,13 @@ class Log:
             self.clock.add_stream(lsid, strategy, CutTime(0))
 
     def batch(self, lsid: LogStreamId, times: list[int], *, at_s: float = 0, declared: int | None = None) -> list[int]:
-        seen = self.clock.batch(
+        seen = report(
+            self.clock,
             lsid,
-            GLSN(self.clock.glsn + 1),
+            self.clock.glsn + 1,
             CutTime(int(at_s * SECOND)),
-            [EventTime(ms(time)) for time in times],
-            None if declared is None else EventTime(ms(declared)),
+            [ms(time) for time in times],
+            None if declared is None else ms(declared),
         )
         return [_in_ms(watermark) for watermark in seen]
 
@@ -125,7 +127,7 @@ def test_punctuated_streams_heed_declarations_only_and_the_others_event_times_on
 def test_a_strategy_makes_a_watermark_of_it(strategy: Strategy, watermark_us: int) -> None:
     clock = WatermarkClock()
     clock.add_stream(S0, strategy, CutTime(0))
-    clock.batch(S0, GLSN(1), CutTime(1), [EventTime(10_000)], EventTime(4_321))
+    clock.header(S0, GLSN(1), 1, CutTime(1), EventTime(10_000), EventTime(4_321))
     assert clock.watermark == watermark_us
 
 
@@ -339,7 +341,7 @@ def test_a_snapshot_is_a_plain_value_that_survives_encoding() -> None:
 def _clock_at_glsn_7() -> WatermarkClock:
     clock = WatermarkClock()
     clock.add_stream(S0, ascending(), CutTime(0))
-    clock.batch(S0, GLSN(6), CutTime(100), [EventTime(1), EventTime(2)])
+    clock.header(S0, GLSN(6), 2, CutTime(100), EventTime(2))
     return clock
 
 
@@ -362,8 +364,6 @@ def test_a_refused_batch_changes_nothing(
 ) -> None:
     clock = _clock_at_glsn_7()
     before = clock.snapshot()
-    with pytest.raises(error, match=message):
-        clock.batch(lsid, GLSN(first_glsn), CutTime(time), [EventTime(time) for time in event_times])
     time_max = EventTime(max(event_times, default=0))
     with pytest.raises(error, match=message):
         clock.header(lsid, GLSN(first_glsn), len(event_times), CutTime(time), time_max)

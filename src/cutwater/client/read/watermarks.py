@@ -47,7 +47,7 @@ from cutwater.durations import Duration, milliseconds
 from cutwater.errors import DeadlineExceeded, NotYetCommitted, Trimmed
 from cutwater.protocol.storage_api import Columns, EventTimeAnswer
 from cutwater.runtime.deadlines import Deadline
-from cutwater.types import GLSN, MILLISECOND, BatchKind, CutTime, EventTime, TopicId
+from cutwater.types import GLSN, MILLISECOND, BatchKind, CutTime, TopicId
 
 KEPT_MAX = 64
 SPAN_MIN = 4_096
@@ -218,8 +218,7 @@ class Watermarks:
         """Return the watermark after some of the records of a batch. A declaration takes effect only at the end of its
         batch."""
         times = self._layout(topic).batch(run, 0, glsn - run.first_glsn + 1).column(0).view(pa.int64()).to_pylist()
-        clock.batch(run.stream, run.first_glsn, run.time, [EventTime(time) for time in times])
-        return clock.watermark
+        return clock.header(run.stream, run.first_glsn, len(times), run.time, max(times))
 
     def _layout(self, topic: TopicInfo) -> ColumnLayout:
         return ColumnLayout(self._catalogs.view.schema(topic), ["timestamp"])
