@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from cutwater.core.read import watermark as core
 from cutwater.core.read.watermark import BoundedOutOfOrderness, Punctuated, Strategy, WatermarkClock
 from cutwater.pipeline.clocks import clock as pipeline_clock
-from cutwater.pipeline.clocks.clock import ClockSnapshot, KnownStream, LogClock, shown_ms
+from cutwater.pipeline.clocks.clock import ClockSnapshot, KnownStream, LogClock
+from cutwater.pipeline.clocks.clock_steps import shown_ms
 from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.rows import untyped

@@ -34,10 +34,9 @@ from cutwater.pipeline.clocks.clock import (
     Seen,
     Sources,
     SourceSnapshot,
-    shown_ms,
     strategies_of,
 )
-from cutwater.pipeline.clocks.clock_steps import NO_TIME, Steps, Ticks, time_step, watermark_step
+from cutwater.pipeline.clocks.clock_steps import NO_TIME, Steps, Ticks, shown_ms
 from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.rows import Row
 from cutwater.types import GLSN, MILLISECOND, CutTime, LogStreamId
@@ -274,9 +273,7 @@ class RuleOneLogClock:
         return self._clocks[self._all].glsn
 
     def _step(self, topics: frozenset[str], glsn: int) -> None:
-        steps, value = self._ticks.watermarks[topics], shown_ms(self._clocks[topics].watermark)
-        if value > steps.last:
-            steps.add(watermark_step(glsn), value)
+        self._ticks.rise(topics, glsn, self._clocks[topics].watermark)
 
     @overload
     def _rounded(self, time_us: int) -> int: ...
@@ -288,10 +285,8 @@ class RuleOneLogClock:
         return None if time_us is None else time_us // self._unit_us * self._unit_us
 
     def _pass_time(self, glsn: int, cut_us: int) -> None:
-        cut_ms = cut_us // MILLISECOND
-        if cut_ms > self._ticks.times.last:
-            self._ticks.times.add(time_step(glsn), cut_ms)
-        self._time = cut_ms
+        self._ticks.pass_time(glsn, cut_us)
+        self._time = cut_us // MILLISECOND
 
     def _fresh(self) -> Ticks:
         watermarks = {topics: Steps(shown_ms(clock.watermark)) for topics, clock in self._clocks.items()}

@@ -41,14 +41,7 @@ LATE: Final = -2
 LEFT: Final = -3
 LATE_SENT: Final = -4
 COLUMNS: Final = "slice int, node int, input int, data binary"
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("slice", pa.int32()),
-        pa.field("node", pa.int32()),
-        pa.field("input", pa.int32()),
-        pa.field("data", pa.binary()),
-    ]
-)
+SCHEMA: Final = pa.schema([("slice", pa.int32()), ("node", pa.int32()), ("input", pa.int32()), ("data", pa.binary())])
 
 
 Envelope = tuple[int, int, int, bytes]
@@ -82,8 +75,12 @@ def unpacked(data: bytes | pa.Buffer) -> pa.Table:
         return stream.read_all()
 
 
-def merged_table(parts: Sequence[pa.Table]) -> pa.Table:
+def merged_records(parts: Iterable[bytes], rows: RowType) -> Records:
     """Merge the records of several parts in the order of their positions. Each part is already in order."""
+    return Records.from_arrow(_merged_table([unpacked(part) for part in parts]), rows)
+
+
+def _merged_table(parts: Sequence[pa.Table]) -> pa.Table:
     filled = [part for part in parts if part.num_rows]
     if len(filled) <= 1:
         return (filled or list(parts))[0]
@@ -93,10 +90,6 @@ def merged_table(parts: Sequence[pa.Table]) -> pa.Table:
         return table.take(pa.array(np.argsort(moments.to_numpy(), kind="stable")))
     by = pa.table({"moment": moments, "path": paths})
     return table.take(pc.sort_indices(by, sort_keys=[("moment", "ascending"), ("path", "ascending")]))
-
-
-def merged_records(parts: Iterable[bytes], rows: RowType) -> Records:
-    return Records.from_arrow(merged_table([unpacked(part) for part in parts]), rows)
 
 
 class _Clock(Struct, frozen=True, array_like=True):
@@ -116,27 +109,27 @@ _decode = msgspec.msgpack.Decoder(list[_Clock]).decode
 
 
 def packed_steps(
-    watermarks: Mapping[frozenset[str], tuple[int | None, Sequence[int], Sequence[int]]],
-    times: tuple[int | None, Sequence[int], Sequence[int]] | None = None,
-    firings: int = 0,
+    clocks: Iterable[tuple[frozenset[str] | None, int | None, Sequence[int], Sequence[int]]], firings: int = 0
 ) -> bytes:
-    """Pack some steps of clocks: value before the range if known, moments, values. ``Ticks`` are merged from many of
-    these."""
-    clocks = [_packed_clock(tuple(sorted(topics)), *steps) for topics, steps in watermarks.items()]
-    if times is not None:
-        clocks.append(_packed_clock(None, *times, firings))
-    return _encode(clocks)
-
-
-def _packed_clock(
-    topics: tuple[str, ...] | None, before: int | None, moments: Sequence[int], values: Sequence[int], firings: int = 0
-) -> _Clock:
-    return _Clock(topics, before, np.array(moments, np.int64).tobytes(), np.array(values, np.int64).tobytes(), firings)
+    """Pack some steps of clocks: topics, value before the range if known, moments, values. ``Ticks`` are merged from
+    many of these."""
+    return _encode(
+        [
+            _Clock(
+                None if topics is None else tuple(sorted(topics)),
+                before,
+                np.array(moments, np.int64).tobytes(),
+                np.array(values, np.int64).tobytes(),
+                firings if topics is None else 0,
+            )
+            for topics, before, moments, values in clocks
+        ]
+    )
 
 
 def packed_ticks(ticks: Ticks) -> bytes:
-    watermarks = {topics: (steps.before, steps.moments, steps.values) for topics, steps in ticks.watermarks.items()}
-    return packed_steps(watermarks, (ticks.times.before, ticks.times.moments, ticks.times.values), ticks.firings)
+    clocks = [*ticks.watermarks.items(), (None, ticks.times)]
+    return packed_steps(((topics, own.before, own.moments, own.values) for topics, own in clocks), ticks.firings)
 
 
 def merged_ticks(parts: Iterable[bytes]) -> Ticks:

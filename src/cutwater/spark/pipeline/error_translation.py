@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from msgspec import Struct, msgpack
@@ -110,31 +110,25 @@ def _damage(error: Exception, checkpoint: str) -> CutwaterError | None:
     return damaged(path, f"Spark cannot read it ({'; '.join(filter(None, (what, last)))[:_CAUSE_CHARS_MAX]})")
 
 
-class translated(AbstractContextManager[None]):  # noqa: N801
-    """Translates Spark's exceptions to Cutwater errors that say what went wrong, instead of eighty lines of two
+@contextmanager
+def translated(pipeline: str, checkpoint: str = "") -> Iterator[None]:
+    """Translate Spark's exceptions to Cutwater errors that say what went wrong, instead of eighty lines of two
     languages. ``checkpoint`` is the directory that the query runs with."""
-
-    def __init__(self, pipeline: str, checkpoint: str = "") -> None:
-        self._pipeline, self._checkpoint = pipeline, checkpoint
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, CutwaterError) or not isinstance(error, Exception):
-            return
+    try:
+        yield
+    except Exception as error:
         is_sparks = type(error).__module__.startswith(("pyspark", "py4j"))
-        if not is_sparks and not isinstance(error, ConnectionError | EOFError):
-            return
+        if isinstance(error, CutwaterError) or not (is_sparks or isinstance(error, ConnectionError | EOFError)):
+            raise
         gone = jvm_end()
         if gone is not None:
             raise errors.Unavailable(
-                f"pipeline {self._pipeline!r}: {gone}. The checkpoint is as it was: start the program again, in a new "
+                f"pipeline {pipeline!r}: {gone}. The checkpoint is as it was: start the program again, in a new "
                 "process, to go on from there"
             ) from None
         if not is_sparks:
-            return
-        text = str(error)
-        raise (
-            heard(text, self._pipeline) or _damage(error, self._checkpoint) or of_spark(text, self._pipeline)
-        ) from None
+            raise
+        raise heard(str(error), pipeline) or _damage(error, checkpoint) or of_spark(str(error), pipeline) from None
 
 
 def of_spark(text: str, pipeline: str) -> CutwaterError:

@@ -13,7 +13,8 @@ limit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,9 @@ from cutwater.spark.pipeline.offsets import PipelineOffset, require_same_clocks,
 from cutwater.spark.pipeline.program import Program
 from cutwater.spark.pipeline.records import SourceRows, run_function
 from cutwater.spark.session.worker_connections import link_to
+from cutwater.spark.source.event_time import Numbers
 from cutwater.spark.source.log_walk import HeadBatch, LogWalk
+from cutwater.spark.source.offsets import began_above
 from cutwater.spark.source.planning import MARKS_SECONDS, Planner
 from cutwater.spark.source.read_task import ReadPartition, read_part
 from cutwater.types import GLSN, MILLISECOND, LogStreamId
@@ -116,8 +119,8 @@ class PipelinePlanner:
 
     def first(self) -> PipelineOffset:
         glsn = self._link.loop.run(self._planner.start())
-        trimmed = _above({name: self._view().topics[name].trimmed_before for name in self._sources}, glsn)
-        return PipelineOffset(glsn, self._program.slices, self.clock_at(glsn), is_new=True, trimmed=trimmed)
+        begins = {name: int(self._view().topics[name].trimmed_before) for name in self._sources}
+        return PipelineOffset(glsn, self._program.slices, self.clock_at(glsn), is_new=True, trimmed=began_above(begins, glsn))
 
     def clock_at(self, glsn: int, rule: int = RULE) -> Any:
         """Return the clocks after a position, as if they had walked all the way from the beginning of the log. Returns
@@ -183,7 +186,7 @@ class PipelinePlanner:
         ended = drain and through is not None and reached >= through
         if end == start.glsn and not ended:
             return given
-        trimmed = _above(start.trimmed, start.glsn)
+        trimmed = began_above(start.trimmed, start.glsn)
         return PipelineOffset(reached, start.slices, clock, ended=ended, since=since, began=began, trimmed=trimmed)
 
     def _last_record(self, through: GLSN) -> int:
@@ -311,7 +314,7 @@ class PipelinePlanner:
                 self._cut_off(straddling, through)
         for name, rows in self._rows.items():
             if rows.event_times.is_column:
-                self._read_most(name, [batch for batch in found if batch.topic.name == name])
+                self._read_most(name, found)
         return found, end
 
     def _cut_off(self, batch: HeadBatch, last: GLSN) -> None:
@@ -329,44 +332,39 @@ class PipelinePlanner:
         except Trimmed as error:
             raise lost(topic.name, first, topic.trimmed_before) from error
 
-    def _read_most(self, topic: str, batches: list[HeadBatch]) -> None:
+    def _read_most(self, topic: str, batches: Sequence[HeadBatch]) -> None:
         """Read the largest event time of each batch, if event time is another column that headers do not cover."""
-        rows = self._rows[topic]
-        for own in _by_stream(batches).values():
-            part = rows.part(self._where, own[0].topic, own[0].info, own[0].first, own[-1].last, times_only=True)
-            glsns, times = [], []
-            for batch in read_part(part):
-                glsns.append(batch.column("glsn").to_numpy())
-                times.append(rows.event_times.of_batch(batch, batch.column("glsn")))
-            if not glsns:
-                for batch in own:
-                    batch.most_us = None
-                continue
-            all_glsns, all_times = np.concatenate(glsns), np.concatenate(times)
-            for batch in own:
-                first, last = np.searchsorted(all_glsns, (batch.first, batch.last + 1)).tolist()
-                batch.most_us = int(all_times[first:last].max()) * MILLISECOND if last > first else None
+        for batch, _, times, _ in self._read(topic, batches, times_only=True):
+            batch.most_us = int(times.max()) * MILLISECOND if len(times) else None
 
     def _records(self, topic: str, batches: Sequence[HeadBatch]) -> dict[tuple[int, int], list[tuple[int, Any, int]]]:
         """Return the records of a source whose functions must see them: GLSN, row and event time, by batch."""
-        rows, found = self._rows[topic], {}
-        own_batches = [batch for batch in batches if batch.topic.name == topic]
-        for stream, own in _by_stream(own_batches).items():
-            part = rows.part(self._where, own[0].topic, own[0].info, own[0].first, own[-1].last)
-            listed: list[tuple[int, Any, int]] = []
-            for batch in read_part(part):
-                glsns = batch.column("glsn").to_pylist()
-                made = rows.rows.from_columns([batch.column(name) for name in rows.rows.names])
-                times = rows.event_times.of_batch(batch, batch.column("glsn"), made).tolist()
-                listed += zip(glsns, made, times, strict=True)
-            at = 0
-            for own_batch in own:
-                until = at
-                while until < len(listed) and listed[until][0] <= own_batch.last:
-                    until += 1
-                found[stream, own_batch.first] = listed[at:until]
-                at = until
-        return found
+        return {
+            (int(batch.info.stream), batch.first): list(zip(glsns.tolist(), rows, times.tolist(), strict=True))
+            for batch, glsns, times, rows in self._read(topic, batches)
+        }
+
+    def _read(
+        self, topic: str, batches: Sequence[HeadBatch], *, times_only: bool = False
+    ) -> Iterator[tuple[HeadBatch, Numbers, Numbers, list[Any]]]:
+        """Yield the batches of a topic that have records, with GLSNs, event times and rows."""
+        rows = self._rows[topic]
+        by_stream: defaultdict[LogStreamId, list[HeadBatch]] = defaultdict(list)
+        for batch in batches:
+            if batch.topic.name == topic and batch.most_us is not None:
+                by_stream[batch.info.stream].append(batch)
+        for own in by_stream.values():
+            ends = (own[0].first, own[-1].last)
+            glsns, times, made = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], []
+            for read in read_part(rows.part(self._where, own[0].topic, own[0].info, *ends, times_only=times_only)):
+                new = None if times_only else rows.rows.from_columns([read.column(name) for name in rows.rows.names])
+                glsns.append(read.column("glsn").to_numpy())
+                times.append(rows.event_times.of_batch(read, read.column("glsn"), new))
+                made += new or []
+            all_glsns, all_times = np.concatenate(glsns), np.concatenate(times)
+            for batch in own:
+                within = slice(*np.searchsorted(all_glsns, (batch.first, batch.last + 1)).tolist())
+                yield batch, all_glsns[within], all_times[within], made[within]
 
     def _divided(self, whole: list[Any]) -> Iterator[list[Any]]:
         """Divide the batches of one log stream among several tasks if there are many records."""
@@ -386,20 +384,6 @@ class PipelinePlanner:
 
 def _has_function(node: SourceNode) -> bool:
     return callable(node.event_time) or (node.watermark is not None and node.watermark.function is not None)
-
-
-def _above(positions: Mapping[str, int], glsn: int) -> dict[str, int]:
-    """Keep the positions that matter to a reader that goes on after ``glsn``."""
-    return {topic: first for topic, first in positions.items() if first > glsn + 1}
-
-
-def _by_stream(batches: Sequence[HeadBatch]) -> dict[int, list[HeadBatch]]:
-    """Group batches that have records by log stream."""
-    found: dict[int, list[HeadBatch]] = {}
-    for batch in batches:
-        if batch.most_us is not None:
-            found.setdefault(int(batch.info.stream), []).append(batch)
-    return found
 
 
 def _range(place: tuple[str, int], own: list[tuple[HeadBatch, dict[frozenset[str], Seen]]]) -> StreamRange:

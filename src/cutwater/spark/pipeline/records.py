@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,7 +83,7 @@ class EventTimes:
     def _called(self, glsn: int, row: Row) -> int:
         function = self._node.event_time
         assert callable(function)
-        return int(run_function(self._pipeline, self._node, glsn, row, partial(_time_of, function, row)))
+        return int(run_function(self._pipeline, self._node, glsn, row, lambda: to_milliseconds(function(row))))
 
     def _failed(self, glsn: int, what: str) -> PipelineFailed:
         return PipelineFailed(
@@ -109,7 +108,3 @@ def run_function(pipeline: str, node: SourceNode, glsn: int, row: Row, call: Cal
             uid=node.label,
             glsn=GLSN(glsn),
         ) from error
-
-
-def _time_of(function: Callable[[Row], Any], row: Row) -> int:
-    return to_milliseconds(function(row))

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness
+from cutwater.core.read.watermark import NO_WATERMARK, lag_us
 from cutwater.errors import NotFound, Trimmed
 from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS
 from cutwater.pipeline.graph import OperatorNode, Port, SourceNode
@@ -163,19 +163,13 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with told():
-            return self._parts(PipelineOffset.of(start), PipelineOffset.of(end))
-
-    def _parts(self, start: PipelineOffset, end: PipelineOffset) -> Sequence[InputPartition]:
-        planner = self._planning()
-        planner.require_same_topics(end)
-        walk = planner.walk(start, end)
-        ticks = walk.ticks
-        if end.ended:
-            ticks.end(end.glsn, end.firings)
-        parts: list[InputPartition] = [TickPart(packed_ticks(ticks))]
-        for found in walk.ranges:
-            parts.append(RangePart(planner.part(found), found))
-        return parts
+            planner, last = self._planning(), PipelineOffset.of(end)
+            planner.require_same_topics(last)
+            walk = planner.walk(PipelineOffset.of(start), last)
+            if last.ended:
+                walk.ticks.end(last.glsn, last.firings)
+            ranges = (RangePart(planner.part(found), found) for found in walk.ranges)
+            return [TickPart(packed_ticks(walk.ticks)), *ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the checkpoint stores how far the pipeline has come."""
@@ -262,13 +256,10 @@ class _StepsInside:
     what the planner has seen of all others."""
 
     def __init__(self, found: StreamRange, node: SourceNode) -> None:
-        strategy = None if node.watermark is None else node.watermark.strategy
-        self._lag_us = strategy.bound_us + MILLISECOND if isinstance(strategy, BoundedOutOfOrderness) else 0
+        self._lag_us = 0 if node.watermark is None else lag_us(node.watermark.strategy)
         self._seen = {topics: np.array(rows, np.int64).T for topics, rows in found.seen.items()}
         self._most: dict[tuple[str, ...], int] = {topics: int(rows[3][0]) for topics, rows in self._seen.items()}
-        self._found: dict[frozenset[str], tuple[None, list[int], list[int]]] = {
-            frozenset(topics): (None, [], []) for topics in self._seen
-        }
+        self._found: dict[tuple[str, ...], tuple[list[int], list[int]]] = {topics: ([], []) for topics in self._seen}
 
     def add(self, glsns: Any, times_ms: Any) -> None:
         for topics, (firsts, before, others, reached) in self._seen.items():
@@ -279,9 +270,9 @@ class _StepsInside:
             self._most[topics] = int(own[-1])
             after = np.maximum(before[at], np.minimum(own, others[at]))
             rises = np.concatenate(([True], after[1:] > after[:-1])) & (after > NO_WATERMARK)
-            _, moments, values = self._found[frozenset(topics)]
+            moments, values = self._found[topics]
             moments += (glsns[rises] * moment(1, RECORD) + EVENT_TIME).tolist()
             values += (after[rises] // MILLISECOND).tolist()
 
     def packed(self) -> bytes:
-        return packed_steps(self._found)
+        return packed_steps((frozenset(topics), None, *steps) for topics, steps in self._found.items())

@@ -373,7 +373,8 @@ def _packing(program: Program, order: int, joins: bool) -> Any:
             parts = list(batches)
             if not parts:
                 return
-            records = _records(pa.Table.from_batches(parts), _declared(node), joins)
+            assert node.rows is not None, "a run has schemas everywhere"
+            records = _records(pa.Table.from_batches(parts), node.rows, joins)
             arrived: dict[Destination, list[Records]] = {}
             plan.push(Port(order), records, arrived)
             # Sinks take rows in any slice; so they spread.
@@ -383,11 +384,6 @@ def _packing(program: Program, order: int, joins: bool) -> Any:
                 yield envelope_batch([envelope])
 
     return packing
-
-
-def _declared(node: TransformNode) -> RowType:
-    assert node.rows is not None, "a run has schemas everywhere"
-    return node.rows
 
 
 def _records(table: pa.Table, rows: RowType, joins: bool) -> Records:

@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.client.convert.encoding import Compression
-from cutwater.client.publish.runs import Published, Run, RunStart
+from cutwater.client.publish.runs import Published, Run
 from cutwater.spark.session.worker_connections import WorkerConnection
 from cutwater.types import Part
 from cutwater.wire.options import MIB
@@ -24,10 +24,6 @@ PIECE_BYTES = 64 * MIB
 sorted, three for a moment."""
 PUBLISHED_BYTES_PER_SECOND_MIN = 4 * MIB
 """A large batch gets more time than the options say, as if it were published at this rate."""
-
-
-def open_run(link: WorkerConnection, name: str, key: str, *, once: bool = False, start: RunStart | None = None) -> Run:
-    return link.loop.run(link.client().open_run(name, key, once=once, start=start))
 
 
 def publish(

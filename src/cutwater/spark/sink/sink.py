@@ -22,7 +22,7 @@ from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
 from cutwater.spark.options import Where, WriteOptions
 from cutwater.spark.plain_errors import plainly
 from cutwater.spark.session.worker_connections import WorkerConnection, link_to
-from cutwater.spark.sink.publish_task import TaskStaging, open_run, publish
+from cutwater.spark.sink.publish_task import TaskStaging, publish
 from cutwater.spark.sink.row_router import Router, check_columns, check_query
 from cutwater.types import Part
 
@@ -77,7 +77,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
-        self.run = open_run(link_to(options.where), options.name, uuid.uuid4().hex, once=True)
+        link = link_to(options.where)
+        self.run = link.loop.run(link.client().open_run(options.name, uuid.uuid4().hex, once=True))
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -122,7 +123,8 @@ def stage_once(
     number = context.getLocalProperty(BATCH_ID) if context is not None else None
     if key is None or number is None:
         raise ProtocolViolation(f"Spark did not name the query and the batch of this task: {key}, {number}")
-    run = open_run(link_to(where), name, key, start=start)
+    link = link_to(where)
+    run = link.loop.run(link.client().open_run(name, key, start=start))
     return stage_unless_decided(run, int(number), batches, stage)
 
 
