@@ -14,22 +14,21 @@ from typing import Any, Final
 from msgspec import Struct, msgpack
 
 from cutwater import errors
-from cutwater.errors import CutwaterError, PipelineFailed
+from cutwater.errors import CutwaterError
+from cutwater.protocol.errors import WireError, from_wire, to_wire
 from cutwater.spark.savepoint.checkpoints import damaged
 from cutwater.spark.session.session import jvm_end
-from cutwater.types import GLSN
 
 _MARK: Final = re.compile(r"\[cutwater:([A-Za-z0-9+/=]+)\]")
 _CAUSE_CHARS_MAX: Final = 400
 
 
 class _Told(Struct):
-    kind: str
+    """An error as it travels between servers, with all of its text."""
+
+    error: WireError
     message: str
     notes: list[str]
-    pipeline: str = ""
-    uid: str = ""
-    glsn: int = 0
 
 
 class WorkerFailed(Exception):
@@ -42,26 +41,18 @@ def told() -> Iterator[None]:
     try:
         yield
     except CutwaterError as error:
-        what = _Told(type(error).__name__, error.message, list(getattr(error, "__notes__", ())))
-        if isinstance(error, PipelineFailed):
-            what.pipeline, what.uid, what.glsn = error.pipeline, error.uid, int(error.glsn)
+        what = _Told(to_wire(error), error.message, list(getattr(error, "__notes__", ())))
         text = b64encode(msgpack.encode(what)).decode()
         raise WorkerFailed(f"{error} [cutwater:{text}]") from error
 
 
-def heard(text: str, pipeline: str) -> CutwaterError | None:
+def heard(text: str) -> CutwaterError | None:
     """Return the error that a worker encoded into a text of Spark's, or None."""
     found = _MARK.search(text)
     if found is None:
         return None
     what = msgpack.decode(b64decode(found[1]), type=_Told)
-    error: CutwaterError
-    if what.kind == PipelineFailed.__name__:
-        error = PipelineFailed("", pipeline=what.pipeline, uid=what.uid, glsn=GLSN(what.glsn))
-    else:
-        kind = getattr(errors, what.kind, CutwaterError)
-        error = kind.__new__(kind)
-        CutwaterError.__init__(error, "")
+    error = from_wire(what.error)
     error.message = what.message
     error.args = (what.message,)
     for note in what.notes:
@@ -128,7 +119,7 @@ def translated(pipeline: str, checkpoint: str = "") -> Iterator[None]:
             ) from None
         if not is_sparks:
             raise
-        raise heard(str(error), pipeline) or _damage(error, checkpoint) or of_spark(str(error), pipeline) from None
+        raise heard(str(error)) or _damage(error, checkpoint) or of_spark(str(error), pipeline) from None
 
 
 def of_spark(text: str, pipeline: str) -> CutwaterError:

@@ -120,7 +120,9 @@ class PipelinePlanner:
     def first(self) -> PipelineOffset:
         glsn = self._link.loop.run(self._planner.start())
         begins = {name: int(self._view().topics[name].trimmed_before) for name in self._sources}
-        return PipelineOffset(glsn, self._program.slices, self.clock_at(glsn), is_new=True, trimmed=began_above(begins, glsn))
+        return PipelineOffset(
+            glsn, self._program.slices, self.clock_at(glsn), is_new=True, trimmed=began_above(begins, glsn)
+        )
 
     def clock_at(self, glsn: int, rule: int = RULE) -> Any:
         """Return the clocks after a position, as if they had walked all the way from the beginning of the log. Returns

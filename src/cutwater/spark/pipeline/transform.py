@@ -13,6 +13,7 @@ streaming data frame that has no rows, and inspects the plan that Spark has anal
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -81,10 +82,10 @@ class Transforms:
         """Apply the code that follows the source (boundary 0) or a level (boundaries from 1 on) to the envelopes."""
         for orders, has_others in self._rounds[boundary]:
             if isinstance(self._program.plan.graph.nodes[orders[0]], RowNode):
-                frame = frame.mapInArrow(_unchained(self._program, orders), COLUMNS)
+                frame = frame.mapInArrow(partial(_unchained, self._program, orders), COLUMNS)
             elif has_others:
                 frame = frame.repartition(self._program.parallelism, "slice")
-                rest = frame.mapInArrow(_passing(orders), COLUMNS)
+                rest = frame.mapInArrow(partial(_passing, orders), COLUMNS)
                 for order in orders:
                     rest = rest.union(self._applied(frame, order))
                 frame = rest
@@ -98,12 +99,12 @@ class Transforms:
         assert rows is not None, "a run has schemas everywhere"
         where = f"pipeline {program.name!r}, {node.label}"
         schema = frame_schema(rows, where)
-        given = frame.mapInArrow(_unpacking(program, order, schema), schema)
+        given = frame.mapInArrow(partial(_unpacking, order, schema), schema)
         made, joins = applied(node, given, where)
         if joins:
             # A join may have scattered the rows of one record.
             made = made.repartition(program.parallelism, f"{RESERVED_COLUMN}.moment")
-        return made.mapInArrow(_packing(program, order, joins), COLUMNS)
+        return made.mapInArrow(partial(_packing, program, order, joins), COLUMNS)
 
 
 def check_transforms(graph: Graph, plan: Plan, spark: SparkSession | None) -> None:
@@ -313,25 +314,18 @@ def _require_reserved(plan: Any, given: Any, where: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- in workers
 
 
-def _passing(orders: list[int]) -> Any:
-    """Make a filter that Spark cannot recognise as one: otherwise Spark would move it to before the branches."""
+def _passing(orders: list[int], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Leave out some envelopes. Spark does not recognise this as a filter, which it would move to before the
+    branches."""
+    for batch in batches:
+        yield batch.filter(pa.array([node not in orders for node in batch.column("node").to_pylist()], pa.bool_()))
 
-    def passing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+
+def _unchained(program: Program, orders: list[int], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run row functions in their own worker, next to the worker that their records come from."""
+    with told():
         for batch in batches:
-            yield batch.filter(pa.array([node not in orders for node in batch.column("node").to_pylist()], pa.bool_()))
-
-    return passing
-
-
-def _unchained(program: Program, orders: list[int]) -> Any:
-    """Make a function that runs row functions in their own worker, next to the worker that their records come from."""
-
-    def unchained(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with told():
-            for batch in batches:
-                yield from after_break(program, orders, batch)
-
-    return unchained
+            yield from after_break(program, orders, batch)
 
 
 def after_break(program: Program, orders: list[int], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -353,37 +347,31 @@ def after_break(program: Program, orders: list[int], batch: pa.RecordBatch) -> I
             yield envelope_batch([envelope])
 
 
-def _unpacking(program: Program, order: int, schema: StructType) -> Any:
-    def unpacking(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        wanted = arrow_schema(schema)
-        for batch in batches:
-            for node, data in zip(batch.column("node").to_pylist(), batch.column("data"), strict=True):
-                if node == order:
-                    yield from _cast(unpacked(data.as_buffer()), wanted).to_batches()
-
-    return unpacking
+def _unpacking(order: int, schema: StructType, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    wanted = arrow_schema(schema)
+    for batch in batches:
+        for node, data in zip(batch.column("node").to_pylist(), batch.column("data"), strict=True):
+            if node == order:
+                yield from _cast(unpacked(data.as_buffer()), wanted).to_batches()
 
 
-def _packing(program: Program, order: int, joins: bool) -> Any:
-    def packing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with told():
-            plan = program.plan
-            node = plan.graph.nodes[order]
-            assert isinstance(node, TransformNode), "code on data frames is a transform"
-            parts = list(batches)
-            if not parts:
-                return
-            assert node.rows is not None, "a run has schemas everywhere"
-            records = _records(pa.Table.from_batches(parts), node.rows, joins)
-            arrived: dict[Destination, list[Records]] = {}
-            plan.push(Port(order), records, arrived)
-            # Sinks take rows in any slice; so they spread.
-            context = TaskContext.get()
-            home = 0 if context is None else context.partitionId() % program.slices
-            for envelope in envelopes(program, arrived, home):
-                yield envelope_batch([envelope])
-
-    return packing
+def _packing(program: Program, order: int, joins: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with told():
+        plan = program.plan
+        node = plan.graph.nodes[order]
+        assert isinstance(node, TransformNode), "code on data frames is a transform"
+        assert node.rows is not None, "a run has schemas everywhere"
+        parts = list(batches)
+        if not parts:
+            return
+        records = _records(pa.Table.from_batches(parts), node.rows, joins)
+        arrived: dict[Destination, list[Records]] = {}
+        plan.push(Port(order), records, arrived)
+        # Sinks take rows in any slice; so they spread.
+        context = TaskContext.get()
+        home = 0 if context is None else context.partitionId() % program.slices
+        for envelope in envelopes(program, arrived, home):
+            yield envelope_batch([envelope])
 
 
 def _records(table: pa.Table, rows: RowType, joins: bool) -> Records:
