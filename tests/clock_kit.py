@@ -24,5 +24,5 @@ def report(
         is_last = i == len(times) - 1
         seen.append(clock.watermark)
         place = (lsid, GLSN(first + i), 1, time)
-        clock.header(*place, event_time, declared if is_last else None, idle=idle and is_last)
+        clock.seen(*place, event_time, declared if is_last else None, idle=idle and is_last)
     return seen

@@ -80,7 +80,7 @@ def walk_core(
             declared = None if entry.declared is None else EventTime(entry.declared)
             if not entry.times or by_header:
                 most = EventTime(max(entry.times)) if entry.times else None
-                clock.header(lsid, GLSN(glsn), entry.count, cut, most, declared, idle=entry.idle)
+                clock.seen(lsid, GLSN(glsn), entry.count, cut, most, declared, idle=entry.idle)
             else:
                 times = [EventTime(t) for t in entry.times]
                 seen = report(clock, lsid, glsn, cut, times, declared, idle=entry.idle)

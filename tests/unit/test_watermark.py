@@ -127,7 +127,7 @@ def test_punctuated_streams_heed_declarations_only_and_the_others_event_times_on
 def test_a_strategy_makes_a_watermark_of_it(strategy: Strategy, watermark_us: int) -> None:
     clock = WatermarkClock()
     clock.add_stream(S0, strategy, CutTime(0))
-    clock.header(S0, GLSN(1), 1, CutTime(1), EventTime(10_000), EventTime(4_321))
+    clock.seen(S0, GLSN(1), 1, CutTime(1), EventTime(10_000), EventTime(4_321))
     assert clock.watermark == watermark_us
 
 
@@ -295,7 +295,8 @@ def test_a_fence_is_a_commit_that_says_nothing_of_event_time() -> None:
     log = Log({S0: ascending(), S1: ascending(idle_after_us=90 * SECOND)})
     log.say(S0, 10, at_s=0)
     log.say(S1, 20, at_s=0)
-    assert log.clock.header(S0, GLSN(3), 1, CutTime(25 * SECOND), None) == ms(9)
+    log.clock.seen(S0, GLSN(3), 1, CutTime(25 * SECOND), None)
+    assert log.clock.watermark == ms(9)
     assert log.tick(55) == 9
     assert log.tick(56) == 19
 
@@ -304,16 +305,19 @@ def test_a_header_leaves_the_same_state_as_its_batch() -> None:
     whole, header = Log({S0: bounded_ms(3), S1: Punctuated()}), Log({S0: bounded_ms(3), S1: Punctuated()})
     whole.batch(S1, [1, 2], at_s=1, declared=50)
     whole.batch(S0, [10, 40, 30], at_s=2)
-    header.clock.header(S1, GLSN(1), 2, CutTime(SECOND), EventTime(ms(2)), EventTime(ms(50)))
-    assert header.clock.header(S0, GLSN(3), 3, CutTime(2 * SECOND), EventTime(ms(40))) == ms(36)
+    header.clock.seen(S1, GLSN(1), 2, CutTime(SECOND), EventTime(ms(2)), EventTime(ms(50)))
+    header.clock.seen(S0, GLSN(3), 3, CutTime(2 * SECOND), EventTime(ms(40)))
+    assert header.clock.watermark == ms(36)
     assert header.clock.snapshot() == whole.clock.snapshot()
 
 
 def test_event_times_at_the_edge_of_the_range_stay_in_it() -> None:
     clock = WatermarkClock()
     clock.add_stream(S0, BoundedOutOfOrderness(bound_us=5), CutTime(0))
-    assert clock.header(S0, GLSN(1), 1, CutTime(1), EventTime(-(2**63))) == NO_WATERMARK
-    assert clock.header(S0, GLSN(2), 1, CutTime(1), EventTime(2**63 - 1)) == MAX_WATERMARK - 5 - MILLISECOND
+    clock.seen(S0, GLSN(1), 1, CutTime(1), EventTime(-(2**63)))
+    assert clock.watermark == NO_WATERMARK
+    clock.seen(S0, GLSN(2), 1, CutTime(1), EventTime(2**63 - 1))
+    assert clock.watermark == MAX_WATERMARK - 5 - MILLISECOND
 
 
 def test_a_snapshot_is_a_plain_value_that_survives_encoding() -> None:
@@ -341,7 +345,7 @@ def test_a_snapshot_is_a_plain_value_that_survives_encoding() -> None:
 def _clock_at_glsn_7() -> WatermarkClock:
     clock = WatermarkClock()
     clock.add_stream(S0, ascending(), CutTime(0))
-    clock.header(S0, GLSN(6), 2, CutTime(100), EventTime(2))
+    clock.seen(S0, GLSN(6), 2, CutTime(100), EventTime(2))
     return clock
 
 
@@ -366,7 +370,7 @@ def test_a_refused_batch_changes_nothing(
     before = clock.snapshot()
     time_max = EventTime(max(event_times, default=0))
     with pytest.raises(error, match=message):
-        clock.header(lsid, GLSN(first_glsn), len(event_times), CutTime(time), time_max)
+        clock.seen(lsid, GLSN(first_glsn), len(event_times), CutTime(time), time_max)
     assert clock.snapshot() == before
 
 

@@ -218,7 +218,8 @@ class Watermarks:
         """Return the watermark after some of the records of a batch. A declaration takes effect only at the end of its
         batch."""
         times = self._layout(topic).batch(run, 0, glsn - run.first_glsn + 1).column(0).view(pa.int64()).to_pylist()
-        return clock.header(run.stream, run.first_glsn, len(times), run.time, max(times))
+        clock.seen(run.stream, run.first_glsn, len(times), run.time, max(times))
+        return clock.watermark
 
     def _layout(self, topic: TopicInfo) -> ColumnLayout:
         return ColumnLayout(self._catalogs.view.schema(topic), ["timestamp"])
@@ -249,7 +250,7 @@ class _Walk:
         batch = run.batch
         time_max = batch.time_max if batch.kind is BatchKind.DATA else None
         place = (run.stream, run.first_glsn, batch.count, run.time)
-        self._clock.header(*place, time_max, batch.declared, idle=batch.idle)
+        self._clock.seen(*place, time_max, batch.declared, idle=batch.idle)
 
     def has_all_streams(self, glsn: GLSN) -> bool:
         """Return whether no log stream is created between here and the position."""

@@ -163,7 +163,7 @@ def combined(sources: Iterable[tuple[int, bool]]) -> int:
 class WatermarkClock:
     """Walks the log in GLSN order and tells the watermark of one source at every position.
 
-    The caller reports every entry of the source: ``header`` or ``seen``; and every mark of the log's clock: ``tick``.
+    The caller reports every entry of the source (``seen``) and every mark of the log's clock (``tick``).
     It reports nothing else, because the source is not evaluated anywhere else. A mark that is the last position of one
     of the source's own batches may be reported or left out.
 
@@ -261,25 +261,6 @@ class WatermarkClock:
         stream.declared_idle = idle
         self._stale = True
 
-    def header(
-        self,
-        lsid: LogStreamId,
-        first_glsn: GLSN,
-        count: int,
-        time: CutTime,
-        time_max: int | None,
-        declared: int | None = None,
-        *,
-        idle: bool = False,
-    ) -> int:
-        """Return the watermark after a batch, from its header. A record of it sees the watermark that its batch would
-        give if it ended with the record before.
-
-        A fence or a declaration is an entry that says nothing of event time: its ``time_max`` is None.
-        """
-        self.seen(lsid, first_glsn, count, time, time_max, declared, idle=idle)
-        return self._watermark
-
     def seen(
         self,
         lsid: LogStreamId,
@@ -291,11 +272,12 @@ class WatermarkClock:
         *,
         idle: bool = False,
     ) -> tuple[int, int, int]:
-        """Do the same as ``header``, and return three watermarks: the one before the batch, the minimum of the other
-        streams during it, and the stream's own before it.
+        """Take in a batch by its header. A fence or a declaration is an entry that says nothing of event time: its
+        ``time_max`` is None.
 
-        Together with the event times of the records, they give the watermark after each record. The exception is the
-        last record of a batch that declares idleness: after it, ``self.watermark`` holds.
+        Returns three watermarks: the one before the batch, the minimum of the other streams during it, and the stream's
+        own before it. Together with the event times of the records, they give the watermark after each record. The
+        exception is the last record of a batch that declares idleness: after it, ``self.watermark`` holds.
         """
         stream = self._stream(lsid)
         before, own = self._watermark, stream.watermark
@@ -342,10 +324,8 @@ class WatermarkClock:
         return self._highest if self._lowest is None else self._lowest.watermark
 
     def _commit(self, stream: _Stream, time: CutTime, own_after: int) -> int:
-        """Record that ``stream`` spoke, and return the minimum of the others that holds throughout its batch.
-
-        If the stream stays at or below ``_floor``, any value from ``own_after`` up serves as that minimum.
-        """
+        """Record that ``stream`` spoke, and return the minimum of the others that holds throughout its batch. If the
+        stream stays at or below ``_floor``, any value from ``own_after`` up serves as that minimum."""
         overtakes = stream is self._lowest and own_after > self._floor
         rescan = self._stale or stream.idle or time > self._idle_check or overtakes
         stream.watermark = own_after
@@ -360,10 +340,8 @@ class WatermarkClock:
         return self._floor if stream is self._lowest else self._lowest.watermark
 
     def _turn_idle(self, stream: _Stream) -> None:
-        """Mark the stream idle, as the batch declares whose last position was just taken in.
-
-        Without the stream the value is never lower, so earlier results stay valid.
-        """
+        """Mark the stream idle after the last position of its batch. Without the stream the value is never lower, so
+        earlier results stay valid."""
         stream.declared_idle = True
         self._scan(self._time)
         self._idle = self._lowest is None

@@ -308,7 +308,7 @@ class LogClock:
         clock, time, last = self._clocks.get(topic), CutTime(cut_us), glsn + count - 1
         self._pass_time(glsn, cut_us)
         if clock is not None:
-            clock.header(LogStreamId(stream), GLSN(glsn), count, time, said_us, declared_us, idle=idle)
+            clock.seen(LogStreamId(stream), GLSN(glsn), count, time, said_us, declared_us, idle=idle)
         if is_mark:
             self._evaluate(last, time)
         if clock is not None or is_mark:

@@ -106,11 +106,6 @@ class RuleOneSnapshot(Struct, frozen=True, forbid_unknown_fields=True, tag_field
     def operators(self) -> tuple[OperatorSnapshot, ...]:
         return tuple(OperatorSnapshot(topics, own.watermark) for topics, own in self.clocks)
 
-    @property
-    def watermark_ms(self) -> int:
-        whole = max((own for _, own in self.clocks), key=lambda own: len(own.streams), default=None)
-        return NO_TIME if whole is None else shown_ms(whole.watermark)
-
 
 AnyClock: TypeAlias = ClockSnapshot | RuleOneSnapshot
 """Stored clocks, under the rule that made them."""

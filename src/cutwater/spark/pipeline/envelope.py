@@ -42,8 +42,6 @@ LEFT: Final = -3
 LATE_SENT: Final = -4
 COLUMNS: Final = "slice int, node int, input int, data binary"
 SCHEMA: Final = pa.schema([("slice", pa.int32()), ("node", pa.int32()), ("input", pa.int32()), ("data", pa.binary())])
-
-
 Envelope = tuple[int, int, int, bytes]
 _TEXT: Final = crc32(b"\x03")
 _BYTES: Final = crc32(b"\x04")
@@ -53,12 +51,12 @@ BLOB_BYTES_MAX: Final = 16 << 20
 """Bytes of records in one row for Spark, which copies whole rows. A single record may be larger."""
 
 
-def in_pieces(batch: pa.RecordBatch) -> Iterator[bytes]:
-    """Yield a batch as one Arrow stream, or as several if it is large. The receiver sorts the records anyway."""
+def in_envelopes(key: int, destination: Destination, batch: pa.RecordBatch) -> Iterator[Envelope]:
+    """Yield a batch for a slice as one row, or as several if it is large. The receiver sorts the records anyway."""
     pieces = max(1, -(-batch.nbytes // BLOB_BYTES_MAX))
     rows = max(1, -(-batch.num_rows // pieces))
     for first in range(0, batch.num_rows, rows):
-        yield packed(batch.slice(first, rows))
+        yield key, *destination, packed(batch.slice(first, rows))
 
 
 def packed(batch: pa.RecordBatch) -> bytes:
@@ -181,12 +179,11 @@ def envelopes(program: Program, arrived: Mapping[Destination, list[Records]], in
         rows = plan.rows_for(destination)
         assert rows is not None, "a run has schemas everywhere"
         if node not in plan.specs:
-            for data in in_pieces(records.to_arrow(rows)):
-                yield program.keys[index], node, number_of_input, data
+            yield from in_envelopes(program.keys[index], destination, records.to_arrow(rows))
             continue
         for target, part in enumerate(routed(plan.specs[node], number_of_input, records, program.slices)):
-            for data in in_pieces(part.to_arrow(rows)) if len(part) else ():
-                yield program.keys[target], node, number_of_input, data
+            if len(part):
+                yield from in_envelopes(program.keys[target], destination, part.to_arrow(rows))
 
 
 def positions(glsns: NDArray[np.int64], times_ms: NDArray[np.int64], path: bytes = b"") -> pa.StructArray:

@@ -34,7 +34,7 @@ from cutwater.pipeline.graph import SourceNode
 from cutwater.spark.options import Where, read_options
 from cutwater.spark.pipeline.offsets import PipelineOffset, require_same_clocks, require_same_topics
 from cutwater.spark.pipeline.program import Program
-from cutwater.spark.pipeline.records import SourceRows, run_function
+from cutwater.spark.pipeline.records import SourceRows
 from cutwater.spark.session.worker_connections import link_to
 from cutwater.spark.source.event_time import Numbers
 from cutwater.spark.source.log_walk import HeadBatch, LogWalk
@@ -83,11 +83,7 @@ class PipelinePlanner:
         self._link = link_to(where)
         self._sources = {node.topic: node for node in program.plan.graph.of_type(SourceNode)}
         self._rows = {topic: SourceRows(program, topic) for topic in self._sources}
-        self._hidden = [
-            topic
-            for topic, node in self._sources.items()
-            if self._rows[topic].event_times.is_column or _has_function(node)
-        ]
+        self._hidden = [topic for topic, own in self._rows.items() if own.has_own_column or own.has_function]
         """Topics whose event time storage nodes do not know."""
         options = {
             "servers": where.servers,
@@ -259,7 +255,7 @@ class PipelinePlanner:
         marks = self._link.loop.run(walk.marks(start.glsn, end))
         pasts = self._link.loop.run(walk.pasts(start.glsn, start.trimmed))
         clock = walk.clock(start.clock)
-        told = {topic for topic, node in self._sources.items() if _has_function(node)}
+        told = {topic for topic, own in self._rows.items() if own.has_function}
         records = {topic: self._records(topic, batches) for topic in told}
         seen: dict[tuple[str, int], list[tuple[HeadBatch, dict[frozenset[str], Seen]]]] = {}
         for batch, is_mark in walk.turns(clock, batches, marks, pasts, end):
@@ -274,7 +270,7 @@ class PipelinePlanner:
                     idle=batch.idle and is_last,
                     is_mark=is_mark and is_last,
                 )
-                run_function(self._program.name, self._sources[topic], glsn, row, call)
+                self._rows[topic].call(glsn, row, call)
             if not listed:
                 found = clock.batch(
                     *(topic, stream, batch.first, batch.count, batch.cut_us),
@@ -315,7 +311,7 @@ class PipelinePlanner:
                 end = through
                 self._cut_off(straddling, through)
         for name, rows in self._rows.items():
-            if rows.event_times.is_column:
+            if rows.has_own_column:
                 self._read_most(name, found)
         return found, end
 
@@ -323,12 +319,11 @@ class PipelinePlanner:
         """Shorten a batch so that it ends at a position. Its declarations take effect at its true end, which comes
         later."""
         batch.count, batch.declared_us, batch.idle = last + 1 - batch.first, None, False
-        if not _has_function(self._sources[batch.topic.name]):
+        if not self._rows[batch.topic.name].has_function:
             self._read_most(batch.topic.name, [batch])
 
     def _require_nothing_lost(self, topic: TopicInfo, info: StreamInfo, first: GLSN) -> None:
-        """Refuse to go on if a topic was trimmed above the next position of the pipeline and there were records in
-        between."""
+        """Refuse to go on if records between the next position and the beginning of a trimmed topic are gone."""
         try:
             self._link.loop.run(self._planner.miss(topic, info, first))
         except Trimmed as error:
@@ -361,7 +356,7 @@ class PipelinePlanner:
             for read in read_part(rows.part(self._where, own[0].topic, own[0].info, *ends, times_only=times_only)):
                 new = None if times_only else rows.rows.from_columns([read.column(name) for name in rows.rows.names])
                 glsns.append(read.column("glsn").to_numpy())
-                times.append(rows.event_times.of_batch(read, read.column("glsn"), new))
+                times.append(rows.event_times(read, new))
                 made += new or []
             all_glsns, all_times = np.concatenate(glsns), np.concatenate(times)
             for batch in own:
@@ -382,10 +377,6 @@ class PipelinePlanner:
                 part, count = [], 0
         if part:
             yield part
-
-
-def _has_function(node: SourceNode) -> bool:
-    return callable(node.event_time) or (node.watermark is not None and node.watermark.function is not None)
 
 
 def _range(place: tuple[str, int], own: list[tuple[HeadBatch, dict[frozenset[str], Seen]]]) -> StreamRange:

@@ -33,7 +33,7 @@ from cutwater.spark.pipeline.envelope import (
     by_slice,
     envelope_batch,
     envelopes,
-    in_pieces,
+    in_envelopes,
     key_columns,
     packed_steps,
     packed_ticks,
@@ -48,8 +48,6 @@ from cutwater.spark.source.read_task import ReadPartition, read_part
 from cutwater.types import GLSN, MILLISECOND
 
 FORMAT = "cutwater-pipeline"
-
-
 RECORDS_MAX = 1_000_000
 """Default limit of records in a micro-batch. More is hardly faster, and workers hold many of them as objects of a
 kilobyte each."""
@@ -191,9 +189,8 @@ class SourceTask:
 
     def __init__(self, program: Program, given: RangePart) -> None:
         self._program, self._plan, self._given = program, program.plan, given
-        topic = given.found.topic
-        (self._node,) = (node for node in self._plan.graph.of_type(SourceNode) if node.topic == topic)
-        self._source = SourceRows(program, topic)
+        self._source = SourceRows(program, given.found.topic)
+        self._node = self._source.node
         self._steps = _StepsInside(given.found, self._node)
         # Sinks of sources take their rows in a slice chosen by the number of the log stream, so that rows spread over
         # slices.
@@ -212,7 +209,7 @@ class SourceTask:
         glsns = batch.column("glsn")
         columns = [batch.column(name) for name in self._source.rows.names]
         rows = self._source.rows.from_columns(columns) if callable(self._node.event_time) else None
-        times = self._source.event_times.of_batch(batch, glsns, rows)
+        times = self._source.event_times(batch, rows)
         numbers = glsns.to_numpy()
         self._steps.add(numbers, times)
         readers = self._plan.consumers.get(Port(self._node.order), [])
@@ -241,14 +238,12 @@ class SourceTask:
         return self._plan.waits(node)
 
     def _direct(self, node: Any, number_of_input: int, batch: pa.RecordBatch) -> Iterator[Envelope]:
-        keys = self._program.keys
+        keys, destination = self._program.keys, (node.order, number_of_input)
         if node.order not in self._plan.specs:
-            for data in in_pieces(batch):
-                yield keys[self._home], node.order, number_of_input, data
+            yield from in_envelopes(keys[self._home], destination, batch)
             return
         for index, own in by_slice(batch, self._plan.specs[node.order], number_of_input, self._program.slices):
-            for data in in_pieces(own):
-                yield keys[index], node.order, number_of_input, data
+            yield from in_envelopes(keys[index], destination, own)
 
 
 class _StepsInside:

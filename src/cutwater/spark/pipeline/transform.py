@@ -187,17 +187,11 @@ def frame_schema(rows: RowType, where: str) -> StructType:
     return from_arrow_schema(pa.schema([*fields, pa.field(RESERVED_COLUMN, POSITION)]))
 
 
-def empty_stream(spark: SparkSession, schema: StructType) -> DataFrame:
-    """Make a streaming data frame with these columns, for analysis only."""
-    columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema]
-    return spark.readStream.format("rate").load().select(*columns)
-
-
 def check(node: TransformNode, rows: RowType, pipeline: str, spark: SparkSession) -> bool:
     """Refuse code that needs earlier records, or whose output is not as declared. Returns whether it joins."""
     where = f"pipeline {pipeline!r}, {node.label}"
-    given = empty_stream(spark, frame_schema(rows, where))
-    _, joins = applied(node, given, where)
+    columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in frame_schema(rows, where)]
+    _, joins = applied(node, spark.readStream.format("rate").load().select(*columns), where)
     return joins
 
 

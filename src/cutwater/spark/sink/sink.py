@@ -11,7 +11,6 @@ import concurrent.futures
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -75,9 +74,7 @@ class TaskStaging:
     def __enter__(self) -> TaskStaging:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._under_way is not None:
             self._under_way.cancel()
 
