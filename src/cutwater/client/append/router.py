@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from operator import index
 from time import time_ns
@@ -21,8 +22,8 @@ from cutwater.client.cluster.catalog_cache import Catalogs
 from cutwater.client.convert.conversion import Records, to_batch
 from cutwater.client.convert.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.convert.schemas import TopicSchema
-from cutwater.client.convert.times import TIMES, Time
-from cutwater.client.convert.value_checks import check_arrow
+from cutwater.client.convert.times import Time, time_us
+from cutwater.client.convert.value_rule import check_arrow
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.thread_calls import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
@@ -281,7 +282,9 @@ class Appends:
             return self._values(records) if key is None and timestamp is None else (None, 0, 0)
         if timestamp is None:
             timestamp = time_ns() // 1_000
-        elif type(timestamp) is not int or timestamp not in TIMES:
+        elif type(timestamp) is datetime:
+            timestamp = time_us(timestamp)
+        else:
             return None, 0, 0
         size = len(value) + RECORD_BYTES
         if key is not None:
