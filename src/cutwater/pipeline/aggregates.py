@@ -31,8 +31,7 @@ _CALL: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
 
 
 class Aggregator(ABC):
-    """Base class of users' aggregates. ``state`` and ``result_type`` are types, such as ``double`` or
-    ``array<string>``."""
+    """Base class of users' aggregates. ``state`` and ``result_type`` are types, such as ``array<string>``."""
 
     state = ""
     result_type = ""
@@ -58,6 +57,7 @@ class Aggregate(ABC):
 
     stored_type: pa.DataType | None
     result_type: pa.DataType | None
+    is_builtin = True
 
     def create(self) -> Any:
         return None
@@ -143,8 +143,7 @@ def _summed(kind: pa.DataType) -> pa.DataType:
 
 
 def _total(summed: pa.DataType | None, values: list[Any]) -> Any:
-    """Return the sum, added from the left. It must fit its type after every value, and not only after the last of the
-    values that happen to be added together."""
+    """Return the sum, added from the left. It must fit its type after every value, however values are batched."""
     if isinstance(values[0], Decimal):
         total = reduce(_EXACT.add, values)
         limit: Any = None if summed is None else Decimal(10) ** (summed.precision - summed.scale)
@@ -294,6 +293,8 @@ class _CollectList(_Fold):
 class _Own(Aggregate):
     """A user's aggregator. Its accumulator is kept in the form of its declared type."""
 
+    is_builtin = False
+
     def __init__(self, aggregator: Aggregator, name: str) -> None:
         for attribute in ("state", "result_type"):
             if not getattr(aggregator, attribute):
@@ -325,10 +326,6 @@ _BUILTIN: Final[Mapping[str, type[_Builtin]]] = {
     "count": _Count, "sum": _Sum, "min": _Min, "max": _Max, "avg": _Avg, "first": _First, "last": _Last,
     "collect_list": _CollectList,
 }  # fmt: skip
-
-
-def is_builtin(aggregate: Aggregate) -> bool:
-    return isinstance(aggregate, _Builtin)
 
 
 def check(name: str, given: str | Aggregator) -> None:

@@ -137,8 +137,7 @@ class TimerQueue:
         self._limit = NO_TIME
 
     def take_last(self, due: Sequence[tuple[int, Sequence[KeyEntry]]], firings: int) -> Iterator[tuple[int, KeyEntry]]:
-        """Yield timers like ``take``, where the input ends. Of the timers that are registered meanwhile, ``firings``
-        per key fire. The others stay in the queue, and ``left`` counts them."""
+        """Yield timers like ``take``, where the input ends. Of newly registered ones, ``firings`` per key fire."""
         self._limit, self._fresh = MAX_TIME, set()
         registered, fresh = self.registered, self._fresh
         spent: dict[bytes, int] = {}
@@ -179,26 +178,16 @@ class TimerQueue:
 
 
 def put_in(times: list[int], time: int) -> bool:
-    """Insert a time into a sorted list. Returns False if it is already there. Most times come last, or are the last
-    already."""
-    last = times[-1] if times else NO_TIME
-    if time > last:
-        times.append(time)
-        return True
-    if time == last:
-        return False
+    """Insert a time into a sorted list. Returns False if it is already there."""
     index = bisect_left(times, time)
-    if times[index] == time:
+    if index < len(times) and times[index] == time:
         return False
     times.insert(index, time)
     return True
 
 
 def taken_out(times: list[int], time: int) -> bool:
-    """Remove a time from a sorted list. Returns False if it is not there. Most are the first."""
-    if times and times[0] == time:
-        del times[0]
-        return True
+    """Remove a time from a sorted list. Returns False if it is not there."""
     index = bisect_left(times, time)
     if index == len(times) or times[index] != time:
         return False
@@ -232,8 +221,7 @@ class Timers:
         self._context = context
 
     def at(self, time: int) -> None:
-        """Call ``on_timer`` when the watermark has reached ``time`` (ms). Registering the same time twice makes one
-        timer."""
+        """Call ``on_timer`` when the watermark has reached ``time`` (ms). The same time twice makes one timer."""
         context = self._context
         entry = context._entry
         if entry is None or type(time) is not int or not NO_TIME < time < MAX_TIME or context._no_event_timers:
@@ -344,7 +332,6 @@ class Context:
             raise InvalidArgument(f"the tag of a side output is {tag!r}: give a name that does not begin with a dot")
 
     def _emit(self, result: Any) -> None:
-        """Emit what a call returned: one row, or several."""
         time, make, emitted = self.timestamp, self._make, self._emitted
         if type(result) is not GeneratorType and isinstance(result, _ONE_ROW):
             emitted.append((MAIN, time, make(result)))
@@ -353,7 +340,6 @@ class Context:
             emitted.append((MAIN, time, make(row)))
 
     def _roll_back(self) -> None:
-        """Undo the changes of the call, last first."""
         for action, *arguments in reversed(self._undo):
             action(*arguments)
         self._undo.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from math import isnan
 from typing import Any, Final, TypeAlias
@@ -26,22 +27,14 @@ POSITION: Final = pa.struct(
 )
 
 
+@dataclass(slots=True, eq=False)
 class Records:
     """Records of one stream, in the order of their positions. Moments, paths, times and rows are parallel lists."""
 
-    __slots__ = ("moments", "paths", "rows", "times")
-
-    def __init__(
-        self,
-        moments: list[int] | None = None,
-        paths: list[bytes] | None = None,
-        times: list[int] | None = None,
-        rows: list[Row] | None = None,
-    ) -> None:
-        self.moments = moments if moments is not None else []
-        self.paths = paths if paths is not None else []
-        self.times = times if times is not None else []
-        self.rows = rows if rows is not None else []
+    moments: list[int] = field(default_factory=list)
+    paths: list[bytes] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.moments)
@@ -89,8 +82,7 @@ class Records:
         return self.pick(sorted(range(len(places)), key=places.__getitem__))
 
     def numbered(self) -> Records:
-        """Number records of which several may have the same position, in their current order, so that they are
-        distinct."""
+        """Number records that have the same position, in their current order, so that they are distinct."""
         counts: dict[tuple[int, bytes], int] = {}
         paths = []
         for place in zip(self.moments, self.paths, strict=True):

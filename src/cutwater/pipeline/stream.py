@@ -9,19 +9,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import AlreadyExists, InvalidArgument
-from cutwater.pipeline import aggregates
+from cutwater.pipeline import aggregates, functions
 from cutwater.pipeline.aggregates import Aggregator
 from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS
 from cutwater.pipeline.clocks.watermarks import WAYS, Watermark, WatermarkFunction, strategy_of
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN, valid_tag
-from cutwater.pipeline.explain import explained
-from cutwater.pipeline.functions import (
-    BatchFunction,
-    BroadcastFunction,
-    CoProcessFunction,
-    PartitionFunction,
-    ProcessFunction,
-)
 from cutwater.pipeline.graph import (
     Graph,
     GraphNode,
@@ -33,6 +25,7 @@ from cutwater.pipeline.graph import (
     TransformNode,
     UnionNode,
     WindowNode,
+    explained,
     is_name,
 )
 from cutwater.pipeline.keyed_state.keys import MAX_PARALLELISM, KeyReader, KeySpec
@@ -89,8 +82,9 @@ class Pipeline:
             rows.type_of(event_time, f"event_time of the source {topic!r}")
         strategy = strategy_of(watermark)
         if event_time is not None and strategy is None:
+            name = getattr(event_time, "__name__", event_time)
             raise InvalidArgument(
-                f"the source {topic!r} has event_time={_name_of(event_time)!r} and no watermark=, so nothing tells how "
+                f"the source {topic!r} has event_time={name!r} and no watermark=, so nothing tells how "
                 f"far event time has come: give {WAYS}. A checkpoint or savepoint that was made without one goes on "
                 "with Watermark.ascending(), which was the default"
             )
@@ -124,15 +118,7 @@ class Pipeline:
         come after it, and ``_stream`` is the number that a log stream has there.
         """
         return run_test(
-            self,
-            topics,
-            drain=drain,
-            drain_firings=drain_firings,
-            streams=streams,
-            slices=slices,
-            batches=batches,
-            from_savepoint=from_savepoint,
-            allow_non_restored_state=allow_non_restored_state,
+            self, topics, drain, drain_firings, streams, slices, batches, from_savepoint, allow_non_restored_state
         )
 
     def run(self, **options: Any) -> Any:
@@ -200,7 +186,7 @@ class Stream:
         instead of it and needs no Spark."""
         _require_callable("transform", function if arrow is None else arrow)
         rows = None if schema is None else RowType.of(schema)
-        return self._add(TransformNode(self._order, (self._port,), function, arrow, rows))
+        return self._pipeline._stream(TransformNode(self._order, (self._port,), function, arrow, rows))
 
     def union(self, *others: Stream) -> Stream:
         """Merge the rows of several streams, in the order of their positions, then of the inputs."""
@@ -208,7 +194,7 @@ class Stream:
             raise InvalidArgument("union() takes at least one other stream")
         for other in others:
             self._require_same_pipeline(other)
-        return self._add(UnionNode(self._order, (self._port, *(other._port for other in others))))
+        return self._pipeline._stream(UnionNode(self._order, (self._port, *(other._port for other in others))))
 
     # ------------------------------------------------------------------------------------------------------ operators
 
@@ -216,33 +202,25 @@ class Stream:
         self,
         *,
         key: KeySpec,
-        function: ProcessFunction | BatchFunction,
+        function: functions.ProcessFunction | functions.BatchFunction,
         uid: str = "",
         schema: Schema | None = None,
         dead_letters: bool = False,
     ) -> Stream:
         """Apply a function with state and timers per key."""
-        _require_function("process", function, ProcessFunction, BatchFunction)
-        batches = isinstance(function, BatchFunction)
+        _require_function("process", function, functions.ProcessFunction, functions.BatchFunction)
+        batches = isinstance(function, functions.BatchFunction)
         if batches and dead_letters:
             raise InvalidArgument(f"{uid or 'process'}: a function of batches fails as a whole, it has no dead letters")
-        return self._operator(
-            "process",
-            uid,
-            function,
-            ("process_batch" if batches else "process",),
-            (self,),
-            (key,),
-            schema,
-            dead_letters,
-        )
+        method = "process_batch" if batches else "process"
+        return self._operator("process", uid, function, (method,), (self,), (key,), schema, dead_letters)
 
     def connect(
         self,
         other: Stream,
         *,
         key: KeySpec | tuple[KeySpec, KeySpec],
-        function: CoProcessFunction,
+        function: functions.CoProcessFunction,
         uid: str = "",
         schema: Schema | None = None,
         dead_letters: bool = False,
@@ -250,7 +228,7 @@ class Stream:
         """Apply a function of two streams with the same keys. ``key`` is for both streams, or is a pair with one for
         each."""
         self._require_same_pipeline(other)
-        _require_function("connect", function, CoProcessFunction)
+        _require_function("connect", function, functions.CoProcessFunction)
         pair: Any = key if isinstance(key, tuple) and len(key) == 2 else (key, key)
         return self._operator(
             "connect", uid, function, ("process1", "process2"), (self, other), pair, schema, dead_letters
@@ -261,29 +239,21 @@ class Stream:
         rules: Stream,
         *,
         key: KeySpec,
-        function: BroadcastFunction,
+        function: functions.BroadcastFunction,
         uid: str = "",
         schema: Schema | None = None,
         dead_letters: bool = False,
     ) -> Stream:
         """Apply a function of this stream, by key, and of ``rules``, which all keys see."""
         self._require_same_pipeline(rules)
-        _require_function("broadcast", function, BroadcastFunction)
-        return self._operator(
-            "broadcast",
-            uid,
-            function,
-            ("process", "process_broadcast"),
-            (self, rules),
-            (key, None),
-            schema,
-            dead_letters,
-        )
+        _require_function("broadcast", function, functions.BroadcastFunction)
+        methods = ("process", "process_broadcast")
+        return self._operator("broadcast", uid, function, methods, (self, rules), (key, None), schema, dead_letters)
 
     def process_partition(
         self,
         *,
-        function: PartitionFunction,
+        function: functions.PartitionFunction,
         parallelism: int,
         uid: str = "",
         schema: Schema | None = None,
@@ -291,7 +261,7 @@ class Stream:
     ) -> Stream:
         """Apply a function to each of ``parallelism`` partitions, without keys. Its result may depend on that
         number."""
-        _require_function("process_partition", function, PartitionFunction)
+        _require_function("process_partition", function, functions.PartitionFunction)
         if type(parallelism) is not int or parallelism < 1:
             raise InvalidArgument(f"the parallelism of process_partition is {parallelism!r}: give a number from 1 on")
         for state in declared_states(function):
@@ -300,10 +270,9 @@ class Stream:
                     f"the state {state.name!r} of a PartitionFunction is a {state.kind} state, which needs a key: use "
                     "OperatorListState or UnionListState"
                 )
-        stream = self._operator(
+        return self._operator(
             "process_partition", uid, function, ("process",), (self,), (None,), schema, dead_letters, parallelism
         )
-        return stream
 
     def window(
         self,
@@ -348,13 +317,13 @@ class Stream:
             window=window, trigger=trigger or Trigger.watermark(), aggregates=dict(aggregate),
             lateness_ms=0 if allowed_lateness is None else milliseconds(allowed_lateness, "allowed_lateness"),
         )  # fmt: skip
-        return self._add(node)
+        return self._pipeline._stream(node)
 
     def sink(self, topic: str, *, uid: str = "") -> None:
         """Append the rows to a topic."""
         if not is_name(topic):
             raise InvalidArgument(f"the topic of a sink is {topic!r}: give a name")
-        self._add(SinkNode(self._order, (self._port,), topic, uid))
+        self._pipeline._stream(SinkNode(self._order, (self._port,), topic, uid))
 
     # --------------------------------------------------------------------------------------------------- side outputs
 
@@ -400,15 +369,14 @@ class Stream:
     def _order(self) -> int:
         return len(self._pipeline.graph.nodes)
 
-    def _add(self, node: GraphNode) -> Stream:
-        return self._pipeline._stream(node)
-
     def _row_function(
         self, kind: str, function: Callable[[Row], Any], schema: Schema | None, dead_letters: bool
     ) -> Stream:
         _require_callable(kind, function)
         rows = None if schema is None else RowType.of(schema)
-        return self._add(RowNode(self._order, (self._port,), kind, function, rows, dead_letters, self._chained))
+        return self._pipeline._stream(
+            RowNode(self._order, (self._port,), kind, function, rows, dead_letters, self._chained)
+        )
 
     def _operator(
         self,
@@ -432,15 +400,11 @@ class Stream:
             self._order, ports, uid, kind, function, methods, readers, states, rows, dead_letters,
             self._pipeline.max_parallelism, partitions,
         )  # fmt: skip
-        return self._add(node)
+        return self._pipeline._stream(node)
 
     def _require_same_pipeline(self, other: Stream) -> None:
         if getattr(other, "_pipeline", None) is not self._pipeline:
             raise InvalidArgument(f"only streams of one pipeline can be joined: this one is of {self._pipeline.name!r}")
-
-
-def _name_of(event_time: str | Callable[..., Any]) -> str:
-    return event_time if isinstance(event_time, str) else getattr(event_time, "__name__", "function")
 
 
 def _require_callable(kind: str, function: Any) -> None:

@@ -55,8 +55,7 @@ def far_off(time_ms: int) -> str:
 
 
 def to_datetime(time_ms: int) -> datetime:
-    """Convert milliseconds since 1970, such as ``ctx.watermark``, to a ``datetime`` in UTC, as ``timestamp`` columns
-    take it."""
+    """Convert milliseconds since 1970, such as ``ctx.watermark``, to a ``datetime`` in UTC, for ``timestamp``s."""
     try:
         return EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
@@ -91,14 +90,8 @@ def check_times(given: pa.DataType, kind: pa.DataType) -> None:
 
 
 def converter(kind: pa.DataType) -> Converter:
-    """Return a function that converts a value of this type to its one form, or raises ``InvalidArgument``. Null stays
-    null."""
-    if pa.types.is_null(kind):
-        return _as_is
-    nested = _nested(kind)
-    if nested is not None:
-        return nested
-    for holds, make in _SCALARS:
+    """Return a function that converts a value to the one form of its type, or refuses it. Null stays null."""
+    for holds, make in _CONVERTERS:
         if holds(kind):
             return make(kind)
     raise InvalidArgument(f"values of type {kind} are not supported: use one of Spark SQL's types")
@@ -106,48 +99,38 @@ def converter(kind: pa.DataType) -> Converter:
 
 def copier(kind: pa.DataType) -> Converter | None:
     """Return a function that copies a value so deeply that the copy may be changed, or None if values are immutable."""
-    if pa.types.is_map(kind):
-        of_item = copier(kind.item_type) or _as_is
-        return lambda value: None if value is None else {key: of_item(item) for key, item in value.items()}
-    if pa.types.is_list(kind):
-        of_value = copier(kind.value_type) or _as_is
-        return lambda value: None if value is None else [of_value(item) for item in value]
-    if pa.types.is_struct(kind):
-        fields = {field.name: copier(field.type) or _as_is for field in kind}
-        return lambda value: None if value is None else {name: fields[name](item) for name, item in value.items()}
-    return None
+    return _rebuilder(kind, dict) if pa.types.is_nested(kind) else None
 
 
 def decoder(kind: pa.DataType) -> Converter | None:
-    """Return a function that converts a value from Arrow to its one form, or None if Arrow already returns that form.
-
-    Arrow returns a map as pairs and an instant in its own zone; everything else is as ``converter`` makes it.
-    """
-    if pa.types.is_map(kind) or pa.types.is_timestamp(kind):
-        return converter(kind)
-    if pa.types.is_list(kind):
-        return converter(kind) if decoder(kind.value_type) else None
-    if pa.types.is_struct(kind):
-        return converter(kind) if any(decoder(field.type) for field in kind) else None
-    return None
+    """Return a function that converts a value from Arrow to its one form, or None: only maps and instants differ."""
+    changes = _contains(kind, lambda own: pa.types.is_map(own) or pa.types.is_timestamp(own))
+    return converter(kind) if changes else None
 
 
 def encoder(kind: pa.DataType) -> Converter | None:
-    """Return a function that converts a value to the form that Arrow takes, or None if Arrow takes it as it is. Maps
-    become pairs."""
-    if pa.types.is_map(kind):
-        of_item = encoder(kind.item_type) or _as_is
-        return lambda value: None if value is None else [(key, of_item(item)) for key, item in value.items()]
-    if pa.types.is_list(kind):
-        of_value = encoder(kind.value_type)
-        return None if of_value is None else lambda value: None if value is None else list(map(of_value, value))
+    """Return a function that converts a value to the form that Arrow takes, or None: only maps differ."""
+    return _rebuilder(kind, list) if _contains(kind, pa.types.is_map) else None
+
+
+def _contains(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
     if pa.types.is_struct(kind):
-        fields = {field.name: encoder(field.type) for field in kind}
-        if not any(fields.values()):
-            return None
-        full = {name: encode or _as_is for name, encode in fields.items()}
-        return lambda value: None if value is None else {name: full[name](item) for name, item in value.items()}
-    return None
+        return any(_contains(field.type, wanted) for field in kind)
+    return wanted(kind) or (pa.types.is_list(kind) and _contains(kind.value_type, wanted))
+
+
+def _rebuilder(kind: pa.DataType, make_map: type[dict[Any, Any]] | type[list[Any]]) -> Converter:
+    """Return a function that makes all containers in a value anew, and maps as ``make_map`` makes them of pairs."""
+    if pa.types.is_map(kind):
+        of_item = _rebuilder(kind.item_type, make_map)
+        return lambda value: None if value is None else make_map([(key, of_item(item)) for key, item in value.items()])
+    if pa.types.is_list(kind):
+        of_value = _rebuilder(kind.value_type, make_map)
+        return lambda value: None if value is None else [of_value(item) for item in value]
+    if pa.types.is_struct(kind):
+        fields = {field.name: _rebuilder(field.type, make_map) for field in kind}
+        return lambda value: None if value is None else {name: fields[name](item) for name, item in value.items()}
+    return _as_is
 
 
 def encoded(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
@@ -178,35 +161,29 @@ def _integer_time(what: object, kind: pa.DataType) -> InvalidArgument:
     )
 
 
-def _text(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is str or value is None:
-            return value
-        if isinstance(value, str):
-            return str(value)
-        raise _refused(value, kind, "decode bytes and format other values before")
+def _plain(
+    exact: type, also: type | tuple[type, ...], make: Converter, hint: str
+) -> Callable[[pa.DataType], Converter]:
+    """Return what makes converters to one Python type: values of ``exact`` stay, values of ``also`` are converted."""
 
-    return convert
+    def of_kind(kind: pa.DataType) -> Converter:
+        def convert(value: Any) -> Any:
+            if type(value) is exact or value is None:
+                return value
+            if isinstance(value, also) and not isinstance(value, bool | datetime):
+                return make(value)
+            raise _refused(value, kind, hint)
 
+        return convert
 
-def _bytes(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is bytes or value is None:
-            return value
-        if isinstance(value, bytes | bytearray | memoryview):
-            return bytes(value)
-        raise _refused(value, kind, "encode text before")
-
-    return convert
+    return of_kind
 
 
-def _boolean(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if value is None or value is True or value is False:
-            return value
-        raise _refused(value, kind)
-
-    return convert
+_text: Final = _plain(str, str, str, "decode bytes and format other values before")
+_bytes: Final = _plain(bytes, (bytes, bytearray, memoryview), bytes, "encode text before")
+_boolean: Final = _plain(bool, (), bool, "")
+_double: Final = _plain(float, (int, float), float, "give an integer or a float")
+_date: Final = _plain(date, date, _as_is, "give a datetime.date")
 
 
 def _integer(kind: pa.DataType) -> Converter:
@@ -220,17 +197,6 @@ def _integer(kind: pa.DataType) -> Converter:
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return int(value)
         raise _refused(value, kind, f"give an integer from {low} to {high}")
-
-    return convert
-
-
-def _double(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is float or value is None:
-            return value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        raise _refused(value, kind, "give an integer or a float")
 
     return convert
 
@@ -266,15 +232,6 @@ def _decimal(kind: pa.DataType) -> Converter:
     return convert
 
 
-def _date(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if value is None or (isinstance(value, date) and not isinstance(value, datetime)):
-            return value
-        raise _refused(value, kind, "give a datetime.date")
-
-    return convert
-
-
 def _timestamp(kind: pa.DataType) -> Converter:
     zone = UTC if kind.tz else None
 
@@ -290,29 +247,6 @@ def _timestamp(kind: pa.DataType) -> Converter:
         raise _refused(value, kind, "give a datetime")
 
     return convert
-
-
-_SCALARS: Final[Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], Converter]]]] = (
-    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _text),
-    (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), _bytes),
-    (pa.types.is_boolean, _boolean),
-    (pa.types.is_integer, _integer),
-    (pa.types.is_float32, _float),
-    (pa.types.is_float64, _double),
-    (pa.types.is_decimal128, _decimal),
-    (pa.types.is_date32, _date),
-    (pa.types.is_timestamp, _timestamp),
-)
-
-
-def _nested(kind: pa.DataType) -> Converter | None:
-    if pa.types.is_map(kind):
-        return _map(kind)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _list(kind)
-    if pa.types.is_struct(kind):
-        return _struct(kind)
-    return None
 
 
 def _list(kind: pa.DataType) -> Converter:
@@ -358,3 +292,20 @@ def _struct(kind: pa.DataType) -> Converter:
         return {name: of_field(value.get(name)) for name, of_field in fields.items()}
 
     return convert
+
+
+_CONVERTERS: Final[Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], Converter]]]] = (
+    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _text),
+    (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), _bytes),
+    (pa.types.is_boolean, _boolean),
+    (pa.types.is_integer, _integer),
+    (pa.types.is_float32, _float),
+    (pa.types.is_float64, _double),
+    (pa.types.is_decimal128, _decimal),
+    (pa.types.is_date32, _date),
+    (pa.types.is_timestamp, _timestamp),
+    (pa.types.is_map, _map),
+    (lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind), _list),
+    (pa.types.is_struct, _struct),
+    (pa.types.is_null, lambda kind: _as_is),
+)

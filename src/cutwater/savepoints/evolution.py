@@ -33,8 +33,7 @@ WINDOW_FIELDS = ("start", "end", "pending", "fires_at")
 
 
 class Restoration(Struct, frozen=True):
-    """Operators that go on with state, as they were before, and what is left behind and what begins empty, by uid and
-    name."""
+    """Operators that go on with state, as they were; what is left behind and what begins empty, by uid and name."""
 
     operators: tuple[OperatorInfo, ...]
     left_behind: tuple[str, ...]
@@ -181,7 +180,6 @@ def widened(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _list(column: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the lists of a column with other elements, and the same lengths."""
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
     return pa.ListArray.from_arrays(ends, values, type=kind, mask=column.is_null())
@@ -227,7 +225,7 @@ def evolved(table: pa.RecordBatch, before: OperatorInfo, after: OperatorInfo) ->
 
 
 def _accumulators(before: OperatorInfo, after: OperatorInfo) -> list[int]:
-    """Return the index, among the fields of a stored window, of each aggregate that the window has now."""
+    """Return the place in a stored window of each aggregate that the window has now."""
     places = {name: len(WINDOW_FIELDS) + index for index, name in enumerate(before.aggregates)}
     return [places[name] for name in after.aggregates]
 

@@ -16,8 +16,7 @@ from cutwater.savepoints.savepoint import Path, Savepoint, open_savepoint
 
 
 def local_start(given: Path | Savepoint, plan: Plan, *, allow_non_restored_state: bool = False) -> LocalStart:
-    """Return what a run would begin with. Refuses what a run would refuse, as far as that can be known without its
-    log."""
+    """Return what a run would begin with. Refuses what a run refuses, as far as that is known without its log."""
     savepoint = given if isinstance(given, Savepoint) else open_savepoint(given)
     made, info = savepoint.manifest, described(plan)
     if made.ended:

@@ -41,8 +41,7 @@ def in_pieces(
     state: Mapping[str, pa.Table] | None,
     transform: Transform,
 ) -> dict[str, Records]:
-    """Run each micro-batch with newly unpickled functions, from a snapshot of the previous one, over another number of
-    slices. Returns the records of each sink by uid."""
+    """Run each micro-batch with newly unpickled functions, from a snapshot, over another number of slices."""
     written: dict[str, list[Records]] = {}
     for index, (batch, ticks) in enumerate(ranges):
         own = Plan(plan.name, unpickled_graph(pickled), rows)
@@ -99,7 +98,6 @@ def failed_in_pieces(plan: Plan, error: PipelineFailed, machine: Machine, pickle
 
 
 def _why(plan: Plan, machine: Machine, pickled: bytes) -> tuple[str, str]:
-    """Return the operator that causes the difference, if one shows, and what it does."""
     kept = _kept_attributes(plan.graph, machine, pickled)
     for uid, names in kept.items():
         told = ", ".join(f"self.{name}" for name in names[:_SHOWN])
@@ -108,8 +106,7 @@ def _why(plan: Plan, machine: Machine, pickled: bytes) -> tuple[str, str]:
 
 
 def _rows(records: Records, rows: RowType | None) -> list[tuple[int, int, str]]:
-    """Return rows as they are after transport between workers, with their positions. They are texts, so that a NaN
-    equals itself."""
+    """Return rows after transport between workers, with positions. They are texts, so that a NaN equals itself."""
     if rows is not None:
         records = Records.from_arrow(records.to_arrow(rows), rows)
     return [

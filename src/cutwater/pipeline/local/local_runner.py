@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed
 from cutwater.pipeline.clocks.clock import ClockSnapshot, LogClock
-from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS, MAX_TIME, check_drain_firings
+from cutwater.pipeline.clocks.clock_steps import MAX_TIME, check_drain_firings
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.local.cut_check import MicroBatch, failed_in_pieces, in_pieces, require_same
@@ -49,8 +49,6 @@ class Timer(NamedTuple):
 
 @dataclass(slots=True)
 class _Position:
-    """A row at its place in the log."""
-
     topic: str
     stream: int
     cut_ms: int
@@ -148,17 +146,15 @@ class TestResult:
 def run_test(
     pipeline: Pipeline,
     topics: Mapping[str, Sequence[Mapping[str, Any]]],
-    *,
-    drain: bool = True,
-    drain_firings: int = DRAIN_FIRINGS,
-    streams: Mapping[str, int | Sequence[int]] | None = None,
-    slices: int = SLICES,
-    batches: int = BATCHES,
-    from_savepoint: Any = None,
-    allow_non_restored_state: bool = False,
+    drain: bool,
+    drain_firings: int,
+    streams: Mapping[str, int | Sequence[int]] | None,
+    slices: int,
+    batches: int,
+    from_savepoint: Any,
+    allow_non_restored_state: bool,
 ) -> TestResult:
-    """Run the pipeline in one piece, and then, unless ``slices`` and ``batches`` are 1, in pieces. Both must give the
-    same result."""
+    """Run the pipeline in one piece, and then in pieces, unless ``slices`` and ``batches`` are 1."""
     check_drain_firings(drain_firings)
     _check_pieces(slices, batches)
     sources = {node.topic: node for node in pipeline.graph.of_type(SourceNode)}
@@ -180,7 +176,8 @@ def run_test(
 
     def walk(pieces: int) -> tuple[LogClock, Iterator[MicroBatch]]:
         clock = _clock(sources, plan, numbers, positions, begin)
-        return clock, _ranges(clock, positions, pieces, firings, _Made(sources, rows, plan), begin.glsn)
+        add = {topic: partial(_walk, plan, node, rows[topic], clock) for topic, node in sources.items()}
+        return clock, _ranges(clock, positions, pieces, firings, add, begin.glsn)
 
     clock, ranges = walk(1)
     machine = Machine(plan, state=begin.state, transform=partial(_transformed_on_spark, plan))
@@ -225,8 +222,7 @@ def _streams(
     positions: Sequence[_Position],
     begin: LocalStart,
 ) -> dict[str, list[int]]:
-    """Return the log streams of each topic, by number: the given ones, or else those that its rows name, or the one
-    that ``create_topic`` makes; and those that a savepoint knows."""
+    """Return the log streams of each topic: the given ones, or those that its rows name, and those of a savepoint."""
     found: dict[str, list[int]] = {}
     for topic, said in given.items():
         if topic not in sources:
@@ -253,7 +249,6 @@ def _streams(
 
 
 def _require_rows(name: str, topics: Any, sources: Mapping[str, SourceNode]) -> None:
-    """Check that rows are given in the right form, and only for topics that the pipeline reads."""
     if not sources:
         raise InvalidArgument(f"pipeline {name!r} has no source: begin it with p.source(topic)")
     form = f"p.test({{{next(iter(sources))!r}: [{{column: value, ...}}, ...]}})"
@@ -380,17 +375,21 @@ def _clock(
 
 
 def _ranges(
-    clock: LogClock, positions: Sequence[_Position], pieces: int, firings: int | None, made: _Made, glsn: int
+    clock: LogClock,
+    positions: Sequence[_Position],
+    pieces: int,
+    firings: int | None,
+    add: Mapping[str, Callable[[_Position, int, Records], None]],
+    glsn: int,
 ) -> Iterator[MicroBatch]:
-    """Yield the log in ``pieces`` micro-batches. In one piece, the micro-batch contains the end of the input; otherwise
-    the end is a separate one. ``firings`` is None if the input does not end. ``glsn`` is the position before the
-    first."""
+    """Yield the log in ``pieces`` micro-batches; the end of the input is a separate one, unless there is one piece.
+    ``firings`` is None if the input does not end. ``glsn`` is the position before the first."""
     size = max(1, -(-len(positions) // pieces))
     for first in range(0, max(1, len(positions)), size):
-        batch: dict[str, Records] = {topic: Records() for topic in made.sources}
+        batch = {topic: Records() for topic in add}
         for position in positions[first : first + size]:
             glsn = position.glsn or glsn + 1
-            made.walk(clock, position, glsn, batch)
+            add[position.topic](position, glsn, batch[position.topic])
         ticks = clock.ticks()
         if pieces == 1 and firings is not None:
             ticks.end(glsn, firings)
@@ -398,44 +397,36 @@ def _ranges(
     if pieces > 1 and firings is not None:
         ticks = clock.ticks()
         ticks.end(glsn, firings)
-        yield {topic: Records() for topic in made.sources}, ticks
+        yield {topic: Records() for topic in add}, ticks
 
 
-class _Made:
-    """Makes records from rows, and reports them to a clock."""
-
-    def __init__(self, sources: Mapping[str, SourceNode], rows: Mapping[str, RowType], plan: Plan) -> None:
-        self.sources, self._rows, self._plan = sources, rows, plan
-
-    def walk(self, clock: LogClock, position: _Position, glsn: int, batch: Mapping[str, Records]) -> None:
-        place = (position.topic, position.stream, glsn, position.cut_ms * MILLISECOND)
-        declared_us = None if position.declared_ms is None else position.declared_ms * MILLISECOND
-        if position.payload:
-            row, time = self._record(clock, position, glsn, declared_us)
-            batch[position.topic].append(moment(glsn, RECORD), b"", time, row)
-        elif position.speaks or position.idle:
+def _walk(
+    plan: Plan, node: SourceNode, rows: RowType, clock: LogClock, position: _Position, glsn: int, records: Records
+) -> None:
+    """Report a position to the clock, and add its record, if it has one."""
+    place = (node.topic, position.stream, glsn, position.cut_ms * MILLISECOND)
+    declared_us = None if position.declared_ms is None else position.declared_ms * MILLISECOND
+    if not position.payload:
+        if position.speaks or position.idle:
             clock.heartbeat(*place, declared_us, idle=position.idle)
         else:
             # A row with only a time is a mark of the log's clock.
             clock.tick(glsn, position.cut_ms * MILLISECOND)
-
-    def _record(self, clock: LogClock, position: _Position, glsn: int, declared_us: int | None) -> tuple[Row, int]:
-        topic = position.topic
-        try:
-            row, time = _made(self.sources[topic], self._rows[topic], position, glsn)
-            place = (topic, position.stream, glsn, position.cut_ms * MILLISECOND)
-            clock.record(*place, row, time, declared_us, idle=position.idle)
-        except CutwaterError:
-            raise
-        except Exception as error:
-            raise PipelineFailed(
-                f"{located(error)}, in the function of event_time or watermark, on the record "
-                f"{dict(position.payload)!r}. Without a time a record has no place: repair the function",
-                pipeline=self._plan.name,
-                uid=self.sources[topic].label,
-                glsn=GLSN(glsn),
-            ) from error
-        return row, time
+        return
+    try:
+        row, time = _made(node, rows, position, glsn)
+        clock.record(*place, row, time, declared_us, idle=position.idle)
+    except CutwaterError:
+        raise
+    except Exception as error:
+        raise PipelineFailed(
+            f"{located(error)}, in the function of event_time or watermark, on the record "
+            f"{dict(position.payload)!r}. Without a time a record has no place: repair the function",
+            pipeline=plan.name,
+            uid=node.label,
+            glsn=GLSN(glsn),
+        ) from error
+    records.append(moment(glsn, RECORD), b"", time, row)
 
 
 def _made(node: SourceNode, rows: RowType, position: _Position, glsn: int) -> tuple[Row, int]:

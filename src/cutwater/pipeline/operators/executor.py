@@ -26,7 +26,6 @@ from cutwater.pipeline.operators.window_function import WindowFunction
 from cutwater.pipeline.operators.window_operator import WindowOperator
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
-from cutwater.pipeline.rows import RowType
 
 
 def operator_of(spec: OperatorSpec, store: KeyedStore, first: bool) -> KeyedOperator:
@@ -98,11 +97,6 @@ def routed(spec: OperatorSpec, index: int, records: Records, slices: int) -> lis
     return [records.pick(indexes) for indexes in chosen]
 
 
-def _shipped(records: Records, rows: RowType) -> Records:
-    """Return records as they are after transport from one worker to another."""
-    return Records.from_arrow(records.to_arrow(rows), rows)
-
-
 class Machine:
     """A whole pipeline in one process. It works like workers that share nothing: every micro-batch starts from chunks,
     and records go from level to level as Arrow."""
@@ -146,7 +140,7 @@ class Machine:
                     records = Records.merged(arrived.pop((spec.order, index), []))
                     rows = spec.input_rows[index]
                     for own, part in zip(inputs, routed(spec, index, records, self._slices), strict=True):
-                        own[spec.order, index] = _shipped(part, rows) if rows else part
+                        own[spec.order, index] = Records.from_arrow(part.to_arrow(rows), rows) if rows else part
             for task, own in zip(tasks, inputs, strict=True):
                 task.run(own, ticks, arrived)
             self._apply_transforms(arrived)
@@ -156,8 +150,7 @@ class Machine:
         }
 
     def _apply_transforms(self, arrived: dict[Destination, list[Records]]) -> None:
-        """Run code on Spark on the records that wait for it, in the order of the program, because one node may feed
-        another."""
+        """Run code on Spark on waiting records, in the order of the program, because one node may feed another."""
         for node in self._plan.graph.of_type(TransformNode):
             records = Records.merged(arrived.pop((node.order, 0), []))
             if len(records):
