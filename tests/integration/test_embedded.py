@@ -866,6 +866,11 @@ def test_arguments_of_a_wrong_type_are_refused_in_words(tmp_path: Path) -> None:
         log.create_topic("t")
         with pytest.raises(InvalidArgument, match="a timeout is a number of seconds, not 'a'"):
             log.append("t", b"x", timeout=wrong)
+        for name in ("wrong", "seconds", "outcome"):
+            with pytest.raises(TypeError, match=rf"^Client.append\(\) got an unexpected keyword argument '{name}'"):
+                log.append("t", b"x", **{name: 1})
+        with pytest.raises(TypeError, match=r"^Client.append\(\) too many positional arguments"):
+            log.append("t", b"x", b"key")  # type: ignore[misc]
         with pytest.raises(InvalidArgument, match=r"tls= is a context .* not 'a': make one with cutwater.tls_context"):
             cutwater.connect("cutwater://127.0.0.1:1", tls=wrong, token="t")
         with pytest.raises(InvalidArgument, match="there is no GLSN 'a': positions are whole numbers"):

@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
 from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.client.append.declarations import Declarations, required
-from cutwater.client.append.router import AppendInput, Appends, check_stream
+from cutwater.client.append.declarations import required
+from cutwater.client.append.router import Appends, check_stream
 from cutwater.client.append.sender import Shipping
 from cutwater.client.arguments import check_not_called, check_number, check_topic
 from cutwater.client.cluster.catalog_cache import Catalogs
@@ -48,7 +48,7 @@ from cutwater.client.thread_calls import Visit
 from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.durations import Duration
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import InvalidArgument
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
 from cutwater.types import GLSN, Ack, ClusterId, Retention
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
@@ -93,9 +93,8 @@ class AsyncClient(PublishingCalls):
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
         self._nodes = Nodes(Endpoint(cluster, "client"), access, complain)
         self._topics = Topics(repository, self._catalogs)
-        shipping = Shipping(self._catalogs, self._nodes)
-        self._appends = Appends(self._catalogs, shipping, limits, compression)
-        self._declarations = Declarations(self._catalogs, shipping)
+        self._shipping = Shipping(self._catalogs, self._nodes)
+        self._appends = Appends(self._catalogs, self._shipping, limits, compression)
         self._reading = PointReads(self._catalogs, self._nodes)
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
@@ -352,41 +351,19 @@ class AsyncClient(PublishingCalls):
         """
         if type(topic) is not str:
             check_topic(topic)
-        begun = None
-        if headers is None and watermark is None and not idle and if_llsn is None and not self._is_closed:
-            seconds = self._timeout if timeout is None else check_timeout(timeout)
-            begun = self._appends.begin(topic, records, key, timestamp, stream, seconds)
-            if begun is not None:
-                try:
-                    return await begun[0]
-                except NotFound:
-                    # Nothing was appended. The name may mean another topic by now.
-                    pass
-        deadline = self._deadline(timeout) if begun is None else Deadline(seconds, begun[1])
-        given = AppendInput(records, key, timestamp, headers, stream, watermark, if_llsn, idle)
-        return await self._appends.append(topic, given, deadline)
+        deadline = self._deadline(timeout)
+        given = records, key, timestamp, headers, stream, watermark, idle, if_llsn
+        return await self._appends.append(topic, deadline, *given)
 
     def _quick_append(
-        self,
-        topic: str,
-        records: Records,
-        *,
-        key: Value | Sequence[Value | None] | pa.Array | None = None,
-        timestamp: Time | Sequence[Time | None] | pa.Array | None = None,
-        headers: Headers | Sequence[Headers | None] | pa.Array | None = None,
-        stream: int | None = None,
-        watermark: Time | None = None,
-        idle: bool = False,
-        if_llsn: int | None = None,
-        timeout: float | None = None,
+        self, topic: str, records: Records, *, timeout: float | None = None, **given: Any
     ) -> Visit[Ack] | None:
-        """Return the append of a waiting thread without a coroutine, if the records are small and plain; None
-        otherwise. Any thread may call it."""
+        """Return the append of a waiting thread without a coroutine; None if it needs one. Any thread may call it."""
         check_topic(topic)
-        if self._is_closed or headers is not None or watermark is not None or idle or if_llsn is not None:
+        if self._is_closed:
             return None
         seconds = self._timeout if timeout is None else check_timeout(timeout)
-        return self._appends.quick(topic, records, key, timestamp, stream, seconds)
+        return self._appends.visit(topic, seconds, records, **given)
 
     async def declare(
         self,
@@ -411,7 +388,7 @@ class AsyncClient(PublishingCalls):
         """
         check_topic(topic)
         pin = None if stream is None else check_stream(stream)
-        return await self._declarations.declare(topic, required(watermark, idle), pin, self._deadline(timeout))
+        return await self._appends.declare(topic, required(watermark, idle), pin, self._deadline(timeout))
 
     # Reading.
 
@@ -599,16 +576,15 @@ class AsyncClient(PublishingCalls):
         deadline = self._deadline(timeout)
         check_name("producer", id)
         info = await self._catalogs.topic(topic, deadline)
-        schema = self._catalogs.view.schema(info)
         producer = AsyncProducer(
             self._catalogs,
             self._nodes,
             self._repository,
+            self._shipping,
+            self._appends,
             topic,
+            self._catalogs.view.schema(info),
             id,
-            self._appends.preparing(schema),
-            self._appends.encoding(schema),
-            self._appends.limits.together_bytes_max,
             self._timeout,
             buffer_bytes,
         )

@@ -59,7 +59,7 @@ class BindableMethod(Protocol[P, R_co]):
 
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
-    quick: Callable[Concatenate[Any, P], Visit[R] | None] | None = None,
+    quick: Callable[..., Visit[R] | None] | None = None,
 ) -> BindableMethod[P, R]:
     """Make a blocking method from a coroutine method. ``quick`` takes the same arguments and may be called from any
     thread. It does the same as the method in a cheaper way, or returns None."""
