@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cutwater.client.append.batcher import LANE_BYTES_MAX
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed
 from cutwater.client.produce.producer import AsyncProducer
@@ -72,7 +73,7 @@ def test_closing_tells_also_those_who_wait_for_room(tmp_path: Path) -> None:
             value = b"x" * 60_000
             tasks = [asyncio.create_task(other.append("t", value, stream=stream, timeout=1_000)) for _ in range(400)]
             (lane,) = await _lanes(cluster, other)
-            await cluster.until(lambda: not lane.has_room(len(value)), "the lane is full")
+            await cluster.until(lambda: lane.bytes > LANE_BYTES_MAX, "the lane is full")
             await other.close()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {ClientClosed}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from cutwater.client.append.batcher import QueuedAppend
 from cutwater.client.append.plain_arrow import Single
-from cutwater.client.produce.producer_queue import IN_FLIGHT_MAX, ProducerQueue
+from cutwater.client.produce.producer_queue import IN_FLIGHT_MAX, ProducerQueue, SentAppend
 from cutwater.core.producer_session import Settled, Withdrawn
 from cutwater.errors import AppendUnknown, DeadlineExceeded, InvalidArgument
 from cutwater.runtime.event_loop import run
@@ -21,17 +20,21 @@ class Bench:
         self.queue = ProducerQueue("p", 1 << 20, lambda: "", lambda: None)
         self.last = 0
 
-    def give(self, count: int, *, at: float = 100.0) -> list[QueuedAppend]:
+    def give(self, count: int, *, at: float = 100.0) -> list[SentAppend]:
         loop = asyncio.get_running_loop()
         part = Single(b"x", None, 0)
-        given = [QueuedAppend(part, 1, 10, 30.0, loop.create_future(), loop.time() + at) for _ in range(count)]
-        self.queue.add(given)
+        given = [SentAppend(part, 1, 10, 30.0, loop.create_future(), loop.time() + at) for _ in range(count)]
+        for append in given:
+            self.queue.add(append)
         return given
+
+    def in_flight(self) -> list[SentAppend]:
+        return [append for flight in self.queue.flights.values() for append in flight.group]
 
     def expire(self, at: float) -> None:
         self.queue._expire(asyncio.get_running_loop().time() + at)
 
-    def depart(self, bytes_max: int = 1 << 20) -> list[list[QueuedAppend]]:
+    def depart(self, bytes_max: int = 1 << 20) -> list[list[SentAppend]]:
         """Everything that waits, as batches."""
         groups = []
         while group := self.queue.next_group(bytes_max):
@@ -69,7 +72,7 @@ def test_a_refused_batch_is_sent_again_in_smaller_ones_until_the_guilty_call_is_
         guilty = given[70]
         bench.depart()
         rounds = 0
-        while guilty in bench.queue.sent():
+        while guilty in bench.in_flight():
             refused = next(n for n in range(1, bench.last + 1) if guilty in bench.queue.flights.get(Sequence(n)).group)  # type: ignore[union-attr]
             bench.withdraw(refused, refused)
             if not rounds:
@@ -78,7 +81,7 @@ def test_a_refused_batch_is_sent_again_in_smaller_ones_until_the_guilty_call_is_
             rounds += 1
         assert rounds == 4, f"pieces of 103, 13, 2 and 1, as there are {IN_FLIGHT_MAX} of each"
         assert guilty.outcome.exception() is REFUSAL
-        assert list(bench.queue.sent()) == [s for s in (*before, *given, *after) if s is not guilty]
+        assert list(bench.in_flight()) == [s for s in (*before, *given, *after) if s is not guilty]
         bench.settle()
         assert all(sent.outcome.result() for sent in (*before, *given, *after) if sent is not guilty)
         assert bench.queue.bytes == 0

@@ -48,7 +48,7 @@ from cutwater.client.thread_calls import Visit
 from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.durations import Duration
-from cutwater.errors import InvalidArgument
+from cutwater.errors import InvalidArgument, NotFound
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
 from cutwater.types import GLSN, Ack, ClusterId, Retention
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
@@ -226,9 +226,12 @@ class AsyncClient(PublishingCalls):
         await self.close()
 
     def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self._seconds(timeout))
+
+    def _seconds(self, timeout: float | None) -> float:
         if self._is_closed:
             raise ClientClosed("this client was closed: make another one")
-        return Deadline(self._timeout if timeout is None else timeout)
+        return self._timeout if timeout is None else check_timeout(timeout)
 
     # Topics.
 
@@ -351,7 +354,15 @@ class AsyncClient(PublishingCalls):
         """
         if type(topic) is not str:
             check_topic(topic)
-        deadline = self._deadline(timeout)
+        seconds = self._timeout if timeout is None and not self._is_closed else self._seconds(timeout)
+        begun = self._appends.begin(topic, seconds, records, key, timestamp, headers, stream, watermark, idle, if_llsn)
+        if begun is not None:
+            try:
+                return await begun[0]
+            except NotFound:
+                # Nothing was appended. The name may mean another topic by now.
+                pass
+        deadline = Deadline(seconds, None if begun is None else begun[1])
         given = records, key, timestamp, headers, stream, watermark, idle, if_llsn
         return await self._appends.append(topic, deadline, *given)
 
@@ -360,10 +371,7 @@ class AsyncClient(PublishingCalls):
     ) -> Visit[Ack] | None:
         """Return the append of a waiting thread without a coroutine; None if it needs one. Any thread may call it."""
         check_topic(topic)
-        if self._is_closed:
-            return None
-        seconds = self._timeout if timeout is None else check_timeout(timeout)
-        return self._appends.visit(topic, seconds, records, **given)
+        return None if self._is_closed else self._appends.visit(topic, self._seconds(timeout), records, **given)
 
     async def declare(
         self,

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Generic, Self, TypeVar
 
-from cutwater.client.append.batcher import QueuedAppend
 from cutwater.client.arguments import check_not_called
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
@@ -25,6 +24,7 @@ from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
 from cutwater.client.produce.producer import AsyncProducer, declaration
+from cutwater.client.produce.producer_queue import SentAppend
 from cutwater.client.produce.sent_future import SentFuture
 from cutwater.client.publish.part_writer import AsyncStager
 from cutwater.client.subscribe.subscriptions import AsyncSubscription, Skipped, abandon_with
@@ -163,7 +163,7 @@ class Producer(Blocking[AsyncProducer]):
         self._lock = threading.RLock()
         self._shared = threading.RLock()
         """The lock that all futures share."""
-        self._given: deque[QueuedAppend] = deque()
+        self._given: deque[SentAppend] = deque()
         """Sends on their way to the loop's thread, so that a thread that sends much does not wake it each time."""
         self._is_woken = False
         """Whether the loop is about to take them over."""
@@ -212,14 +212,14 @@ class Producer(Blocking[AsyncProducer]):
     def _seconds(self, timeout: float | None) -> float:
         return self._async.timeout if timeout is None else check_timeout(timeout)
 
-    def _hand_in(self, append: QueuedAppend) -> None:
+    def _hand_in(self, append: SentAppend) -> None:
         end = time.monotonic() + append.seconds
         while not self._give(append):
             self._hand_over()
             left = max(end - time.monotonic(), SECONDS_MIN)
             self._loop.run(self._async.wait_for_room(append.size, timeout=left), left)
 
-    def _give(self, append: QueuedAppend) -> bool:
+    def _give(self, append: SentAppend) -> bool:
         """Queue a send for the loop, if there is room."""
         with self._lock:
             if self._async.is_closed:
@@ -252,7 +252,7 @@ class Producer(Blocking[AsyncProducer]):
         that is given in between would be forgotten."""
         self._is_woken = False
         now = asyncio.get_running_loop().time()
-        taken = list[QueuedAppend]()
+        taken = list[SentAppend]()
         # A send that failed in ``_give`` may be gone before it is taken.
         with suppress(IndexError):
             while self._given:

@@ -10,19 +10,17 @@ append that is cancelled or expires before its batch is sent is left out of the 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from itertools import accumulate, chain, repeat
+from functools import partial
+from itertools import accumulate, repeat
 from math import inf
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
-from cutwater.client.append.declarations import Declared
 from cutwater.client.append.plain_arrow import AppendRecords
 from cutwater.client.append.sender import Shipment, Shipping
 from cutwater.client.convert.schemas import TopicSchema
@@ -41,7 +39,7 @@ PATIENCE_SECONDS = 0.05
 """How long a few appends wait behind a batch in flight so that more can join them. That batch may hang on a dead
 node."""
 LANE_BYTES_MAX = 16 * 1024 * 1024
-"""While a lane holds this much, sent or not, further appends wait before it accepts them."""
+"""While more than this waits in a lane, further appends wait before the lane accepts them."""
 
 
 class AppendOutcome(Protocol):
@@ -66,12 +64,64 @@ class QueuedAppend(Struct, eq=False):
     seconds: float
     outcome: AppendOutcome
     at: float = inf
-    declared: Declared | None = None
-    """What its batch declares. A declaration takes effect at the end of a batch, so this append is the last of it."""
-    is_numbered: bool = False
-    """Whether it is part of a producer's numbered batch: from then on it may appear in any case."""
-    piece: object = None
-    """Shares a batch only with appends of the same piece: they come from a batch that was refused."""
+
+
+A = TypeVar("A", bound=QueuedAppend)
+
+
+class AppendQueue(ABC, Generic[A]):
+    """Appends that wait for a batch, and the deadlines of all that have no outcome. ``bytes`` are those of all appends
+    that were added and not released."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._watch = DeadlineWatch(self._loop, self._expire)
+        self._queue: deque[A] = deque()
+        self.bytes = 0
+
+    @abstractmethod
+    def _waiting(self) -> Iterable[tuple[Iterable[A], Callable[[A], CutwaterError]]]:
+        """Return all appends without an outcome, in groups, each with a function that returns the error for an append
+        of the group whose deadline has passed."""
+
+    @abstractmethod
+    def _changed(self) -> None:
+        """Called when there may be room again."""
+
+    def add(self, append: A) -> None:
+        self._queue.append(append)
+        self.bytes += append.size
+        if append.at < self._watch.armed:
+            self._watch.note(append.at)
+
+    def settle(self, group: Sequence[A], ack: Ack) -> None:
+        """Give the appends of a batch that is in the log their acknowledgements."""
+        for append, share in zip(group, shares(ack, group), strict=True):
+            outcome = append.outcome
+            if not outcome.done():
+                outcome.set_result(share)
+
+    def fail(self, group: Iterable[A], error: Exception) -> None:
+        for append in group:
+            if not append.outcome.done():
+                append.outcome.set_exception(error)
+
+    def release(self, group: Iterable[A]) -> None:
+        self.bytes -= sum([append.size for append in group])
+        self._changed()
+
+    def _expire(self, now: float) -> float:
+        """Fail the appends whose deadline has passed, with one timer for all: most have their outcome long before."""
+        earliest = inf
+        for group, late in self._waiting():
+            for append in group:
+                if append.at < earliest and not append.outcome.done():
+                    if append.at <= now:
+                        self.fail([append], late(append))
+                    else:
+                        earliest = append.at
+        self._changed()
+        return earliest
 
 
 class RoutedAppend(QueuedAppend, eq=False, kw_only=True):
@@ -80,119 +130,9 @@ class RoutedAppend(QueuedAppend, eq=False, kw_only=True):
     topic: TopicInfo
     pin: LogStreamId | None
     schema: TopicSchema | None = None
+    """None if it goes alone."""
     batch: Batch | None = None
     if_llsn: LLSN | None = None
-    shipment: Shipment | None = None
-    """The batch that it is part of; None while it waits in a queue."""
-
-
-A = TypeVar("A", bound=QueuedAppend)
-
-
-class AppendQueue(ABC, Generic[A]):
-    """Appends that have no outcome yet. Appends in flight still count in ``bytes`` and still expire."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._loop = asyncio.get_running_loop()
-        self._watch = DeadlineWatch(self._loop, self._expire)
-        self._queue: deque[A] = deque()
-        self.bytes = 0
-        self.failure: CutwaterError | None = None
-        """The first failure since the owner last took it from here."""
-
-    @abstractmethod
-    def sent(self) -> Iterable[A]:
-        """Return the appends in flight."""
-
-    @abstractmethod
-    def _late(self, append: A) -> CutwaterError:
-        """Return the error for an append whose deadline has passed."""
-
-    @abstractmethod
-    def _changed(self) -> None:
-        """Called when there may be room again."""
-
-    def has_room(self, size: int) -> bool:
-        """Return whether an append fits. One that is larger than the whole queue is accepted while it is empty."""
-        return not self.bytes or self.bytes + size <= self._bytes_max
-
-    def add(self, given: Sequence[A]) -> None:
-        self._queue.extend(given)
-        for append in given:
-            self.bytes += append.size
-            if append.at < self._watch.armed:
-                self._watch.note(append.at)
-
-    def next_group(self, bytes_max: int) -> list[A]:
-        """Take the appends of the next batch; none if their callers have given up meanwhile. A declaration without a
-        record goes alone, one with a record is the last of its group."""
-        queue, group, size = self._queue, list[A](), 0
-        while queue:
-            append = queue[0]
-            if append.outcome.done() and not append.is_numbered:
-                self._drop_first()
-                continue
-            size += append.size
-            if group and (size > bytes_max or append.part is None or append.piece is not group[0].piece):
-                break
-            group.append(queue.popleft())
-            if append.declared is not None:
-                break
-        return group
-
-    def settle(self, group: Sequence[A], ack: Ack) -> None:
-        """Give the appends of a batch that is in the log their acknowledgements."""
-        self._release(group)
-        for append, share in zip(group, shares(ack, group), strict=True):
-            outcome = append.outcome
-            if not outcome.done():
-                outcome.set_result(share)
-
-    def fail(self, group: Iterable[A], error: Exception) -> None:
-        group = list(group)
-        self._release(group)
-        for append in group:
-            self._tell(append, error)
-
-    def fail_queue(self, error: CutwaterError) -> None:
-        queue, self._queue = self._queue, deque()
-        self.fail(queue, error)
-
-    def _release(self, group: Sequence[A]) -> None:
-        self.bytes -= sum([append.size for append in group])
-        self._changed()
-
-    def _drop_first(self) -> None:
-        """Drop an append whose caller has given up: it needs no room any more."""
-        self._release([self._queue.popleft()])
-
-    def _tell(self, append: A, error: Exception) -> None:
-        outcome = append.outcome
-        if outcome.done():
-            return
-        if isinstance(error, CutwaterError):
-            self.failure = self.failure or error
-        # Another thread may cancel a future at any time.
-        with suppress(concurrent.futures.InvalidStateError):
-            outcome.set_exception(error)
-        if isinstance(outcome, asyncio.Future):
-            # A caller of a producer need not check each future: flush and close raise failures too.
-            outcome.exception()
-
-    def _expire(self, now: float) -> float:
-        """Fail the appends whose deadline has passed, with one timer for all: most have their outcome long before."""
-        earliest = inf
-        for append in chain(self._queue, self.sent()):
-            if append.at < earliest and not append.outcome.done():
-                if append.at <= now:
-                    self._tell(append, self._late(append))
-                else:
-                    earliest = append.at
-        while self._queue and self._queue[0].outcome.done() and not self._queue[0].is_numbered:
-            self._drop_first()
-        self._changed()
-        return earliest
 
 
 class _Flight(Shipment, eq=False, kw_only=True):
@@ -227,9 +167,9 @@ class BatchQueue(AppendQueue[RoutedAppend]):
         bytes_max: int,
     ) -> None:
         """``bytes_max``: the most bytes that share a batch."""
-        super().__init__(LANE_BYTES_MAX)
+        super().__init__()
         self._topic, self._pin, self._shipping, self._encode = topic, pin, shipping, encode
-        self._batch_bytes_max = bytes_max
+        self._bytes_max = bytes_max
         self._room = asyncio.Event()
         self._is_due = self._is_closed = False
         self._usual = 0
@@ -247,9 +187,9 @@ class BatchQueue(AppendQueue[RoutedAppend]):
         """Queue the append and return True, or return False if there is no room. A queued append gets an outcome."""
         if self._is_closed:
             raise ClientClosed("the client was closed before this append was sent")
-        if not self.has_room(append.size):
+        if self.bytes > LANE_BYTES_MAX:
             return False
-        self.add((append,))
+        self.add(append)
         if not self._is_due:
             if self._may_depart():
                 self.depart_soon()
@@ -270,26 +210,20 @@ class BatchQueue(AppendQueue[RoutedAppend]):
     def close(self) -> None:
         """Fail the appends in the queue, and those that wait for room. ``Shipping`` ends those in flight."""
         self._is_closed = True
-        self.fail_queue(ClientClosed("the client was closed before this append was sent"))
+        self.fail(self._queue, ClientClosed("the client was closed before this append was sent"))
+        self._queue.clear()
+        self._changed()
         self._watch.stop()
         if self._patience is not None:
             self._patience.cancel()
 
-    def sent(self) -> Iterable[RoutedAppend]:
-        return chain.from_iterable([flight.group for flight in self._in_flight])
+    def _waiting(self) -> Iterable[tuple[Iterable[RoutedAppend], Callable[[RoutedAppend], CutwaterError]]]:
+        yield self._queue, partial(_late, None)
+        for flight in self._in_flight:
+            yield flight.group, partial(_late, flight)
 
     def _changed(self) -> None:
         self._room.set()
-
-    def _late(self, append: RoutedAppend) -> CutwaterError:
-        shipment = append.shipment
-        if shipment is None or not shipment.may_have_arrived:
-            why = f": {shipment.trouble}" if shipment is not None and shipment.trouble else ""
-            return DeadlineExceeded(f"nothing was appended within {append.seconds:g} s{why}")
-        return AppendUnknown(
-            f"no answer came within {append.seconds:g} s, so whether the append is in the log is not known: "
-            "read the log, or use a producer, which finds out"
-        )
 
     def _may_depart(self) -> bool:
         """Return whether the next batch may be sent now. Without a batch in flight, it may. Otherwise it has to be
@@ -329,14 +263,10 @@ class BatchQueue(AppendQueue[RoutedAppend]):
     def _depart(self) -> None:
         self._is_due = False
         while self._queue and self._may_depart():
-            group = self.next_group(self._batch_bytes_max)
-            if not group:
-                continue
+            group = self._next_group()
             last = max(group, key=_at)
             deadline = Deadline(last.seconds, last.at)
             flight = _Flight(topic=self._topic, pin=self._pin, deadline=deadline, lane=self, group=group)
-            for append in group:
-                append.shipment = flight
             self._usual = max(len(group), self._usual // 2)
             self._departed = self._loop.time()
             self._in_flight.add(flight)
@@ -344,14 +274,26 @@ class BatchQueue(AppendQueue[RoutedAppend]):
         if self._queue and not self._is_closed:
             self._be_patient()
 
+    def _next_group(self) -> list[RoutedAppend]:
+        queue = self._queue
+        if self.bytes <= self._bytes_max:
+            group = list(queue)
+            queue.clear()
+        else:
+            group = [queue.popleft()]
+            size = group[0].size
+            while queue and size + queue[0].size <= self._bytes_max:
+                group.append(queue.popleft())
+                size += group[-1].size
+        self.release(group)
+        return group
+
     def load(self, flight: _Flight) -> Batch:
         """Encode the appends of a batch whose callers still wait."""
-        if gone := [append for append in flight.group if append.outcome.done()]:
-            self._release(gone)
-            flight.group = [append for append in flight.group if not append.outcome.done()]
-        if not flight.group:
+        flight.group = group = [append for append in flight.group if not append.outcome.done()]
+        if not group:
             raise ClientClosed("no caller waits for these appends any more")
-        return self._encode(list(map(_part, flight.group)))
+        return self._encode(list(map(_part, group)))
 
     def end(self, flight: _Flight, outcome: Ack | Exception) -> None:
         self._in_flight.discard(flight)
@@ -361,6 +303,16 @@ class BatchQueue(AppendQueue[RoutedAppend]):
             self.fail(flight.group, outcome)
         # Callers that were just answered may append more, and run first.
         self.depart_soon()
+
+
+def _late(shipment: Shipment | None, append: RoutedAppend) -> CutwaterError:
+    if shipment is None or not shipment.may_have_arrived:
+        why = f": {shipment.trouble}" if shipment is not None and shipment.trouble else ""
+        return DeadlineExceeded(f"nothing was appended within {append.seconds:g} s{why}")
+    return AppendUnknown(
+        f"no answer came within {append.seconds:g} s, so whether the append is in the log is not known: "
+        "read the log, or use a producer, which finds out"
+    )
 
 
 def shares(ack: Ack, group: Sequence[QueuedAppend]) -> list[Ack]:

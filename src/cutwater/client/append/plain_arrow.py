@@ -21,7 +21,7 @@ from cutwater.format import plain_bodies
 from cutwater.format.plain_bodies import layout, no_headers_bytes
 
 
-class Single(Struct, frozen=True):
+class Single(Struct, frozen=True, gc=False):
     """One checked record of key and value; it becomes Arrow data together with its neighbours."""
 
     value: bytes
@@ -32,7 +32,7 @@ class Single(Struct, frozen=True):
 _Buffer: TypeAlias = bytes | memoryview
 
 
-class Values(Struct, frozen=True):
+class Values(Struct, frozen=True, gc=False):
     """Records that are only values, all with the same event time. ``data`` holds the values one after the other.
     ``offsets`` hold where each value begins and where the last one ends, as in Arrow. The first begins at ``start``,
     which is not zero if the values were cut out of a larger array."""

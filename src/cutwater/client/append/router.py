@@ -92,8 +92,37 @@ class Appends:
             lane.close()
         await self._shipping.close()
 
+    def begin(
+        self,
+        topic: str,
+        seconds: float,
+        records: Records,
+        key: Any,
+        timestamp: Any,
+        headers: Any,
+        stream: int | None,
+        watermark: Time | None,
+        idle: bool,
+        if_llsn: int | None,
+    ) -> tuple[asyncio.Future[Ack], float] | None:
+        """Append what ``prepare`` is given, without a coroutine, and return the outcome and the deadline. Returns None
+        if this needs ``append``; then nothing was done."""
+        info = self._catalogs.view.topics.get(topic)
+        if info is None:
+            return None
+        outcome: asyncio.Future[Ack] = self._loop.create_future()
+        try:
+            append = self.prepare(
+                info, seconds, outcome, records, key, timestamp, headers, stream, watermark, idle, if_llsn
+            )
+        except InvalidRecord:
+            # The schema may have grown since the catalog was fetched, which ``append`` will find out.
+            return None
+        append.at = at = self._loop.time() + seconds
+        return (outcome, at) if self.submit(append) is None else None
+
     async def append(self, topic: str, deadline: Deadline, *given: Any) -> Ack:
-        """Append what ``prepare`` is given."""
+        """Do the same as ``begin`` in every case."""
         info = self._catalogs.view.topics.get(topic) or await self._catalogs.topic(topic, deadline)
         try:
             return await self._append(info, deadline, given)
@@ -109,12 +138,13 @@ class Appends:
         try:
             append = self.prepare(info, deadline.seconds, outcome, *given)
         except InvalidRecord:
-            # The schema may have grown since the catalog was fetched.
             await self._catalogs.fresh(deadline)
             info = await self._catalogs.topic(info.name, deadline)
             append = self.prepare(info, deadline.seconds, outcome, *given)
         append.at = deadline.at
-        return await self._outcome(append, outcome, deadline)
+        while (full := self.submit(append)) is not None:
+            await full.wait_for_room(deadline)
+        return await outcome
 
     async def declare(self, name: str, declared: Declared, pin: LogStreamId | None, deadline: Deadline) -> list[Ack]:
         """Append a declaration without a record to the log stream ``pin``, or to every log stream of the topic that is
@@ -137,17 +167,8 @@ class Appends:
         append = RoutedAppend(
             None, 1, 0, deadline.seconds, outcome, deadline.at, topic=topic, pin=pin, batch=declared.alone()
         )
-        return await self._outcome(append, outcome, deadline)
-
-    async def _outcome(self, append: RoutedAppend, outcome: asyncio.Future[Ack], deadline: Deadline) -> Ack:
-        while (full := self.submit(append)) is not None:
-            await full.wait_for_room(deadline)
-        try:
-            return await outcome
-        except asyncio.CancelledError:
-            if append.batch is not None and append.shipment is not None:
-                self._shipping.cancel(append.shipment)
-            raise
+        self.submit(append)
+        return await outcome
 
     def visit(self, topic: str, seconds: float, records: Records, **given: Any) -> Visit[Ack] | None:
         """Return an append that a thread waits for without a coroutine, or None if it needs ``append``. Takes what
@@ -159,7 +180,6 @@ class Appends:
         try:
             visit.append = self.prepare(info, seconds, visit, records, **given)
         except InvalidRecord:
-            # The schema may have grown since the catalog was fetched, which the coroutine will find out.
             return None
         return visit
 
@@ -180,43 +200,56 @@ class Appends:
         """Check the arguments of an append, and copy its records. Any thread may call this."""
         pin = None if stream is None else check_stream(stream)
         schema = self._catalogs.view.schema(info)
-        declared = None if watermark is None and idle is False else declared_of(watermark, idle)
-        condition = None if if_llsn is None else LLSN(check_number("if_llsn", if_llsn, "an LLSN"))
-        if condition is not None and pin is None:
-            raise InvalidArgument("if_llsn= is a position in one log stream: name it with stream=")
-        part, count, size = self.part_of(schema, records, key, timestamp, headers)
+        is_plain = headers is None and not schema.versions
+        plain = self._plain(records, key, timestamp) if is_plain else None
+        part, count, size = plain or self._rows(schema, records, key, timestamp, headers)
         append = RoutedAppend(part, count, size, seconds, outcome, topic=info, pin=pin, schema=schema)
-        if size > self._small_bytes or declared is not None or condition is not None:
-            batch = self.encode(schema, [part])
-            append.part, append.if_llsn = None, condition
-            append.batch = batch if declared is None else declared.with_records(batch)
-        elif not isinstance(part, Single):
+        if watermark is not None or idle is not False or if_llsn is not None:
+            declared = declared_of(watermark, idle)
+            append.if_llsn = None if if_llsn is None else LLSN(check_number("if_llsn", if_llsn, "an LLSN"))
+            if if_llsn is not None and pin is None:
+                raise InvalidArgument("if_llsn= is a position in one log stream: name it with stream=")
+            append.batch = self.encode(schema, [part], declared)
+        elif size > self._small_bytes:
+            append.batch = self.encode(schema, [part])
+        elif type(part) is not Single:
             append.part = owned(part)
         return append
 
     def submit(self, append: RoutedAppend) -> BatchQueue | None:
         """Send an append, by itself or through its lane. Returns the lane if it has no room; then nothing was done."""
-        if append.batch is None:
-            lane = self._lane(append)
+        schema = append.schema
+        if append.batch is None and schema is not None:
+            lane = self._lanes.get((append.topic.topic, append.pin, len(schema.versions)))
+            if lane is None:
+                lane = self._new_lane(append.topic, append.pin, schema)
             return None if lane.take(append) else lane
-        deadline = Deadline(append.seconds, append.at)
-        append.shipment = _Alone(
-            topic=append.topic, pin=append.pin, deadline=deadline, if_llsn=append.if_llsn, append=append
+        append.part = None
+        shipment = _Alone(
+            topic=append.topic,
+            pin=append.pin,
+            deadline=Deadline(append.seconds, append.at),
+            if_llsn=append.if_llsn,
+            append=append,
         )
-        self._shipping.send(append.shipment)
+        self._shipping.send(shipment)
+        if isinstance(append.outcome, asyncio.Future):
+            # Its caller may be cancelled.
+            append.outcome.add_done_callback(lambda _: self._shipping.cancel(shipment))
         return None
 
     def part_of(self, schema: TopicSchema, records: Records, key: Any, timestamp: Any, headers: Any) -> Prepared:
         """Convert records to a part of a batch. The part may share the memory of the records."""
-        if headers is None and not schema.is_typed:
-            part = self._plain(records, key, timestamp)
-            if part is not None:
-                return part
+        plain = self._plain(records, key, timestamp) if headers is None and not schema.versions else None
+        return plain or self._rows(schema, records, key, timestamp, headers)
+
+    def _rows(self, schema: TopicSchema, records: Records, key: Any, timestamp: Any, headers: Any) -> Prepared:
         rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now_us())
         return rows, rows.num_rows, rows.nbytes
 
-    def encode(self, schema: TopicSchema, parts: Sequence[AppendRecords]) -> Batch:
-        return encode_parts(parts, schema, now_us, limits=self.limits, compression=self._compression)
+    def encode(self, schema: TopicSchema, parts: Sequence[AppendRecords], declared: Declared | None = None) -> Batch:
+        batch = encode_parts(parts, schema, now_us, limits=self.limits, compression=self._compression)
+        return batch if declared is None else declared.with_records(batch)
 
     def _plain(self, records: Any, key: Any, timestamp: Any) -> Prepared | None:
         """Convert plain records of key and value; return None if they need a full conversion."""
@@ -267,15 +300,11 @@ class Appends:
             or value_bytes_max(values) + TIME_BYTES <= self.limits.record_bytes_max
         )
 
-    def _lane(self, append: RoutedAppend) -> BatchQueue:
-        assert append.schema is not None
-        name = append.topic.topic, append.pin, append.schema.number
-        lane = self._lanes.get(name)
-        if lane is None:
-            if len(self._lanes) >= LANES_MAX:
-                self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.is_idle}
-            encode, bytes_max = partial(self.encode, append.schema), self.limits.together_bytes_max
-            lane = self._lanes[name] = BatchQueue(append.topic, append.pin, self._shipping, encode, bytes_max)
+    def _new_lane(self, topic: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> BatchQueue:
+        if len(self._lanes) >= LANES_MAX:
+            self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.is_idle}
+        encode, bytes_max = partial(self.encode, schema), self.limits.together_bytes_max
+        lane = self._lanes[topic.topic, pin, schema.number] = BatchQueue(topic, pin, self._shipping, encode, bytes_max)
         return lane
 
 

@@ -131,8 +131,9 @@ class Shipping:
         """Give a shipment up. It gets no outcome any more."""
         if shipment in self._under_way:
             self._under_way.discard(shipment)
-            if shipment.stop is not None:
-                shipment.stop()
+            stop, shipment.stop = shipment.stop, None
+            if stop is not None:
+                stop()
 
     async def close(self) -> None:
         for shipment in list(self._under_way):
@@ -237,6 +238,7 @@ class Shipping:
         if shipment not in self._under_way:
             return
         self._under_way.discard(shipment)
+        shipment.stop = None
         if not isinstance(outcome, Ack | CutwaterError) and shipment.may_have_arrived:
             # An unexpected error, such as no memory.
             outcome = unknown(outcome)

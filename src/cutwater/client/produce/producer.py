@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from cutwater.client.append.batcher import AppendOutcome, QueuedAppend
+from cutwater.client.append.batcher import AppendOutcome
 from cutwater.client.append.declarations import declared_of, required
 from cutwater.client.append.plain_arrow import owned
 from cutwater.client.append.router import Appends
@@ -27,7 +27,7 @@ from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed, InvalidRecord
-from cutwater.client.produce.producer_queue import IN_FLIGHT_MAX, Flight, ProducerQueue
+from cutwater.client.produce.producer_queue import IN_FLIGHT_MAX, Flight, ProducerQueue, SentAppend
 from cutwater.core.producer_session import (
     AskFate,
     AskMetadata,
@@ -182,14 +182,14 @@ class AsyncProducer:
 
     def prepare(
         self, outcome: AppendOutcome, seconds: float, watermark: Time | None, idle: bool, *given: object
-    ) -> QueuedAppend:
+    ) -> SentAppend:
         """Check and copy records, key, timestamp and headers, in any thread. What cannot be sent at all is refused
         here, not when its turn comes."""
         declared = None if watermark is None and idle is False else declared_of(watermark, idle)
         part, count, size = self._appends.part_of(self._schema, *given)
         if size > self._appends.limits.record_bytes_max:
             self._appends.encode(self._schema, [part])
-        return QueuedAppend(owned(part), count, size + RECORD_COST_BYTES, seconds, outcome, declared=declared)
+        return SentAppend(owned(part), count, size + RECORD_COST_BYTES, seconds, outcome, declared=declared)
 
     async def wait_for_room(self, size: int, *, timeout: float, at: float | None = None) -> None:
         """Wait until there is room for a send, or raise why there will be none."""
@@ -200,15 +200,16 @@ class AsyncProducer:
         )
         self._check_open()
 
-    async def _hand_in(self, append: QueuedAppend, deadline: Deadline) -> None:
+    async def _hand_in(self, append: SentAppend, deadline: Deadline) -> None:
         append.at = deadline.at
         await self.wait_for_room(append.size, timeout=deadline.seconds, at=deadline.at)
         self.enqueue([append])
 
-    def enqueue(self, given: list[QueuedAppend]) -> None:
+    def enqueue(self, given: list[SentAppend]) -> None:
         """Take records over, whether or not there is room."""
         self._check_open()
-        self._queue.add(given)
+        for append in given:
+            self._queue.add(append)
         self._depart_soon()
 
     def _check_open(self) -> None:
@@ -322,11 +323,11 @@ class AsyncProducer:
             try:
                 batch = self._batch(group)
             except CutwaterError as error:
-                self._queue.fail(group, error)
+                self._queue.refuse(group, error)
                 continue
             except Exception as error:
                 # An unexpected error, such as no memory. Callers must not wait for ever.
-                self._queue.fail(group, _not_encoded(error))
+                self._queue.refuse(group, _not_encoded(error))
                 continue
             sequence, effects = self._session.submit(batch)
             if not self._queue.flights:
@@ -334,12 +335,11 @@ class AsyncProducer:
             self._queue.number(sequence, group)
             self._do(effects)
 
-    def _batch(self, group: list[QueuedAppend]) -> Batch:
+    def _batch(self, group: list[SentAppend]) -> Batch:
         declared, parts = group[-1].declared, [append.part for append in group if append.part is not None]
         if declared is not None and not parts:
             return declared.alone()
-        batch = self._appends.encode(self._schema, parts)
-        return batch if declared is None else declared.with_records(batch)
+        return self._appends.encode(self._schema, parts, declared)
 
     def _may_send(self) -> bool:
         is_ready = self._session.phase is Phase.READY and self._session.has_room
@@ -615,8 +615,8 @@ class AsyncProducer:
             self._give_up(failure)
 
 
-def declaration(outcome: AppendOutcome, seconds: float, watermark: Time | None, idle: bool) -> QueuedAppend:
-    return QueuedAppend(None, 1, DECLARATION_BYTES, seconds, outcome, declared=required(watermark, idle))
+def declaration(outcome: AppendOutcome, seconds: float, watermark: Time | None, idle: bool) -> SentAppend:
+    return SentAppend(None, 1, DECLARATION_BYTES, seconds, outcome, declared=required(watermark, idle))
 
 
 def _fenced(name: str) -> ProducerFenced:
