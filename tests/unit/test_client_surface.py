@@ -65,7 +65,7 @@ def test_opening_takes_what_the_asynchronous_one_takes() -> None:
 
 def test_arguments_that_do_not_fit_are_told_of_the_call_that_was_made() -> None:
     loop = LoopThread("test")
-    wrapped: Any = SimpleNamespace(_is_closed=True)
+    wrapped: Any = SimpleNamespace(_is_closed=True, _timeout=1.0)
     client = object.__new__(Client)
     Blocking.__init__(client, loop, wrapped)
     try:

@@ -34,6 +34,7 @@ from cutwater.client.convert.encoding import Compression, Limits, check_compress
 from cutwater.client.convert.schemas import SchemaLike
 from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
+from cutwater.client.loop_thread import Visit
 from cutwater.client.produce.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.publish.publishing_calls import PublishingCalls
 from cutwater.client.publish.runs import Runs
@@ -44,7 +45,6 @@ from cutwater.client.read.watermarks import Watermarks, strategy_of
 from cutwater.client.subscribe.stream_readers import Selection
 from cutwater.client.subscribe.subscribing import Subscribing
 from cutwater.client.subscribe.subscriptions import AsyncSubscription, make_batches, make_records
-from cutwater.client.thread_calls import Visit
 from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.durations import Duration
@@ -74,24 +74,17 @@ class AsyncClient(PublishingCalls):
         return super().__new__(cls)
 
     def __init__(
-        self,
-        repository: Repository,
-        cluster: ClusterId,
-        access: Access,
-        *,
-        timeout: float,
-        compression: Compression | None,
-        limits: Limits,
+        self, repository: Repository, access: Access, timeout: float, compression: Compression | None, limits: Limits
     ) -> None:
         """Use ``connect`` instead; ``repository`` must have answered before."""
-        self.cluster = cluster
+        self.cluster = repository.cluster
         self.servers = SCHEME + ",".join(repository.addresses)
         """The address at which other clients can connect to the same cluster."""
         self._repository = repository
         self._timeout = timeout
         self._catalogs = Catalogs(repository)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
-        self._nodes = Nodes(Endpoint(cluster, "client"), access, complain)
+        self._nodes = Nodes(Endpoint(self.cluster, "client"), access, complain)
         self._topics = Topics(repository, self._catalogs)
         self._shipping = Shipping(self._catalogs, self._nodes)
         self._appends = Appends(self._catalogs, self._shipping, limits, compression)
@@ -165,14 +158,7 @@ class AsyncClient(PublishingCalls):
         deadline = Deadline(min(check_timeout(timeout), CONNECT_SECONDS_MAX))
         try:
             catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=deadline.left_ms())
-            client = cls(
-                repository,
-                repository.cluster,
-                access,
-                timeout=timeout,
-                compression=check_compression(compression),
-                limits=limits or Limits(),
-            )
+            client = cls(repository, access, timeout, check_compression(compression), limits or Limits())
             client.servers = servers
             client._catalogs.take(catalog)
         except BaseException:
@@ -186,27 +172,23 @@ class AsyncClient(PublishingCalls):
 
         Cancelling a caller that waits for this does not stop it; the caller may wait for it again. If a log that was
         opened here cannot be closed in time, that is raised, and calling this once more tries again."""
-        if self._closing is None:
+        if self._closing is not None and self._closing.done() and self._on_close is None:
+            return
+        if self._closing is None or self._closing.done():
+            self._closing = asyncio.get_running_loop().create_task(self._close(is_first=not self._is_closed))
             self._is_closed = True
-            self._closing = asyncio.get_running_loop().create_task(self._close_all())
-        elif self._closing.done():
-            if self._on_close is None:
-                return
-            self._closing = asyncio.get_running_loop().create_task(self._close_log())
         await asyncio.shield(self._closing)
 
-    async def _close_all(self) -> None:
+    async def _close(self, *, is_first: bool) -> None:
         try:
-            await self._close()
+            if is_first:
+                await self._close_parts()
         finally:
-            await self._close_log()
+            if self._on_close is not None:
+                await self._on_close()
+                self._on_close = None
 
-    async def _close_log(self) -> None:
-        if self._on_close is not None:
-            await self._on_close()
-            self._on_close = None
-
-    async def _close(self) -> None:
+    async def _close_parts(self) -> None:
         closing = await asyncio.gather(*(producer.finish() for producer in self._producers), return_exceptions=True)
         await self._appends.close()
         await self._subscribing.close()
@@ -226,12 +208,12 @@ class AsyncClient(PublishingCalls):
         await self.close()
 
     def _deadline(self, timeout: float | None) -> Deadline:
-        return Deadline(self._seconds(timeout))
+        self._check_open()
+        return Deadline(self._timeout if timeout is None else timeout)
 
-    def _seconds(self, timeout: float | None) -> float:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ClientClosed("this client was closed: make another one")
-        return self._timeout if timeout is None else check_timeout(timeout)
 
     # Topics.
 
@@ -354,7 +336,8 @@ class AsyncClient(PublishingCalls):
         """
         if type(topic) is not str:
             check_topic(topic)
-        seconds = self._timeout if timeout is None and not self._is_closed else self._seconds(timeout)
+        seconds = self._timeout if timeout is None else check_timeout(timeout)
+        self._check_open()
         begun = self._appends.begin(topic, seconds, records, key, timestamp, headers, stream, watermark, idle, if_llsn)
         if begun is not None:
             try:
@@ -371,7 +354,8 @@ class AsyncClient(PublishingCalls):
     ) -> Visit[Ack] | None:
         """Return the append of a waiting thread without a coroutine; None if it needs one. Any thread may call it."""
         check_topic(topic)
-        return None if self._is_closed else self._appends.visit(topic, self._seconds(timeout), records, **given)
+        seconds = self._timeout if timeout is None else check_timeout(timeout)
+        return None if self._is_closed else self._appends.visit(topic, seconds, records, **given)
 
     async def declare(
         self,
@@ -584,18 +568,9 @@ class AsyncClient(PublishingCalls):
         deadline = self._deadline(timeout)
         check_name("producer", id)
         info = await self._catalogs.topic(topic, deadline)
-        producer = AsyncProducer(
-            self._catalogs,
-            self._nodes,
-            self._repository,
-            self._shipping,
-            self._appends,
-            topic,
-            self._catalogs.view.schema(info),
-            id,
-            self._timeout,
-            buffer_bytes,
-        )
+        schema = self._catalogs.view.schema(info)
+        parts = self._catalogs, self._nodes, self._repository, self._shipping, self._appends
+        producer = AsyncProducer(*parts, topic, schema, id, self._timeout, buffer_bytes)
         # Added before it is open, so that closing the client ends it then too.
         self._producers = {known for known in self._producers if not known.is_closed} | {producer}
         await producer.open(deadline)

@@ -17,8 +17,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
-from cutwater.client.loop_thread import LoopThread
-from cutwater.client.thread_calls import NotThisWay, Visit
+from cutwater.client.loop_thread import LoopThread, NotThisWay, Visit
 from cutwater.runtime.deadlines import check_timeout
 
 P = ParamSpec("P")

@@ -23,8 +23,8 @@ from cutwater.client.convert.encoding import Compression, Limits
 from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
-from cutwater.client.produce.producer import AsyncProducer, declaration
-from cutwater.client.produce.producer_queue import SentAppend
+from cutwater.client.produce.producer import AsyncProducer
+from cutwater.client.produce.producer_queue import SentAppend, declaration
 from cutwater.client.produce.sent_future import SentFuture
 from cutwater.client.publish.part_writer import AsyncStager
 from cutwater.client.subscribe.subscriptions import AsyncSubscription, Skipped, abandon_with

@@ -74,7 +74,7 @@ AppendRecords: TypeAlias = Single | Values | pa.RecordBatch
 def owned(part: AppendRecords) -> AppendRecords:
     """Return the part in memory of its own. A part waits until its batch is sent, and a caller that appends NumPy,
     pandas or Arrow data may write to that memory meanwhile."""
-    if isinstance(part, Single):
+    if isinstance(part, Single) or (isinstance(part, Values) and type(part.data) is bytes):
         return part
     if isinstance(part, Values):
         return Values(bytes(part.offsets), bytes(part.data), part.start, part.count, part.timestamp)

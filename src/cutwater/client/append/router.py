@@ -24,7 +24,7 @@ from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.convert.times import TIMES, Time
 from cutwater.client.convert.value_checks import check_arrow
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
-from cutwater.client.thread_calls import NotThisWay, Visit
+from cutwater.client.loop_thread import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFound, Unavailable
 from cutwater.runtime.deadlines import Deadline
@@ -313,7 +313,8 @@ class AppendVisit(Visit[Ack]):
 
     __slots__ = ("_ack", "_error", "_is_done", "_submit", "append")
 
-    append: RoutedAppend
+    append: RoutedAppend | None
+    """None once it has begun: the append refers to this visit, and without the way back its memory is free at once."""
 
     def __init__(self, submit: Callable[[RoutedAppend], BatchQueue | None], seconds: float) -> None:
         super().__init__(seconds)
@@ -323,7 +324,8 @@ class AppendVisit(Visit[Ack]):
         self._is_done = False
 
     def begin(self) -> None:
-        append = self.append
+        append, self.append = self.append, None
+        assert append is not None
         try:
             append.at = asyncio.get_running_loop().time() + append.seconds
             if self._submit(append) is not None:
@@ -359,7 +361,7 @@ class AppendVisit(Visit[Ack]):
 
     def stuck(self, seconds: float) -> CutwaterError:
         return AppendUnknown(
-            f"no answer came within {self.append.seconds:g} s, as a disk of this log does not answer, so whether the "
+            f"no answer came within {self.seconds:g} s, as a disk of this log does not answer, so whether the "
             "append is in the log is not known: see to the disk, and read the log, or use a producer, which finds out"
         )
 

@@ -144,7 +144,8 @@ class Shipping:
 
     def head(self, info: StreamInfo) -> Connection | None:
         """Return the connection to the head of a log stream, if there is one that can be used at once."""
-        return self._nodes.ready(self._catalogs.view.address(info.chain[0]))
+        address = self._catalogs.view.addresses.get(info.chain[0])
+        return None if address is None else self._nodes.ready(address)
 
     def post(
         self,

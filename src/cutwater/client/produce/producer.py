@@ -1,9 +1,8 @@
 """A named producer: pipelined, collected into batches, and exactly once over retries, seals and restarts.
 
-Records wait in a buffer of bounded size until they become part of a batch. ``core.producer_session`` numbers and sends
-batches, and keeps each of them until its fate is known. This module provides what that machine needs: messages to the
-head of its log stream, all over one connection so that they keep their order; questions to sealed replicas and to the
-metadata repository; and a look at the catalog whenever there is no progress.
+``core.producer_session`` numbers and sends batches, and keeps each of them until its fate is known. This module does
+the rest: messages to the head of its log stream, all over one connection so that they keep their order; questions to
+sealed replicas and to the metadata repository; and a look at the catalog whenever there is no progress.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from cutwater.client.append.batcher import AppendOutcome
-from cutwater.client.append.declarations import declared_of, required
+from cutwater.client.append.declarations import declared_of
 from cutwater.client.append.plain_arrow import owned
 from cutwater.client.append.router import Appends
 from cutwater.client.append.sender import Shipping
@@ -26,8 +25,16 @@ from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.convert.times import Time
-from cutwater.client.errors import ClientClosed, InvalidRecord
-from cutwater.client.produce.producer_queue import IN_FLIGHT_MAX, Flight, ProducerQueue, SentAppend
+from cutwater.client.errors import ClientClosed
+from cutwater.client.produce.producer_queue import (
+    IN_FLIGHT_MAX,
+    RECORD_COST_BYTES,
+    Flight,
+    ProducerQueue,
+    SentAppend,
+    declaration,
+    not_encoded,
+)
 from cutwater.core.producer_session import (
     AskFate,
     AskMetadata,
@@ -55,7 +62,6 @@ from cutwater.errors import (
     NotFound,
     NotSealed,
     ProducerFenced,
-    ResourceExhausted,
     SequenceExpired,
     SequenceReused,
     Unavailable,
@@ -68,10 +74,6 @@ from cutwater.types import Ack, Batch, BatchKind, Epoch, LogStreamId, ProducerId
 from cutwater.wire.connection import Connection
 
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
-RECORD_COST_BYTES = 64
-"""Approximate overhead of a call of send() besides its values."""
-DECLARATION_BYTES = 128
-"""Approximate room that a declaration takes."""
 
 SEND_MS_MAX = 10_000
 """How long one attempt may take; the next one finds out what became of it."""
@@ -127,7 +129,7 @@ class AsyncProducer:
         self._failure: CutwaterError | None = None
         """Why nothing more can be sent."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closing = False
+        self.is_closed = False
         self._is_stopped = False
         """Whether answers from outside are ignored from now on."""
 
@@ -194,7 +196,7 @@ class AsyncProducer:
     async def wait_for_room(self, size: int, *, timeout: float, at: float | None = None) -> None:
         """Wait until there is room for a send, or raise why there will be none."""
         await self._until(
-            lambda: self._queue.has_room(size) or self._failure is not None or self._is_closing,
+            lambda: self._queue.has_room(size) or self._failure is not None or self.is_closed,
             Deadline(timeout, at),
             "has no room, so nothing was sent",
         )
@@ -215,7 +217,7 @@ class AsyncProducer:
     def _check_open(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._is_closing:
+        if self.is_closed:
             raise ClientClosed(f"producer {self.id!r} was closed")
 
     def _deadline(self, timeout: float | None) -> Deadline:
@@ -250,26 +252,22 @@ class AsyncProducer:
         await self._end(Deadline(self.timeout), is_all=False)
 
     async def _end(self, deadline: Deadline, *, is_all: bool) -> None:
-        if self._is_closing:
+        if self.is_closed:
             return
-        self._is_closing = True
+        self.is_closed = True
         self._changed.set()
         try:
             await self.flush(timeout=deadline.seconds)
-            if is_all:
-                await self._until_known(deadline)
+            while is_all and (unknown := self._queue.unknown()):
+                if not await self._change(deadline):
+                    count = sum(append.count for append in unknown)
+                    raise AppendUnknown(
+                        f"producer {self.id!r} ends, after {deadline.seconds:g} s, before it knows what became of "
+                        f"{counted(count, 'record')}, and does not go on trying: read the log to see whether it is "
+                        "there"
+                    )
         finally:
             await self._stop(ClientClosed(f"producer {self.id!r} was closed before this was sent"))
-
-    async def _until_known(self, deadline: Deadline) -> None:
-        try:
-            await self._until(lambda: not self._queue.unknown(), deadline, "has not heard of all that was sent")
-        except DeadlineExceeded as error:
-            count = sum(append.count for append in self._queue.unknown())
-            raise AppendUnknown(
-                f"producer {self.id!r} ends, after {deadline.seconds:g} s, before it knows what became of "
-                f"{counted(count, 'record')}, and does not go on trying: read the log to see whether it is there"
-            ) from error
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -279,24 +277,18 @@ class AsyncProducer:
     ) -> None:
         await self.close()
 
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closing
-
-    # From records to numbered batches.
-
     async def _until(self, holds: Callable[[], bool], deadline: Deadline, otherwise: str) -> None:
         while not holds():
-            self._changed.clear()
-            try:
-                async with asyncio.timeout_at(deadline.at):
-                    await self._changed.wait()
-            except TimeoutError:
+            if not await self._change(deadline):
                 raise DeadlineExceeded(
                     f"producer {self.id!r} {otherwise}, after {deadline.seconds:g} s: it {self._session.phase.value}, "
                     f"{len(self._queue)} calls of send() wait for that and {len(self._queue.flights)} batches are "
                     "under way"
-                ) from None
+                )
+
+    async def _change(self, deadline: Deadline) -> bool:
+        self._changed.clear()
+        return await _within(self._changed, deadline.left)
 
     @property
     def held_bytes(self) -> int:
@@ -322,12 +314,9 @@ class AsyncProducer:
                 continue
             try:
                 batch = self._batch(group)
-            except CutwaterError as error:
-                self._queue.refuse(group, error)
-                continue
             except Exception as error:
-                # An unexpected error, such as no memory. Callers must not wait for ever.
-                self._queue.refuse(group, _not_encoded(error))
+                # Callers must not wait for ever, also after an unexpected error, such as no memory.
+                self._queue.refuse(group, error if isinstance(error, CutwaterError) else not_encoded(error))
                 continue
             sequence, effects = self._session.submit(batch)
             if not self._queue.flights:
@@ -344,8 +333,6 @@ class AsyncProducer:
     def _may_send(self) -> bool:
         is_ready = self._session.phase is Phase.READY and self._session.has_room
         return is_ready and len(self._queue.flights) < IN_FLIGHT_MAX and not self._is_stopped
-
-    # Effects of the session.
 
     def _do(self, effects: list[SessionEffect]) -> None:
         for effect in effects:
@@ -364,7 +351,6 @@ class AsyncProducer:
                     self._go_on()
 
     def _go_on(self) -> None:
-        """Send more, if there is room for it."""
         self._moved_at = self._loop.time()
         self._changed.set()
         self._depart_soon()
@@ -372,10 +358,8 @@ class AsyncProducer:
     def _head(self, stream: LogStreamId) -> tuple[StreamInfo, Connection] | None:
         """Return the head to which batches of this log stream go, or None if it cannot be reached now."""
         info = self._catalogs.view.streams.get(stream)
-        if info is None or not info.is_open or not info.chain or info.chain[0] not in self._catalogs.view.addresses:
-            return None
-        connection = self._shipping.head(info)
-        return None if connection is None else (info, connection)
+        connection = self._shipping.head(info) if info is not None and info.is_open and info.chain else None
+        return None if info is None or connection is None else (info, connection)
 
     def _send(self, effect: SendBatch) -> None:
         """Send to the head, if it can be reached now; otherwise ``_keep`` sends again."""
@@ -412,8 +396,7 @@ class AsyncProducer:
             self._catalogs.heard(answer.revision)
             if kind is BatchKind.FENCE:
                 self._do(self._session.fence_committed(tag, answer.last_sequence))
-                self._changed.set()
-                self._depart_soon()
+                self._go_on()
             else:
                 self._do(self._session.acked(tag.sequence, answer.ack))
         elif isinstance(outcome, ProducerFenced):
@@ -482,12 +465,9 @@ class AsyncProducer:
     async def _know(self, grant: ProducerGrant) -> None:
         """Fetch the catalog and connect to the head: the granted log stream may be newer than the cached catalog, and
         its head may not be connected."""
-        deadline = Deadline(CONNECT_SECONDS)
-        view = self._catalogs.view
-        info = view.streams.get(grant.stream)
+        info = self._catalogs.view.streams.get(grant.stream)
         if info is None or not info.is_open:
-            view = await self._catalogs.fresh(deadline)
-            info = view.streams.get(grant.stream)
+            info = (await self._catalogs.fresh(Deadline(CONNECT_SECONDS))).streams.get(grant.stream)
         if info is not None and info.chain:
             await self._connected(info)
 
@@ -505,14 +485,19 @@ class AsyncProducer:
     async def _keep(self) -> None:
         wait = RETRY_SECONDS_MIN
         while True:
-            is_troubled = await self._pause(wait)
+            is_troubled = await _within(self._trouble, max(wait, LOOK_SECONDS))
+            if is_troubled:
+                self._trouble.clear()
             if self._session.phase is Phase.FENCED or self._failure is not None:
                 continue
             waits = bool(self._queue.flights) or len(self._queue) > 0 or self._session.phase is not Phase.READY
             silence = self._loop.time() - self._moved_at if waits else 0.0
             is_stuck = silence > STUCK_SECONDS
             if silence > SLOW_SECONDS:
-                self._blame_head()
+                self._catalogs.look()
+                info = self._catalogs.view.streams.get(self._session.stream)
+                if info is not None and info.is_open and info.chain:
+                    self._shipping.blame(info)
             if not (is_troubled and waits) and not is_stuck:
                 wait = RETRY_SECONDS_MIN
                 continue
@@ -521,28 +506,11 @@ class AsyncProducer:
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
-    def _blame_head(self) -> None:
-        info = self._catalogs.view.streams.get(self._session.stream)
-        if info is not None and info.is_open and info.chain:
-            self._shipping.blame(info)
-        else:
-            self._catalogs.look()
-
     def _take_catalog(self, view: CatalogView) -> None:
         """Check the batches in flight at once if their epoch has ended."""
         info = view.streams.get(self._session.stream)
         if self._queue.flights and (info is None or not info.is_open or (info.stream, info.epoch) != self._sent_in):
             self._trouble.set()
-
-    async def _pause(self, wait: float) -> bool:
-        """Wait until there is trouble, or until the next regular check. Returns whether there is trouble."""
-        try:
-            async with asyncio.timeout(max(wait, LOOK_SECONDS)):
-                await self._trouble.wait()
-        except TimeoutError:
-            return False
-        self._trouble.clear()
-        return True
 
     async def _nudge(self) -> None:
         session = self._session
@@ -588,7 +556,7 @@ class AsyncProducer:
         self._changed.set()
 
     async def _stop(self, error: CutwaterError) -> None:
-        self._is_closing = self._is_stopped = True
+        self.is_closed = self._is_stopped = True
         self._catalogs.listeners.discard(self._take_catalog)
         tasks = list(self._tasks)
         for task in tasks:
@@ -615,16 +583,15 @@ class AsyncProducer:
             self._give_up(failure)
 
 
-def declaration(outcome: AppendOutcome, seconds: float, watermark: Time | None, idle: bool) -> SentAppend:
-    return SentAppend(None, 1, DECLARATION_BYTES, seconds, outcome, declared=required(watermark, idle))
-
-
 def _fenced(name: str) -> ProducerFenced:
     return ProducerFenced(f"producer {name!r} was opened again elsewhere: stop using it here")
 
 
-def _not_encoded(error: Exception) -> CutwaterError:
-    what = f"these records could not be made ready ({error!r}), so nothing of them was sent"
-    if isinstance(error, MemoryError):
-        return ResourceExhausted(f"{what}: send fewer at a time", retry_ms=100)
-    return InvalidRecord(what)
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event; return whether it came in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -10,15 +10,21 @@ from itertools import chain
 
 from msgspec import Struct
 
-from cutwater.client.append.batcher import AppendQueue, QueuedAppend, shares
-from cutwater.client.append.declarations import Declared
+from cutwater.client.append.batcher import AppendOutcome, AppendQueue, QueuedAppend, shares
+from cutwater.client.append.declarations import Declared, required
+from cutwater.client.convert.times import Time
+from cutwater.client.errors import InvalidRecord
 from cutwater.client.produce.sent_future import SentFuture, settle_together
 from cutwater.core.producer_session import Settled, Withdrawn
-from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
+from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, ResourceExhausted
 from cutwater.types import Ack
 from cutwater.types import Sequence as SequenceNumber
 
 IN_FLIGHT_MAX = 8
+RECORD_COST_BYTES = 64
+"""Approximate overhead of a call of send() besides its values."""
+DECLARATION_BYTES = 128
+"""Approximate room that a declaration takes."""
 
 
 class Flight(Struct, eq=False):
@@ -197,3 +203,14 @@ def _unknown(name: str, error: CutwaterError) -> AppendUnknown:
         f"producer {name!r} ended ({error.message}) before it knew what became of this: read the log to see whether it "
         "is there"
     )
+
+
+def declaration(outcome: AppendOutcome, seconds: float, watermark: Time | None, idle: bool) -> SentAppend:
+    return SentAppend(None, 1, DECLARATION_BYTES, seconds, outcome, declared=required(watermark, idle))
+
+
+def not_encoded(error: Exception) -> CutwaterError:
+    what = f"these records could not be made ready ({error!r}), so nothing of them was sent"
+    if isinstance(error, MemoryError):
+        return ResourceExhausted(f"{what}: send fewer at a time", retry_ms=100)
+    return InvalidRecord(what)
