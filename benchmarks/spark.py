@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +33,7 @@ STREAMS = 2
 ROUNDS, READ_ROUNDS = 5, 15
 """Reads are near their target, and the results of five rounds ranged from 0.70 to 0.85 within an hour."""
 TRIGGERS, ROWS_PER_TRIGGER = 30, 10
+BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 TOPIC, SMALL_TOPIC, COPY_TOPIC = "rows", "few", "copies"
 NARROW = "glsn,value"
 
@@ -147,10 +149,10 @@ def _fill(log: cutwater.Client) -> None:
     streams = log.create_topic(TOPIC, streams=STREAMS).streams
     for i in range(ROWS // ROWS_PER_BATCH):
         values = pa.repeat(pa.scalar(b"%0*d" % (VALUE_BYTES, i), pa.binary()), ROWS_PER_BATCH)
-        log.append(TOPIC, values, stream=streams[i % STREAMS], timestamp=i * 1_000)
+        log.append(TOPIC, values, stream=streams[i % STREAMS], timestamp=BEGIN + timedelta(milliseconds=i))
     log.create_topic(SMALL_TOPIC)
     for i in range(TRIGGERS):
-        log.append(SMALL_TOPIC, [b"x" * VALUE_BYTES] * ROWS_PER_TRIGGER, timestamp=i)
+        log.append(SMALL_TOPIC, [b"x" * VALUE_BYTES] * ROWS_PER_TRIGGER, timestamp=BEGIN + timedelta(microseconds=i))
 
 
 def _rates(spark: Any, options: dict[str, str], directory: Path, kept: list[Path]) -> dict[str, list[float]]:

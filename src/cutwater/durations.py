@@ -1,4 +1,5 @@
-"""Parses and formats durations: users write them in several forms, and the package counts whole milliseconds."""
+"""Durations and times as users write them. Durations have several forms, and the package counts whole milliseconds; a
+time is never an integer, because its unit would be a guess."""
 
 from __future__ import annotations
 
@@ -65,3 +66,12 @@ def shown(value_ms: int) -> str:
         if value_ms and value_ms % size == 0:
             return f"{value_ms // size}{unit}"
     return f"{value_ms}ms"
+
+
+def integer_is_no_time(number: object) -> str:
+    """Return the error text for an integer in the place of a time, in a row or in a column of Arrow."""
+    return (
+        f"{number} is an integer, and whether it counts seconds, milliseconds or microseconds cannot be told: give a "
+        "datetime with a time zone, such as datetime.fromtimestamp(seconds, UTC), or Arrow timestamps, such as "
+        "numbers.cast(pa.timestamp('ms', 'UTC'))"
+    )

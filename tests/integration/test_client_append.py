@@ -33,6 +33,7 @@ from cutwater.protocol.errors import ConnectionLost, WrongCluster
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import LogStreamId, Retention
 from tests.integration.log_cluster import LogCluster, with_log
+from tests.times import at_us
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -52,7 +53,11 @@ def test_what_is_appended_can_be_read(tmp_path: Path) -> None:
         assert record.headers == {"h": b"1"}
         assert record == await log.read(ack.glsn, stream=ack.stream)
         many = await log.append(
-            "t", [b"a", "b", b""], key=[None, b"x", b"y"], timestamp=[1, 2, 3], stream=made.streams[1]
+            "t",
+            [b"a", "b", b""],
+            key=[None, b"x", b"y"],
+            timestamp=[at_us(1), at_us(2), at_us(3)],
+            stream=made.streams[1],
         )
         assert (many.count, many.stream) == (3, made.streams[1])
         found = [await log.read(many.glsn + i) for i in range(3)]

@@ -15,6 +15,7 @@ from cutwater.errors import AppendUnknown, DeadlineExceeded, InvalidArgument, No
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import Ack, LogStreamId
 from tests.integration.log_cluster import LogCluster, seeded, with_log
+from tests.times import at_us
 
 
 async def content(log: AsyncClient) -> dict[int, bytes]:
@@ -27,7 +28,7 @@ def test_records_are_there_in_order_with_the_positions_that_were_told(tmp_path: 
         before = cluster.nodes[1].node.counters.appends
         async with await log.producer("t", id="p") as producer:
             futures = [await producer.send(b"%d" % i, key=b"k") for i in range(2000)]
-            futures.append(await producer.send([b"a", b"b"], timestamp=[1, 2], headers={"h": b"1"}))
+            futures.append(await producer.send([b"a", b"b"], timestamp=[at_us(1), at_us(2)], headers={"h": b"1"}))
             futures.append(await producer.send(pa.table({"value": [b"c"] * 3})))
             await producer.flush()
             acks = [future.result() for future in futures]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ AT_ONCE_SECONDS = 5.0
 """Far below the timeout of a send, which is 30 s."""
 
 
-def ahead(seconds: float) -> int:
-    return time.time_ns() // 1_000 + int(seconds * 1_000_000)
+def ahead(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
 async def content(log: AsyncClient) -> dict[int, bytes]:

@@ -32,7 +32,9 @@ def test_the_smallest_of_the_largest_times_so_far(tmp_path: Path) -> None:
         streams = (await log.create_topic("t", streams=3)).streams
         for _ in range(30):
             times = [random.randrange(10_000_000) for _ in range(random.randrange(1, 5))]
-            await log.append("t", [b"x"] * len(times), timestamp=times, stream=random.choice(streams))
+            await log.append(
+                "t", [b"x"] * len(times), timestamp=[at(time) for time in times], stream=random.choice(streams)
+            )
         bound = timedelta(milliseconds=5)
         largest: dict[int, int] = {}
         expected: dict[int, datetime | None] = {}
@@ -93,7 +95,7 @@ def test_declared_watermarks_idle_streams_and_errors(tmp_path: Path) -> None:
 def test_a_silent_stream_is_left_out_when_the_clock_says_so(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         first, second = (await log.create_topic("t", streams=2)).streams
-        ack = await log.append("t", b"x", stream=first, timestamp=5_000_000)
+        ack = await log.append("t", b"x", stream=first, timestamp=at(5_000_000))
         committed = (await log.read(ack.glsn)).ingested_us
         marks: ClockMarks = await cluster.ask(ClockRequest(ack.glsn))
         while not marks.marks:
@@ -106,7 +108,7 @@ def test_a_silent_stream_is_left_out_when_the_clock_says_so(tmp_path: Path) -> N
         assert await log.watermark("t", at=tick.glsn, idle_after=idle_after) == at(5_000_000 - 1_000)
         assert await log.watermark("t", at=tick.glsn, idle_after=FAR) is None
         # One that speaks again counts again, and the watermark does not go back.
-        again = await log.append("t", b"y", stream=second, timestamp=1_000_000)
+        again = await log.append("t", b"y", stream=second, timestamp=at(1_000_000))
         assert await log.watermark("t", at=again.glsn, idle_after=idle_after) == at(5_000_000 - 1_000)
         assert await log.watermark("t", at=again.glsn, idle_after=FAR) == at(1_000_000 - 1_000)
 
@@ -132,7 +134,9 @@ def test_it_is_the_same_wherever_the_walk_begins(tmp_path: Path, monkeypatch: py
             # One stream after the other is left out for a while.
             stream = random.choice([s for i, s in enumerate(streams) if i != turn // 20 % 3])
             watermark = at(max(times) - 10_000) if random.random() < 0.5 else None
-            await log.append("t", [b"x"] * len(times), timestamp=times, stream=stream, watermark=watermark)
+            await log.append(
+                "t", [b"x"] * len(times), timestamp=[at(time) for time in times], stream=stream, watermark=watermark
+            )
             if random.random() < 0.1:
                 await asyncio.sleep(0.02)
         end = await log.tail()
@@ -165,7 +169,7 @@ def test_a_long_topic_is_read_at_its_end_only(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(watermarks, "Feed", Noting)
         streams = (await log.create_topic("t", streams=2)).streams
         for turn in range(60):
-            times = [turn * 1_000_000 + i for i in range(500)]
+            times = [at(turn * 1_000_000 + i) for i in range(500)]
             await log.append("t", [b"x"] * 500, timestamp=times, stream=streams[turn % 2])
         async with cluster.client() as other:
             for glsn in (None, 25_000, 20_000):
@@ -222,8 +226,8 @@ def test_after_a_trim_log_streams_that_were_sealed_for_good_before_do_not_count(
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         first, second = (await log.create_topic("t", streams=2)).streams
         await log.create_topic("u")
-        await log.append("t", b"x", timestamp=500_000_000, stream=second)
-        await log.append("t", b"x", timestamp=100_000_000, stream=first, idle=True)
+        await log.append("t", b"x", timestamp=at(500_000_000), stream=second)
+        await log.append("t", b"x", timestamp=at(100_000_000), stream=first, idle=True)
         assert (await log.change_topic("t", streams=1)).streams == (first,)
         after = await log.append("u", b"y")
         await log.trim("t", before=after.glsn + 1)

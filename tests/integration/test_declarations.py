@@ -15,10 +15,11 @@ from cutwater.core.requests import SealRequest
 from cutwater.errors import InvalidArgument, NoRecordHere, NotFound, StreamSealed
 from cutwater.protocol.scan_api import COLUMNS, NOTHING
 from cutwater.protocol.storage_api import EventTimeAnswer
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import GLSN, LogStreamId
 from tests.integration.log_cluster import LogCluster, with_log
+from tests.times import at_us
 
 SMALL = SegmentOptions(segment_bytes=4_000, index_interval_bytes=1_000, commits_per_file=16)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -60,7 +61,9 @@ def test_a_declaration_takes_one_position_that_subscribers_never_see(tmp_path: P
         assert [ack.count for ack in acks] == [1, 1, 1]
         (one,) = await log.declare("t", idle=True, stream=streams[1])
         assert one.stream == streams[1]
-        last = await log.append("t", [b"a", b"b"], watermark=NOON_US + 5, idle=True, stream=streams[2], timestamp=9)
+        last = await log.append(
+            "t", [b"a", b"b"], watermark=at_us(NOON_US + 5), idle=True, stream=streams[2], timestamp=at_us(9)
+        )
         assert await content(log) == [b"first", b"a", b"b"]
         assert [record.value async for record in log.subscribe("t", start=acks[0].glsn, follow=False)] == [b"a", b"b"]
         rows = [batch.num_rows async for batch in log.batches("t", start=1, follow=False, columns=["value"])]
@@ -84,7 +87,7 @@ def test_a_declaration_takes_one_position_that_subscribers_never_see(tmp_path: P
 def test_idleness_lasts_until_the_next_entry_of_the_stream_fences_included(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         (stream,) = (await log.create_topic("t")).streams
-        ack = await log.append("t", [b"a", b"b"], idle=True, timestamp=7)
+        ack = await log.append("t", [b"a", b"b"], idle=True, timestamp=at_us(7))
         (declared,) = await log.declare("t", idle=True)
         # Only at its end does a batch declare anything; and a reader may begin anywhere.
         assert [(await event_time(log, stream, ack.glsn + i)).idle for i in range(-1, 2)] == [False, False, True]
@@ -105,8 +108,8 @@ def test_what_is_declared_outlives_restarts_trims_and_syncs(tmp_path: Path) -> N
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         (stream,) = (await log.create_topic("t", replication=2)).streams
         for i in range(30):
-            await log.append("t", b"%d" % i * 100, timestamp=i)
-            await log.declare("t", watermark=i + 1, idle=i % 2 == 0)
+            await log.append("t", b"%d" % i * 100, timestamp=at_us(i))
+            await log.declare("t", watermark=at_us(i + 1), idle=i % 2 == 0)
         before = await heads(cluster, stream)
         await cluster.stop_node(2)
         (last,) = await log.declare("t", watermark=NOON, idle=True, timeout=20)
@@ -140,12 +143,12 @@ def test_a_declaration_of_a_producer_is_there_once_and_in_order(tmp_path: Path) 
         async with FaultProxy("127.0.0.1", cluster.ports[1]) as proxy:
             await cluster.restart_node(1, advertise=proxy.address)
             async with await log.producer("t", id="p") as producer:
-                first = await (await producer.send(b"first", timestamp=1))
+                first = await (await producer.send(b"first", timestamp=at_us(1)))
                 proxy.swallow(from_target=True)
-                sent = [await producer.send(b"%d" % i, timestamp=i) for i in range(3)]
+                sent = [await producer.send(b"%d" % i, timestamp=at_us(i)) for i in range(3)]
                 declared = await producer.declare(watermark=NOON, idle=True)
-                sent.append(await producer.send(b"3", timestamp=3, watermark=NOON_US + 1))
-                sent.append(await producer.send(b"4", timestamp=4))
+                sent.append(await producer.send(b"3", timestamp=at_us(3), watermark=at_us(NOON_US + 1)))
+                sent.append(await producer.send(b"4", timestamp=at_us(4)))
                 replica = cluster.nodes[1].node.replicas[LogStreamId(stream)].replica
                 await cluster.until(lambda: replica.committed_end >= 8, "all of it is in the log")
                 assert not declared.done()
@@ -175,6 +178,8 @@ def test_what_cannot_be_declared_is_refused(tmp_path: Path) -> None:
             await log.append("t", b"x", idle="yes")  # type: ignore[arg-type]
         with pytest.raises(InvalidRecord, match="has no time zone"):
             await log.declare("t", watermark=datetime(2026, 1, 1))
+        with pytest.raises(InvalidRecord, match="'watermark': 1767268800000 is an integer"):
+            await log.declare("t", watermark=NOON_US // 1_000)  # type: ignore[arg-type]
         with pytest.raises(NotFound, match="has no log stream 99"):
             await log.declare("t", idle=True, stream=99)
         with pytest.raises(NotFound):

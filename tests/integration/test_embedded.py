@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -36,6 +37,7 @@ from cutwater.cli.framework.target import check_log
 from cutwater.client import client as client_module
 from cutwater.client.append import router as appends
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.cluster.holder_file import Holder, read_holder
 from cutwater.client.convert.encoding import Limits
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX
@@ -52,6 +54,7 @@ from cutwater.errors import (
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.runtime.event_loop import run
 from cutwater.storage.files import OsFiles
+from tests.times import at_us
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -66,7 +69,7 @@ def test_append_subscribe_and_the_rest_without_asyncio(log: cutwater.Client) -> 
     log.create_topic("orders", streams=3)
     ack = log.append("orders", b"hello")
     assert (log.read(ack.glsn).value, log.tail() >= ack.glsn) == (b"hello", True)
-    log.append("orders", [b"a", b"b"], key=[b"k", None], timestamp=[1, 2])
+    log.append("orders", [b"a", b"b"], key=[b"k", None], timestamp=[at_us(1), at_us(2)])
     assert [record.value for record in log.subscribe("orders", follow=False)] == [b"hello", b"a", b"b"]
     assert sum(batch.num_rows for batch in log.batches("orders", start=ack.glsn + 1, follow=False)) == 2
     assert log.table("orders").to_pandas()["value"].to_list() == [b"hello", b"a", b"b"]
@@ -234,6 +237,46 @@ def test_of_many_values_the_one_that_is_too_large_is_named(log: cutwater.Client)
         producer.send(values)
     assert log.append("one", values.slice(0, 100_000)).count == 100_000
     assert sum(1 for _ in log.subscribe("one", follow=False)) == 100_000
+
+
+def outcome_of(append: Callable[..., cutwater.Ack], log: cutwater.Client, given: dict[str, Any]) -> object:
+    """What an append has stored, or the error."""
+    try:
+        ack = append(**given)
+    except cutwater.CutwaterError as error:
+        return type(error), error.message
+    records = [log.read(ack.glsn + i) for i in range(ack.count)]
+    is_given = "timestamp" in given
+    return [(record.value, record.key, record.headers, is_given and record.timestamp) for record in records]
+
+
+def test_threads_append_what_coroutines_append(log: cutwater.Client) -> None:
+    """Threads have a way of their own that is cheaper."""
+    log.create_topic("plain")
+    log.create_topic("typed", schema={"n": pa.int64()})
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    some = pa.array([b"a", b"", b"c"], pa.binary())
+    values: list[Any] = [
+        b"x",
+        "text",
+        [b"a", b"b"],
+        some,
+        pa.table({"value": some}),
+        pa.array([b"y" * 100] * 1_000),
+        7,
+        {},
+    ]
+    options: list[dict[str, Any]] = [
+        *({}, {"key": b"k"}, {"key": 3}, {"headers": {"a": b"b"}}, {"timestamp": at}, {"idle": True}, {"idle": 2}),
+        *({"watermark": at}, {"stream": 1}, {"stream": 99, "timeout": 5}, {"stream": "a"}, {"if_llsn": 1}),
+    ]
+    cases = [{"topic": "plain", "records": records, **extra} for records in values for extra in options]
+    cases += [{"topic": "typed", "records": records} for records in ({"n": 1}, [{"n": 2}, {"n": 3}], {"m": 1}, b"x")]
+    cases += [{"topic": "none", "records": b"x"}, {"topic": 3, "records": b"x"}]
+    for given in cases:
+        by_thread = outcome_of(log.append, log, given)
+        by_coroutine = outcome_of(lambda **given: log._loop.run(log._async.append(**given)), log, given)
+        assert by_thread == by_coroutine, given
 
 
 def test_back_pressure_stops_a_thread_that_sends_too_much(log: cutwater.Client) -> None:
@@ -691,7 +734,7 @@ def test_with_asyncio_closing_goes_on_also_if_who_waits_for_it_is_cancelled(tmp_
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)
             await asyncio.gather(log.close(), log.close())
-            assert embedded.holder_of(tmp_path) is None
+            assert read_holder(tmp_path) is None
             await log.close()
 
     run(test())
@@ -701,7 +744,7 @@ def test_a_holder_that_does_not_answer_may_be_this_process(tmp_path: Path) -> No
     lock = OsFiles().lock(tmp_path / "lock")
     assert lock is not None
     for pid, said in ((os.getpid(), "by this process before"), (os.getppid(), "in another process")):
-        (tmp_path / "holder.json").write_bytes(msgspec.json.encode(embedded.Holder(pid, "cutwater://127.0.0.1:1")))
+        (tmp_path / "holder.json").write_bytes(msgspec.json.encode(Holder(pid, "cutwater://127.0.0.1:1")))
         with pytest.raises(Unavailable, match=said):
             cutwater.open(tmp_path, timeout=0.1)
     lock.release()

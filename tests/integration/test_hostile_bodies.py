@@ -39,6 +39,7 @@ from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 from tests.integration.log_cluster import LogCluster, with_log
 from tests.integration.real_cluster import running_cluster
+from tests.times import at_us
 
 SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC"))])
 
@@ -394,12 +395,12 @@ def test_a_topic_may_refuse_event_times_that_are_far_ahead(tmp_path: Path) -> No
         assert topic.event_time_ahead_max is not None
         assert topic.event_time_ahead_max.total_seconds() == 3_600
         now = (await log.read((await log.append("t", b"now")).glsn)).timestamp_us
-        await log.append("t", b"a little ahead", timestamp=now + 1_800_000_000)
+        await log.append("t", b"a little ahead", timestamp=at_us(now + 1_800_000_000))
         for hours in (2, 24 * 365 * 100):
             with pytest.raises(InvalidArgument, match=r"ahead of the log's clock, and topic 't' takes at most 1h:"):
-                await log.append("t", b"far ahead", timestamp=now + hours * 3_600_000_000)
+                await log.append("t", b"far ahead", timestamp=at_us(now + hours * 3_600_000_000))
         with pytest.raises(InvalidArgument, match="declared watermark"):
-            await log.append("t", b"x", watermark=now + 7_200_000_000)
+            await log.append("t", b"x", watermark=at_us(now + 7_200_000_000))
         run = await log.open_run("far", "key of far")
         far = pa.table({"value": [b"far"], "timestamp": pa.array([now + 7_200_000_000], KEY_VALUE.field(2).type)})
         async with await log.stager(run, 0, "t") as stager:
@@ -410,7 +411,7 @@ def test_a_topic_may_refuse_event_times_that_are_far_ahead(tmp_path: Path) -> No
         async with asyncio.timeout(20):
             while True:
                 try:
-                    await log.append("t", b"far ahead", timestamp=now + 7_200_000_000)
+                    await log.append("t", b"far ahead", timestamp=at_us(now + 7_200_000_000))
                     break
                 except InvalidArgument:
                     await log.append("t", b"now")

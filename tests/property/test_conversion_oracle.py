@@ -169,6 +169,9 @@ def is_same(kind: pa.DataType, given: Any, found: Any) -> bool:
         return all(one[0] == other[0] and is_same(kind.item_type, one[1], other[1]) for one, other in pairs)
     if pa.types.is_nested(kind):
         return len(given) == len(found) and all(map(lambda *pair: is_same(kind.value_type, *pair), given, found))
+    if pa.types.is_timestamp(kind) and is_number(given):
+        # Its unit is not known.
+        return False
     if pa.types.is_temporal(kind):
         if isinstance(given, datetime) and not pa.types.is_timestamp(kind):
             return pa.types.is_date(kind) and given.tzinfo is None and given == datetime.combine(found, time())

@@ -24,11 +24,12 @@ from cutwater.core.read.watermark import BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, NotFound, Refused, Trimmed
 from cutwater.spark.options import read_options
 from cutwater.spark.session.worker_connections import link_to
-from cutwater.spark.source import planning
+from cutwater.spark.source import log_walk, planning
 from cutwater.spark.source.source import StreamReader
 from cutwater.types import GLSN, LogStreamId
 from tests.integration.log_cluster import seeded
 from tests.spark.planner_kit import FOREVER, columns, latest, read, rows_of, stream, watermarks
+from tests.times import at_us
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def fill(log: cutwater.Client, topic: str, random: Random, batches: int, streams
             topic,
             [random.randbytes(random.choice((0, 3, 200))) for _ in range(count)],
             key=[random.choice((None, b"k")) for _ in range(count)],
-            timestamp=[random.randrange(time_max) for _ in range(count)],
+            timestamp=[at_us(random.randrange(time_max)) for _ in range(count)],
             stream=random.choice(streams),
         )
 
@@ -69,7 +70,7 @@ def seen(table: pa.Table) -> dict[int, int | None]:
 def test_any_range_is_that_of_the_log(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, positions and watermarks, of one topic and of two, cut into parts and read from anywhere on."""
     random = seeded()
-    monkeypatch.setattr(planning, "LOOK_BACK", random.choice((1, 7, 4_096)))
+    monkeypatch.setattr(log_walk, "LOOK_BACK", random.choice((1, 7, 4_096)))
     a, b = fresh.create_topic("a", streams=3).streams, fresh.create_topic("b", streams=2).streams
     for _ in range(12):
         fill(fresh, "a", random, 5, a)
@@ -100,10 +101,10 @@ def test_any_range_is_that_of_the_log(fresh: cutwater.Client, monkeypatch: pytes
 def test_declared_watermarks_and_idle_streams(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``log.watermark`` says, which asks the clock of the log too."""
     random = seeded()
-    monkeypatch.setattr(planning, "LOOK_BACK", random.choice((1, 5, 4_096)))
+    monkeypatch.setattr(log_walk, "LOOK_BACK", random.choice((1, 5, 4_096)))
     streams = fresh.create_topic("t", streams=3).streams
     for _ in range(40):
-        declared = random.choice((None, random.randrange(10**8)))
+        declared = random.choice((None, at_us(random.randrange(10**8))))
         fresh.append("t", [b"x"] * random.choice((1, 3)), stream=random.choice(streams), watermark=declared)
     for options, arguments in (
         ({"watermark.punctuated": "true"}, {"punctuated": True}),
@@ -129,13 +130,13 @@ def test_a_stream_that_was_sealed_for_good(fresh: cutwater.Client) -> None:
             await admin.finalize(LogStreamId(stream))
 
     slow, fast = fresh.create_topic("t", streams=2).streams
-    fresh.append("t", b"x", stream=slow, timestamp=1_000_000)
-    fresh.append("t", b"x", stream=fast, timestamp=50_000_000)
+    fresh.append("t", b"x", stream=slow, timestamp=at_us(1_000_000))
+    fresh.append("t", b"x", stream=fast, timestamp=at_us(50_000_000))
     asyncio.run(finalize(slow))
     while len(streams := set(fresh.topic("t").streams) - {slow}) < 2:
         time.sleep(0.01)
     for number in (*sorted(streams), fast):
-        fresh.append("t", b"x", stream=number, timestamp=60_000_000)
+        fresh.append("t", b"x", stream=number, timestamp=at_us(60_000_000))
     found = seen(read(servers=fresh.servers, subscribe="t", **{"watermark.idleAfter": "9d"}))
     for glsn, watermark in found.items():
         right = fresh.watermark("t", at=glsn - 1, idle_after=timedelta(days=9)) if glsn > 1 else None
@@ -199,7 +200,7 @@ def test_an_idle_stream_lets_the_offset_move(fresh: cutwater.Client) -> None:
         topic = f"t{attempt}"
         speaks, _never = fresh.create_topic(topic, streams=2).streams
         time.sleep(2.1)
-        ack = fresh.append(topic, b"x", stream=speaks, timestamp=5_000_000)
+        ack = fresh.append(topic, b"x", stream=speaks, timestamp=at_us(5_000_000))
         options = {"servers": fresh.servers, "subscribe": topic, "startingOffsets": "earliest"}
         with stream(**options, **{"watermark.idleAfter": "3s"}) as reader:
             end = {"glsn": int(ack.glsn)}
@@ -458,7 +459,7 @@ def test_a_walk_begins_where_all_topics_have_begun() -> None:
     far = 100_000
 
     def begins(glsn: int, *firsts: int, rule: int = 2) -> list[int]:
-        return list(planning.walk_begins(glsn, [GLSN(first) for first in firsts], rule))
+        return list(log_walk.walk_begins(glsn, [GLSN(first) for first in firsts], rule))
 
     assert begins(far) == begins(far, 1, 1) == [far - 4_096, far - 65_536, 0]
     assert begins(far, 500, 90_001) == [far - 4_096, 90_000, 499]
@@ -506,10 +507,10 @@ def test_the_earliest_of_several_topics_after_a_restart(fresh: cutwater.Client) 
 def test_event_times_that_were_trimmed_still_count(fresh: cutwater.Client) -> None:
     """However much of the trim the replica that answers has heard of: the clock begins with what was said by then."""
     slow, fast = fresh.create_topic("t", streams=2).streams
-    fresh.append("t", b"x", stream=slow, timestamp=50_000_000)
-    fresh.append("t", b"x", stream=fast, timestamp=60_000_000)
-    left = fresh.append("t", b"x", stream=fast, timestamp=70_000_000)
-    last = fresh.append("t", b"x", stream=fast, timestamp=80_000_000)
+    fresh.append("t", b"x", stream=slow, timestamp=at_us(50_000_000))
+    fresh.append("t", b"x", stream=fast, timestamp=at_us(60_000_000))
+    left = fresh.append("t", b"x", stream=fast, timestamp=at_us(70_000_000))
+    last = fresh.append("t", b"x", stream=fast, timestamp=at_us(80_000_000))
     options = {"servers": fresh.servers, "subscribe": "t", "watermark.idleAfter": "9d"}
     right = seen(read(**options))[last.glsn]
     assert right == 50_000_000 - 1_000
@@ -534,7 +535,10 @@ def test_a_micro_batch_of_before_is_read_again_under_its_own_rule(fresh: cutwate
     fresh.create_topic("t")
     fresh.create_topic("u")
     while True:
-        acks = [fresh.append(topic, b"x", timestamp=time) for topic, time in (("t", 50_000), ("u", 100_000), ("u", 1))]
+        acks = [
+            fresh.append(topic, b"x", timestamp=at_us(time))
+            for topic, time in (("t", 50_000), ("u", 100_000), ("u", 1))
+        ]
         if acks[0].glsn + 2 == acks[2].glsn:
             break
     last = acks[2].glsn
@@ -558,8 +562,8 @@ def test_a_micro_batch_of_before_is_read_again_under_its_own_rule(fresh: cutwate
 def test_after_a_trim_rule_1_begins_with_no_watermark(fresh: cutwater.Client) -> None:
     """Rule 2 is evaluated where the log begins after a trim; rule 1 was not."""
     fresh.create_topic("t")
-    fresh.append("t", b"x", timestamp=50_000)
-    left = fresh.append("t", b"x", timestamp=60_000).glsn
+    fresh.append("t", b"x", timestamp=at_us(50_000))
+    left = fresh.append("t", b"x", timestamp=at_us(60_000)).glsn
     fresh.trim("t", before=left)
     options = {"servers": fresh.servers, "subscribe": "t", "startingOffsets": "earliest"}
     with stream(**options) as reader:

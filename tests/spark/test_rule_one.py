@@ -24,12 +24,12 @@ from cutwater.pipeline.clocks.rule_one import RuleOneSnapshot
 from cutwater.spark.options import where_of
 from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.planning import PipelinePlanner, Walk
-from cutwater.spark.pipeline.runner import program_of
 from cutwater.spark.savepoint.checkpoints import Origin
 from cutwater.spark.savepoint.savepoint_restore import _offset
 from cutwater.types import GLSN
-from tests.spark.pipeline_kit import placed, written
+from tests.spark.pipeline_kit import placed, program_of, written
 from tests.spark.rule_one import program
+from tests.times import at_us
 
 
 def unpacked(name: str, target: Path) -> Path:
@@ -89,7 +89,7 @@ def test_a_planned_micro_batch_is_replayed_under_its_rule_and_the_next_one_is_no
         assert json.loads(json.dumps(steps_of(walk))) == expected
         assert walk.clock == end.clock
         assert end.clock.watermark_ms == 49_999, "both log streams are idle, and nothing moves"
-        log.append("readings", b"", key=b"k", timestamp=10_000_000, stream=log.topic("readings").streams[0])
+        log.append("readings", b"", key=b"k", timestamp=at_us(10_000_000), stream=log.topic("readings").streams[0])
         following = planner.next(end, GLSN(log.tail()), drain=False, limited=False)
         assert following.rule == RULE
         assert isinstance(following.clock, ClockSnapshot)
@@ -178,7 +178,7 @@ def test_a_killed_run_goes_on_under_both_rules(tmp_path: Path, spark: SparkSessi
         while log.tail() <= offset(place, 1)["glsn"]:
             assert time.monotonic() < deadline, "the log's clock does not tick"
             time.sleep(0.1)
-        log.append("readings", b"", key=b"k", timestamp=58_000_000, stream=log.topic("readings").streams[1])
+        log.append("readings", b"", key=b"k", timestamp=at_us(58_000_000), stream=log.topic("readings").streams[1])
         p = program.made(log.servers)
         assert written(log, "out") == []
         p.run(spark=spark, checkpoint=checkpoint, available_now=True, parallelism=1, slices=1)

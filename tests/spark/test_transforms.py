@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812
 import cutwater
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
-from cutwater.spark.pipeline.runner import program_of
-from tests.spark.pipeline_kit import written
+from tests.spark.pipeline_kit import program_of, written
 from tests.spark.random_pipelines import expected
+from tests.times import at_us
 
 SCHEMA = pa.schema({"k": pa.string(), "n": pa.int64(), "tags": pa.list_(pa.string()), "at": pa.timestamp("ms", "UTC")})
 ROWS = "k string, n bigint, tags array<string>, at timestamp"
@@ -97,7 +97,7 @@ def test_behind_an_operator_it_must_be_all_that_follows(log: cutwater.Client) ->
 def filled(log: cutwater.Client, topic: str) -> None:
     log.create_topic(topic, streams=2, schema=SCHEMA, event_time="at")
     for i in range(30):
-        row = {"k": "abcd"[i % 4], "n": i, "tags": ["x", "y", "z"][: i % 4], "at": 1_000 * i}
+        row = {"k": "abcd"[i % 4], "n": i, "tags": ["x", "y", "z"][: i % 4], "at": at_us(1_000_000 * i)}
         log.append(topic, [row], stream=log.topic(topic).streams[i % 2])
 
 

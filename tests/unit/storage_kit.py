@@ -8,11 +8,10 @@ from random import Random
 from msgspec import structs
 
 from cutwater.format.checksum import crc32c
-from cutwater.format.entry_codec import FrameHeader, Outline
 from cutwater.storage.files import OsFiles
-from cutwater.storage.memory import MemoryReplica, MemoryStorage
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import (
     GLSN,
@@ -32,6 +31,7 @@ from cutwater.types import (
     Sequence,
     StorageNodeId,
 )
+from tests.unit.memory_storage import MemoryReplica, MemoryStorage
 
 IDENTITY = ReplicaIdentity(ClusterId(1), StorageNodeId(2), LogStreamId(3))
 SMALL = SegmentOptions(segment_bytes=1500, index_interval_bytes=400, commits_per_file=5)
@@ -98,10 +98,6 @@ def commit_of(entries: list[Entry], before: CommitContext | None, skip: int = 3)
         prev_high_watermark=hwm,
         time=CutTime((before.time if before else 1_000) + 10),
     )
-
-
-def outline_of(header: FrameHeader) -> Outline:
-    return Outline(*(getattr(header, name) for name in Outline.__struct_fields__))
 
 
 class MemoryBench:

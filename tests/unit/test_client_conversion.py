@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -194,8 +195,8 @@ def test_text_is_nothing_else(kind: pa.DataType, given: Any) -> None:
 
 def test_a_time_in_nanoseconds_is_one_in_every_zone() -> None:
     for kind in (pa.timestamp("ns"), pa.timestamp("ns", "Europe/Berlin")):
-        assert refused(kind, dicts(0, 2**63 - 1)).row == 1
-        assert refused(kind, pa.table({"c": pa.array([0, -(2**63)]).view(kind)})).row == 1
+        for extreme in (2**63 - 1, -(2**63)):
+            assert refused(kind, pa.table({"c": pa.array([0, extreme]).view(kind)})).row == 1
 
 
 @pytest.mark.parametrize(
@@ -222,6 +223,25 @@ def test_arrays_of_numpy_are_not_taken_for_numbers_of_another_unit() -> None:
     assert stored(kind, dicts(times)) == [[datetime(2026, 1, 2, 3, 4, 5)]]
     error = refused(kind, dicts(times, times.astype("M8[ms]")))
     assert (error.row, ".astype('datetime64[us]')" in error.message) == (1, True)
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.timestamp("s", "Europe/Berlin")])
+@pytest.mark.parametrize("number", [0, 1_769_860_800_000, np.int64(5), np.int8(5), -1])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_an_integer_is_no_time(kind: pa.DataType, number: Any, is_nested: bool) -> None:
+    wanted, values = (pa.list_(kind), [[], None, [None, number]]) if is_nested else (kind, [None, None, number])
+    givens = [dicts(*values), arrow(*values), frame(*values), pl.DataFrame({"c": values}, strict=False)]
+    if not is_nested:
+        givens += [pd.DataFrame({"c": pd.array(values, dtype=name)}) for name in ("Int64", "int64[pyarrow]")]
+        givens.append(pa.table({"c": pa.array(values, pa.int32() if number < 2**31 else pa.uint64())}))
+    for given in givens:
+        error = refused(wanted, given)
+        # What pandas makes of integers and None are floats.
+        told = r"{}\)? is an integer, and whether it counts seconds|a time is a datetime with a time zone, not {}.0 "
+        assert re.search(told.replace("{}", f"{int(number)}"), error.message)
+        assert error.row == 2
+        assert ("c[1]: " in error.message) == is_nested
+    assert stored(kind, pa.table({"c": pa.nulls(2, pa.int64())})) == [None, None]
 
 
 # Rules inside of nested values.

@@ -123,24 +123,24 @@ def fill(path: Path) -> list[Any]:
         first, second = log.topic("plain").streams[:2]
         sealed, other = log.create_topic("sealed", streams=2).streams
         for stream in (sealed, other):
-            log.append("sealed", b"before", stream=stream, timestamp=event_time(1))
+            log.append("sealed", b"before", stream=stream, timestamp=moment(1))
         command("stream", "seal", str(first), "--servers", log.servers)
         command("stream", "unseal", str(first), "--servers", log.servers)
-        log.append("plain", b"in a new epoch", stream=first, timestamp=event_time(60))
+        log.append("plain", b"in a new epoch", stream=first, timestamp=moment(60))
         command("stream", "seal", str(sealed), "--servers", log.servers)
         log.change_topic("plain", streams=2)
         # A second client of the same log.
         with cutwater.open(path, compression="lz4") as squeezing:
-            squeezing.append("squeezed", [b"lz4 " * 50] * 4, timestamp=event_time(2))
-            squeezing.append("squeezed", [b"\0" * 2_000], key=[b"k"], headers={"h": b"v"}, timestamp=event_time(3))
+            squeezing.append("squeezed", [b"lz4 " * 50] * 4, timestamp=moment(2))
+            squeezing.append("squeezed", [b"\0" * 2_000], key=[b"k"], headers={"h": b"v"}, timestamp=moment(3))
     with cutwater.open(path, compression="zstd") as log:
-        log.append("squeezed", [b"zstd " * 50] * 4, timestamp=event_time(4))
-        ack = log.append("plain", [b"after", b"opening"], stream=second, timestamp=event_time(61))
+        log.append("squeezed", [b"zstd " * 50] * 4, timestamp=moment(4))
+        ack = log.append("plain", [b"after", b"opening"], stream=second, timestamp=moment(61))
         sent = log.tail()
         _producer(log, b"again")
         log.trim("produced", before=sent)
         log.delete_topic("deleted")
-        log.trim("trimmed", before=log.append("trimmed", [b"kept", b"also"], timestamp=event_time(9)).glsn)
+        log.trim("trimmed", before=log.append("trimmed", [b"kept", b"also"], timestamp=moment(9)).glsn)
         log.cursor("billing").commit(ack.glsn)
         log.cursor("ünïcode").commit(1)
         log.cursor("dropped").commit(2)
@@ -150,29 +150,27 @@ def fill(path: Path) -> list[Any]:
 
 def _plain(log: cutwater.Client) -> None:
     first, second, third = log.create_topic("plain", streams=3).streams
-    log.append("plain", b"one", timestamp=event_time(0), stream=first)
-    log.append(
-        "plain", "text", key="kéy", headers={"from": b"web", "ü": b"\0\xff"}, timestamp=event_time(1), stream=second
-    )
-    log.append("plain", b"", key=b"", timestamp=event_time(-5), stream=third)
+    log.append("plain", b"one", timestamp=moment(0), stream=first)
+    log.append("plain", "text", key="kéy", headers={"from": b"web", "ü": b"\0\xff"}, timestamp=moment(1), stream=second)
+    log.append("plain", b"", key=b"", timestamp=moment(-5), stream=third)
     log.append(
         "plain",
         [b"a", b"b", b"c"],
         key=[b"k", None, b"l"],
         headers=[{"n": b"1"}, None, {}],
-        timestamp=[event_time(2), event_time(4), event_time(3)],
+        timestamp=[moment(2), moment(4), moment(3)],
         stream=first,
     )
-    log.append("plain", [b"%04d" % n for n in range(40)], key=b"many", timestamp=event_time(5), stream=second)
+    log.append("plain", [b"%04d" % n for n in range(40)], key=b"many", timestamp=moment(5), stream=second)
     log.create_topic("deleted", retention=FOREVER)
-    log.append("deleted", [b"gone"] * 3, timestamp=event_time(0))
+    log.append("deleted", [b"gone"] * 3, timestamp=moment(0))
     log.create_topic(
         "trimmed", retention=cutwater.Retention(time_us=int(FOREVER.total_seconds()) * SECOND, bytes=1 << 40)
     )
-    log.append("trimmed", [b"gone", b"too"], timestamp=event_time(7))
-    log.append("trimmed", b"as well", timestamp=event_time(8))
+    log.append("trimmed", [b"gone", b"too"], timestamp=moment(7))
+    log.append("trimmed", b"as well", timestamp=moment(8))
     log.create_topic("squeezed")
-    log.append("squeezed", b"plain", timestamp=event_time(1))
+    log.append("squeezed", b"plain", timestamp=moment(1))
     log.create_topic("produced", streams=2)
     _producer(log, b"sent")
     log.create_topic("empty", streams=2, event_time_ahead_max="1h", retention=datetime.timedelta(days=7))
@@ -182,9 +180,9 @@ def _producer(log: cutwater.Client, value: bytes) -> None:
     """Each opening is an epoch of the name, and each batch has a sequence."""
     with log.producer("produced", id="prodüçer-1") as producer:
         for number in range(3):
-            producer.send([value, b"%d" % number], key=b"p", timestamp=event_time(10 + number)).result()
-        producer.send(value, headers={"h": b"v"}, timestamp=event_time(13), watermark=event_time(12)).result()
-        producer.declare(watermark=event_time(12.5)).result()
+            producer.send([value, b"%d" % number], key=b"p", timestamp=moment(10 + number)).result()
+        producer.send(value, headers={"h": b"v"}, timestamp=moment(13), watermark=moment(12)).result()
+        producer.declare(watermark=moment(12.5)).result()
 
 
 def _typed(log: cutwater.Client) -> None:
@@ -200,15 +198,15 @@ def _typed(log: cutwater.Client) -> None:
 def _declared(log: cutwater.Client) -> None:
     """What decides about watermarks: events that are out of order, declarations, idleness, and time that passes."""
     first, second = log.create_topic("declared", streams=2).streams
-    log.append("declared", b"1", timestamp=event_time(10), stream=first)
-    log.append("declared", b"2", timestamp=event_time(20), stream=second, watermark=event_time(15))
-    log.append("declared", b"3", timestamp=event_time(5), stream=first, watermark=event_time(4))
-    log.declare("declared", watermark=event_time(18), stream=second)
-    log.append("declared", b"4", timestamp=event_time(30), stream=first, idle=True)
+    log.append("declared", b"1", timestamp=moment(10), stream=first)
+    log.append("declared", b"2", timestamp=moment(20), stream=second, watermark=moment(15))
+    log.append("declared", b"3", timestamp=moment(5), stream=first, watermark=moment(4))
+    log.declare("declared", watermark=moment(18), stream=second)
+    log.append("declared", b"4", timestamp=moment(30), stream=first, idle=True)
     log.declare("declared", idle=True, stream=second)
     # The log ticks after one second of silence.
     time.sleep(1.2)
-    log.append("declared", b"5", timestamp=event_time(40), stream=second)
+    log.append("declared", b"5", timestamp=moment(40), stream=second)
     log.declare("declared", watermark=moment(38), idle=True)
 
 
@@ -342,10 +340,10 @@ def fill_cluster(path: Path) -> dict[str, Any]:
             log.create_topic("t", streams=2)
             log.create_topic("typed", schema=NUMBERS, replication=2)
             for stream in log.topic("t").streams:
-                log.append("t", [b"1", b"2"], key=b"k", timestamp=event_time(1), stream=stream)
+                log.append("t", [b"1", b"2"], key=b"k", timestamp=moment(1), stream=stream)
             log.append("typed", numbers([1, 2, 3]))
             with log.producer("t", id="p") as producer:
-                producer.send(b"once", timestamp=event_time(2)).result()
+                producer.send(b"once", timestamp=moment(2)).result()
             log.cursor("billing").commit(2)
             return state(log)
     finally:

@@ -427,11 +427,11 @@ def session(servers: str) -> None:
     at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     with cutwater.connect(servers, compression="zstd", cluster=CLUSTER_NUMBER) as log:
         first, second = log.create_topic("orders", streams=2, replication=2).streams
-        ack = log.append("orders", b"one", key=b"k", headers={"h": b"v"}, timestamp=EVENT_TIME, stream=first)
+        ack = log.append("orders", b"one", key=b"k", headers={"h": b"v"}, timestamp=at, stream=first)
         with log.subscribe("orders", start=ack.glsn) as following:
-            log.append("orders", [b"two"] * 3, timestamp=EVENT_TIME, stream=second)
+            log.append("orders", [b"two"] * 3, timestamp=at, stream=second)
             assert next(following).value == b"one"
-            log.append("orders", b"five", timestamp=EVENT_TIME, stream=first, watermark=at, if_llsn=2)
+            log.append("orders", b"five", timestamp=at, stream=first, watermark=at, if_llsn=2)
             assert [next(following).value for _ in range(4)][-1] == b"five"
         log.declare("orders", watermark=at, idle=True)
         log.create_topic("payments", schema=TYPED, event_time="at", replication=2)
@@ -444,8 +444,8 @@ def session(servers: str) -> None:
         log.cursor("c").commit(ack.glsn)
         log.cursor("c").get()
         with log.producer("orders", id="billing-1") as producer:
-            producer.send(b"once", timestamp=EVENT_TIME).result()
-            producer.send([b"once"] * 2, timestamp=EVENT_TIME).result()
+            producer.send(b"once", timestamp=at).result()
+            producer.send([b"once"] * 2, timestamp=at).result()
         run = log.open_run("sums", "key")
         parts = [log.stage(run, 0, "orders", [b"a", b"b"]), log.stage(run, 0, "payments", [{"n": 3, "at": at}])]
         log.publish(run, 0, parts, position=ack.glsn)

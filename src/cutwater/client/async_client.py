@@ -28,7 +28,7 @@ from cutwater.client.cluster.cursors import AsyncCursor
 from cutwater.client.cluster.holder_file import with_secret
 from cutwater.client.cluster.metadata_client import SCHEME, Repository, check_no_path, parse_servers
 from cutwater.client.cluster.node_connections import Nodes
-from cutwater.client.cluster.topics import Topic, Topics, Wanted, topic_of
+from cutwater.client.cluster.topics import Topic, Topics, topic_of
 from cutwater.client.convert.conversion import Headers, Records, Value
 from cutwater.client.convert.encoding import Compression, Limits, check_compression
 from cutwater.client.convert.schemas import SchemaLike
@@ -36,15 +36,13 @@ from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import Visit
 from cutwater.client.produce.producer import BUFFER_BYTES_MAX, AsyncProducer
-from cutwater.client.publish.publishing_calls import PublishingCalls
-from cutwater.client.publish.runs import Runs
+from cutwater.client.publish.runs import PublishingCalls
 from cutwater.client.read.point_reads import PointReads
 from cutwater.client.read.positions import Position, Positions, TopicNames
 from cutwater.client.read.records import Record
 from cutwater.client.read.watermarks import Watermarks, strategy_of
 from cutwater.client.subscribe.stream_readers import Selection
-from cutwater.client.subscribe.subscribing import Subscribing
-from cutwater.client.subscribe.subscriptions import AsyncSubscription, make_batches, make_records
+from cutwater.client.subscribe.subscriptions import AsyncSubscription, Subscriptions, make_batches, make_records
 from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.durations import Duration
@@ -81,7 +79,7 @@ class AsyncClient(PublishingCalls):
         self.servers = SCHEME + ",".join(repository.addresses)
         """The address at which other clients can connect to the same cluster."""
         self._repository = repository
-        self._timeout = timeout
+        self._timeout, self._limits, self._compression = timeout, limits, compression
         self._catalogs = Catalogs(repository)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
         self._nodes = Nodes(Endpoint(self.cluster, "client"), access, complain)
@@ -91,8 +89,7 @@ class AsyncClient(PublishingCalls):
         self._reading = PointReads(self._catalogs, self._nodes)
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
-        self._runs = Runs(self._catalogs, self._nodes, repository, limits, compression)
-        self._subscribing = Subscribing(self._catalogs, self._nodes, self._positions)
+        self._subscribing = Subscriptions(self._catalogs, self._nodes, self._positions)
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -246,8 +243,9 @@ class AsyncClient(PublishingCalls):
         ['user', 'amount', 'at']
         """
         deadline = self._deadline(timeout)
-        wanted = Wanted(name, streams, replication, schema, event_time, retention, event_time_ahead_max)
-        return await self._topics.create(wanted, exist_ok, deadline)
+        return await self._topics.create(
+            name, streams, replication, schema, event_time, retention, event_time_ahead_max, exist_ok, deadline
+        )
 
     async def change_topic(
         self,
@@ -315,9 +313,9 @@ class AsyncClient(PublishingCalls):
         ``records`` is one value (bytes, or str as UTF-8), a list of them, an Arrow array, batch or table, a DataFrame
         of pandas or Polars, a dict or a list of dicts. ``key``, ``timestamp`` and ``headers`` are one for all records,
         or a list with one for each; event time is this client's clock by default. A time is a ``datetime`` with a time
-        zone, or an integer: **microseconds** since 1970, where pipelines count in milliseconds. Records are copied when
-        the append begins, so that their memory may be reused. If the topic or its schema is new to this client, it is
-        looked up first, and the records are copied only after that.
+        zone; an integer is refused, because its unit cannot be told. Records are copied when the append begins, so that
+        their memory may be reused. If the topic or its schema is new to this client, it is looked up first, and the
+        records are copied only after that.
 
         ``stream``: the log stream to append to, otherwise any of the topic. ``watermark``: no record with an earlier
         event time follows in that log stream. ``idle``: that log stream is idle until its next entry. ``if_llsn``:
@@ -441,7 +439,7 @@ class AsyncClient(PublishingCalls):
         stream without a commit for ``idle_after`` is left out. Both are a ``timedelta``, a text such as ``"5s"``, or a
         number of milliseconds. Only the end of the topic is read, as far back as its log streams lie apart.
 
-        >>> ack = log.append("t", [b"a", b"b"], timestamp=[datetime(2026, 1, 1, 12, tzinfo=UTC), 0])
+        >>> ack = log.append("t", [b"a", b"b"], timestamp=datetime(2026, 1, 1, 12, tzinfo=UTC))
         >>> log.watermark("t", at=ack.glsn, bound=timedelta(seconds=5)).isoformat()
         '2026-01-01T11:59:54.999000+00:00'
         """

@@ -162,28 +162,6 @@ class FrameHeader(Struct, frozen=True):
         return Entry(self.first_llsn, self.epoch, batch)
 
 
-class Outline(Struct, frozen=True, gc=False):
-    """The part of a header that is enough for code that reads thousands: sizes, and what describes the batch."""
-
-    first_llsn: LLSN
-    count: int
-    kind: int
-    time_min: EventTime
-    schema: int
-    checksum: int
-    header_bytes: int
-    body_bytes: int
-    checked: bool = False
-
-    @property
-    def last_llsn(self) -> LLSN:
-        return LLSN(self.first_llsn + self.count - 1)
-
-    @property
-    def frame_bytes(self) -> int:
-        return self.header_bytes + self.body_bytes + TRAILER_BYTES
-
-
 class Trailer(Struct, frozen=True):
     frame_bytes: int
     first_llsn: LLSN
@@ -300,17 +278,6 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
         _decode_group(data, crc_at - group_bytes) if group_bytes else None,
         bool(flags & _IDLE),
         bool(flags & _CHECKED),
-    )
-
-
-def decode_outline(data: Buffer, offset: int = 0) -> Outline | None:
-    """Decode the outline of the frame at this offset, or return None if there is no intact header."""
-    fields = _fields(data, offset)
-    if fields is None:
-        return None
-    _, _, kind, flags, header_bytes, _, body_bytes, count, _, first_llsn, time_min, *_, schema, checksum = fields
-    return Outline(
-        first_llsn, count, kind, time_min, schema, checksum, header_bytes, body_bytes, bool(flags & _CHECKED)
     )
 
 

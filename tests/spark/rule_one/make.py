@@ -22,6 +22,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import cutwater
@@ -31,11 +32,10 @@ from cutwater.spark.pipeline.runner import program_of
 from cutwater.types import GLSN
 
 PROGRAM = Path(__file__).with_name("program.py")
-SECOND = 1_000_000
 
 
 def append(log: cutwater.Client, stream: int, seconds: int, value: bytes = b"") -> None:
-    log.append("readings", value, key=b"k", timestamp=seconds * SECOND, stream=stream)
+    log.append("readings", value, key=b"k", timestamp=datetime.fromtimestamp(seconds, UTC), stream=stream)
 
 
 def offset(checkpoint: Path, batch: int) -> dict[str, object]:

@@ -133,7 +133,7 @@ def _map(of_key: Conversion, of_item: Conversion) -> Conversion:
     return convert
 
 
-def _timestamp(kind: pa.DataType, value: Any) -> int:
+def _timestamp(kind: pa.DataType, value: Any) -> datetime | pa.Scalar:
     if not isinstance(value, str):
         raise ValueError(
             f"a time is a text in ISO 8601, such as 2026-01-31T12:00:00Z, not {shown(value)}, whose unit is not known"
@@ -145,7 +145,10 @@ def _timestamp(kind: pa.DataType, value: Any) -> int:
     if found is None or ((offset := found.utcoffset()) and offset.microseconds):
         raise ValueError(f"a time in ISO 8601, such as 2026-01-31T12:00:00Z, is wanted, not {shown(value)}")
     found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    return _count((found.replace(microsecond=0) - _EPOCH) // _SECOND, _digits(value), kind, value)
+    digits = _digits(value)
+    count = _count((found.replace(microsecond=0) - _EPOCH) // _SECOND, digits, kind, value)
+    # A ``datetime`` has no nanoseconds.
+    return found if len(digits) <= 6 else pa.scalar(count, kind)
 
 
 def _date(kind: pa.DataType, value: Any) -> date:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from operator import index
 from time import time_ns
@@ -21,8 +22,8 @@ from cutwater.client.cluster.catalog_cache import Catalogs
 from cutwater.client.convert.conversion import Records, to_batch
 from cutwater.client.convert.encoding import Compression, Limits, encode_parts, value_bytes_max
 from cutwater.client.convert.schemas import TopicSchema
-from cutwater.client.convert.times import TIMES, Time
-from cutwater.client.convert.value_checks import check_arrow
+from cutwater.client.convert.times import Time, time_us
+from cutwater.client.convert.value_rule import check_arrow
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.loop_thread import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
@@ -261,7 +262,9 @@ class Appends:
             return self._values(records) if key is None and timestamp is None else None
         if timestamp is None:
             timestamp = time_ns() // 1_000
-        elif type(timestamp) is not int or timestamp not in TIMES:
+        elif type(timestamp) is datetime:
+            timestamp = time_us(timestamp)
+        else:
             return None
         size = len(value) + RECORD_BYTES
         if key is not None:
@@ -309,7 +312,7 @@ class Appends:
 
 
 class AppendVisit(Visit[Ack]):
-    """An append of a thread that waits. It is itself the outcome that is set."""
+    """An append of a thread that waits, without a coroutine (ADR 0045). It is itself the outcome that is set."""
 
     __slots__ = ("_ack", "_error", "_is_done", "_submit", "append")
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.client.convert.arrow_cast import ARROW_ERRORS, cast
+from cutwater.client.convert.arrow_cast import ArrowConversion
 from cutwater.client.convert.error_text import short
-from cutwater.client.convert.python_to_arrow import of_values
+from cutwater.client.convert.python_to_arrow import PythonConversion
 from cutwater.client.convert.schemas import HEADERS, KEY_VALUE, TIMESTAMP, TopicSchema, describe
 from cutwater.client.convert.times import Time, time_us
-from cutwater.client.convert.value_checks import NO_VALUE, check_arrow, check_stored
+from cutwater.client.convert.value_rule import ARROW_ERRORS, NO_VALUE, check_arrow
 from cutwater.client.errors import InvalidRecord
 from cutwater.errors import InvalidArgument
 from cutwater.format.projection import no_values
@@ -31,6 +31,7 @@ Records = Any
 Polars."""
 
 _PLAIN = (bytes, str, bytearray, memoryview)
+_ARROW = ArrowConversion()
 
 
 def to_batch(
@@ -79,7 +80,7 @@ def _key_value(values: pa.Array, extra: Mapping[str, Any], now_us: int) -> pa.Re
 
 def _binary(name: str, values: Any, *, nullable: bool = False) -> pa.Array:
     if (found := _arrow_in(values)) is not None:
-        array = cast(name, found, pa.binary())
+        array = _ARROW.column(name, found, pa.binary())
     else:
         values = _listed(name, values)
         try:
@@ -119,8 +120,7 @@ def _timestamps(given: Any, count: int, now_us: int) -> pa.Array:
     if isinstance(given, datetime | int | str | bytes) or not isinstance(given, Iterable):
         return pa.repeat(pa.scalar(time_us(given), TIMESTAMP), count)
     if (found := _arrow_in(given)) is not None:
-        array = cast("timestamp", found, TIMESTAMP)
-        check_stored("timestamp", array)
+        array = _ARROW.column("timestamp", found, TIMESTAMP)
     else:
         times = [
             now_us if time is None else time_us(time, row=row) for row, time in enumerate(_listed("timestamp", given))
@@ -135,7 +135,7 @@ def _header_maps(given: Any, count: int) -> pa.Array:
     if given is None:
         return no_values(count, HEADERS)
     if (found := _arrow_in(given)) is not None:
-        return _of_length("headers", cast("headers", found, HEADERS), count)
+        return _of_length("headers", _ARROW.column("headers", found, HEADERS), count)
     if isinstance(given, Mapping):
         given = [given] * count
     rows = _listed("headers", given)
@@ -155,7 +155,7 @@ def _header_maps(given: Any, count: int) -> pa.Array:
         array = pa.array(pairs, HEADERS)
     except ARROW_ERRORS:
         # This raises an error that names the text that cannot be stored.
-        array = of_values("headers", pairs, HEADERS)
+        array = PythonConversion().column("headers", pairs, HEADERS)
     return _of_length("headers", array, count)
 
 
@@ -181,8 +181,7 @@ _WANTED = {
         "with str(...).encode()"
     ),
     "timestamp": (
-        "timestamp= is a datetime with a time zone or an int, microseconds since 1970, one for all records, or a list "
-        "with one for each, not {}"
+        "timestamp= is a datetime with a time zone, one for all records, or a list with one for each, not {}"
     ),
     "headers": (
         "headers= is a dict of str to bytes, such as {{'from': b'web'}}, one for all records, or a list with one for "
@@ -324,8 +323,7 @@ def _from_columns(
                 raise InvalidArgument(f"{name}= was given, and the records have a column {name!r} too: leave one out")
             columns[name] = _extra_column(name, extra[name], count, now_us)
         if name in columns:
-            array = _converted(field, columns[name])
-            check_stored(name, array)
+            array = _ARROW.column(name, _arrow_column(field, columns[name]), field.type)
         elif not schema.is_typed and name == "timestamp":
             array = _timestamps(None, count, now_us)
         elif field.nullable:
@@ -349,24 +347,25 @@ def _extra_column(name: str, given: Any, count: int, now_us: int) -> pa.Array:
     return _timestamps(given, count, now_us) if name == "timestamp" else _header_maps(given, count)
 
 
-def _converted(field: pa.Field, column: Any) -> pa.Array:
+def _arrow_column(field: pa.Field, column: Any) -> pa.Array | pa.ChunkedArray:
+    """Return a column as Arrow data. Values of Python have the type of the field then; other columns keep theirs."""
     name, kind = field.name, field.type
     if isinstance(column, pa.Array | pa.ChunkedArray):
-        return cast(name, column, kind)
+        return column
     if isinstance(column, list):
-        return of_values(name, column, kind)
+        return PythonConversion().column(name, column, kind)
     # NumPy numbers are not accepted as text, as Python numbers are not.
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if column.dtype == object or (is_text and column.dtype.kind in "biufmM"):
-        return of_values(name, column.tolist(), kind, is_pandas=True)
+        return PythonConversion(is_pandas=True).column(name, column.tolist(), kind)
     try:
         found = pa.Array.from_pandas(column)
     except ARROW_ERRORS as error:
         raise InvalidRecord(f"a pandas column of {column.dtype} cannot be {kind}: {error}", column=name) from error
     if isinstance(found.type, pa.BaseExtensionType) and not (pa.types.is_integer(kind) or pa.types.is_struct(kind)):
         # Arrow stores pandas periods as numbers whose meaning only pandas knows.
-        return of_values(name, column.tolist(), kind, is_pandas=True)
-    return cast(name, found, kind)
+        return PythonConversion(is_pandas=True).column(name, column.tolist(), kind)
+    return found
 
 
 def _first_null(array: pa.Array) -> int:

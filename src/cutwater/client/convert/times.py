@@ -3,52 +3,39 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
-from numbers import Real
-from typing import Any
+from decimal import Decimal
+from numbers import Integral, Real
+from typing import Any, TypeAlias
 
 from cutwater.client.convert.error_text import short, shown
 from cutwater.client.errors import InvalidRecord
+from cutwater.durations import integer_is_no_time
 
-Time = datetime | int
+Time: TypeAlias = datetime
+"""A ``datetime`` with a time zone."""
 
 TIMES = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
 """Microseconds since 1970 that a ``datetime`` can represent."""
 SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 """Arrow unit → how many of it make a second."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UNITS = {
-    "s": ("seconds", ""),
-    "ms": ("milliseconds", " * 1_000"),
-    "us": ("microseconds", " * 1_000_000"),
-    "ns": ("nanoseconds", " * 1_000_000_000"),
-}
-"""Arrow unit → its name, and the factor that converts seconds to it."""
+_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
     """Return a caller's time as microseconds since 1970."""
-    if isinstance(time, datetime):
-        if type(time) is not datetime and is_missing(time):
-            raise InvalidRecord(f"{time} is no time: write None, or leave it out", column=name, row=row)
-        if time.tzinfo is None:
-            raise InvalidRecord(no_zone(time), column=name, row=row)
-        if type(time) is not datetime and getattr(time, "nanosecond", None):
-            raise InvalidRecord(too_fine(time, "us"), column=name, row=row)
-        delta = time - _EPOCH
-        found = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
-        if found not in TIMES:
-            raise InvalidRecord(f"{time} is not within the years 1 to 9999 in UTC", column=name, row=row)
-        return found
-    if isinstance(time, int) and not isinstance(time, bool):
-        if time not in TIMES:
-            raise InvalidRecord(
-                f"{shown(time)} µs is no time of the years 1 to 9999: an integer is microseconds since 1970 (of "
-                "nanoseconds, take // 1_000). Or give a datetime with a time zone",
-                column=name,
-                row=row,
-            )
-        return time
-    raise InvalidRecord(no_time(time), column=name, row=row)
+    if not isinstance(time, datetime):
+        raise InvalidRecord(no_time(time), column=name, row=row)
+    if time.tzinfo is None or (type(time) is not datetime and is_missing(time)):
+        text = f"{time} is no time: write None, or leave it out" if is_missing(time) else no_zone(time)
+        raise InvalidRecord(text, column=name, row=row)
+    if type(time) is not datetime and getattr(time, "nanosecond", None):
+        raise InvalidRecord(too_fine(time, "us"), column=name, row=row)
+    delta = time - _EPOCH
+    found = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    if found not in TIMES:
+        raise InvalidRecord(f"{time} is not within the years 1 to 9999 in UTC", column=name, row=row)
+    return found
 
 
 def is_missing(value: Any) -> bool:
@@ -62,19 +49,21 @@ def no_zone(time: datetime) -> str:
 
 def too_fine(time: Any, unit: str) -> str:
     """Return an error text for a time or a duration that a column of this unit would truncate."""
-    rounded = f"round it, as with .floor({unit!r})" if hasattr(time, "floor") else f"round it to {_UNITS[unit][0]}"
-    return f"{short(time)} is finer than {_UNITS[unit][0]}: {rounded}, or let the column have a finer unit"
+    rounded = f"round it, as with .floor({unit!r})" if hasattr(time, "floor") else f"round it to {_UNITS[unit]}"
+    return f"{short(time)} is finer than {_UNITS[unit]}: {rounded}, or let the column have a finer unit"
 
 
 def no_time(given: Any, unit: str = "us") -> str:
-    units, factor = _UNITS[unit]
+    """Return an error text for a value that is no time, or none that a column of this unit can tell."""
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        return integer_is_no_time(shown(given))
     way_out = ""
     if isinstance(given, str):
         way_out = ": parse text with datetime.fromisoformat(...), and see that it has a time zone"
     elif isinstance(given, datetime):
-        return f"{short(given)} is beyond what {units} since 1970 can tell: let the column have a coarser unit"
+        return f"{short(given)} is beyond what {_UNITS[unit]} since 1970 can tell: let the column have a coarser unit"
     elif isinstance(given, date):
         way_out = f": write datetime({given.year}, {given.month}, {given.day}, tzinfo=UTC) for its beginning"
-    elif isinstance(given, Real) and not isinstance(given, bool):
-        way_out = f": write int(seconds{factor}) for seconds, or datetime.fromtimestamp(seconds, UTC)"
-    return f"a time is a datetime with a time zone or an int, {units} since 1970, not {short(given)}{way_out}"
+    elif isinstance(given, Real | Decimal) and not isinstance(given, bool):
+        way_out = ": write datetime.fromtimestamp(seconds, UTC)"
+    return f"a time is a datetime with a time zone, not {short(given)}{way_out}"

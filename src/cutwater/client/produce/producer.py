@@ -20,9 +20,9 @@ from cutwater.client.append.plain_arrow import owned
 from cutwater.client.append.router import Appends
 from cutwater.client.append.sender import Shipping
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
-from cutwater.client.cluster.hedging import first_answer
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.cluster.node_connections import Nodes
+from cutwater.client.cluster.silence import first_answer
 from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
