@@ -8,7 +8,6 @@ from random import Random
 from msgspec import structs
 
 from cutwater.format.checksum import crc32c
-from cutwater.format.entry_codec import FrameHeader, Outline
 from cutwater.storage.files import OsFiles
 from cutwater.storage.memory import MemoryReplica, MemoryStorage
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
@@ -98,10 +97,6 @@ def commit_of(entries: list[Entry], before: CommitContext | None, skip: int = 3)
         prev_high_watermark=hwm,
         time=CutTime((before.time if before else 1_000) + 10),
     )
-
-
-def outline_of(header: FrameHeader) -> Outline:
-    return Outline(*(getattr(header, name) for name in Outline.__struct_fields__))
 
 
 class MemoryBench:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from storage_kit import BENCHES, batch, commit_of, entries_from, heads_of, outline_of
+from storage_kit import BENCHES, batch, commit_of, entries_from, heads_of
 
 from cutwater.core.read.commit_index import glsn_of_llsn
 from cutwater.core.replica.deduplication import DedupCheckpoint, Deduplicator
@@ -53,7 +53,7 @@ def read_all(storage, first, last, bytes_max=700):
 
 def check_located(storage, first, last, bytes_max, part) -> None:
     """Whoever is told where entries are finds the same ones there."""
-    outlines = [outline_of(frame.header) for frame in part.frames]
+    outlines = [frame.header for frame in part.frames]
     for count_max in (len(outlines), 1):
         located = storage.locate(first, last, bytes_max, count_max)
         if isinstance(storage, MemoryStorage):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from struct import Struct as Layout
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct, structs
 
@@ -162,28 +162,6 @@ class FrameHeader(Struct, frozen=True):
         return Entry(self.first_llsn, self.epoch, batch)
 
 
-class Outline(Struct, frozen=True, gc=False):
-    """The part of a header that is enough for code that reads thousands: sizes, and what describes the batch."""
-
-    first_llsn: LLSN
-    count: int
-    kind: int
-    time_min: EventTime
-    schema: int
-    checksum: int
-    header_bytes: int
-    body_bytes: int
-    checked: bool = False
-
-    @property
-    def last_llsn(self) -> LLSN:
-        return LLSN(self.first_llsn + self.count - 1)
-
-    @property
-    def frame_bytes(self) -> int:
-        return self.header_bytes + self.body_bytes + TRAILER_BYTES
-
-
 class Trailer(Struct, frozen=True):
     frame_bytes: int
     first_llsn: LLSN
@@ -263,13 +241,23 @@ def frame_bytes_of(entry: Entry) -> int:
 
 def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
     """Decode the header at this offset, or return None if there is no intact one."""
-    fields = _fields(data, offset)
-    if fields is None:
+    if len(data) - offset < HEADER_BYTES_MIN or data[offset : offset + 4] != _MAGIC:
         return None
-    _, _, kind, flags, header_bytes, _, body_bytes, count, epoch, first_llsn = fields[:10]
+    fields = _FIXED.unpack_from(data, offset)
+    _, version, kind, flags, header_bytes, producer_bytes, body_bytes, count, epoch, first_llsn = fields[:10]
     time_min, time_max, running_max, declared, running_declared, epoch_of, sequence, schema, checksum = fields[10:]
     crc_at = offset + header_bytes - _CRC.size
+    if not HEADER_BYTES_MIN <= header_bytes <= HEADER_BYTES_MAX or crc_at + _CRC.size > len(data):
+        return None
+    header_crc = _CRC.unpack_from(data, crc_at)[0]
+    if crc32c(bytes(data[offset:crc_at])) != header_crc:
+        return None
+    if version > FRAME_VERSION:
+        raise NewerFormat(f"the entry at LLSN {first_llsn}", version, FRAME_VERSION)
     group_bytes = _GROUP.size if flags & _HAS_GROUP else 0
+    is_whole = HEADER_BYTES_MIN + producer_bytes + group_bytes == header_bytes
+    if kind not in _KINDS or not is_whole or not count or not first_llsn or first_llsn + count > NUMBER_MAX:
+        return None
     producer = None
     if flags & _HAS_PRODUCER:
         try:
@@ -295,43 +283,12 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
         checksum,
         header_bytes,
         body_bytes,
-        _CRC.unpack_from(data, crc_at)[0],
+        header_crc,
         bool(flags & _MORE),
         _decode_group(data, crc_at - group_bytes) if group_bytes else None,
         bool(flags & _IDLE),
         bool(flags & _CHECKED),
     )
-
-
-def decode_outline(data: Buffer, offset: int = 0) -> Outline | None:
-    """Decode the outline of the frame at this offset, or return None if there is no intact header."""
-    fields = _fields(data, offset)
-    if fields is None:
-        return None
-    _, _, kind, flags, header_bytes, _, body_bytes, count, _, first_llsn, time_min, *_, schema, checksum = fields
-    return Outline(
-        first_llsn, count, kind, time_min, schema, checksum, header_bytes, body_bytes, bool(flags & _CHECKED)
-    )
-
-
-def _fields(data: Buffer, offset: int) -> tuple[Any, ...] | None:
-    """Decode the fixed part of the header at this offset, or return None if there is no intact one."""
-    if len(data) - offset < HEADER_BYTES_MIN or data[offset : offset + 4] != _MAGIC:
-        return None
-    fields = _FIXED.unpack_from(data, offset)
-    _, version, kind, flags, header_bytes, producer_bytes, _, count, _, first_llsn = fields[:10]
-    end = offset + header_bytes
-    if not HEADER_BYTES_MIN <= header_bytes <= HEADER_BYTES_MAX or end > len(data):
-        return None
-    if crc32c(bytes(data[offset : end - _CRC.size])) != _CRC.unpack_from(data, end - _CRC.size)[0]:
-        return None
-    if version > FRAME_VERSION:
-        raise NewerFormat(f"the entry at LLSN {first_llsn}", version, FRAME_VERSION)
-    group_bytes = _GROUP.size if flags & _HAS_GROUP else 0
-    is_whole = HEADER_BYTES_MIN + producer_bytes + group_bytes == header_bytes
-    if kind not in _KINDS or not is_whole or not count or not first_llsn:
-        return None
-    return fields if first_llsn + count <= NUMBER_MAX else None
 
 
 def _decode_group(data: Buffer, offset: int) -> GroupTag:

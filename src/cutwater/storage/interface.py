@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import FoundFiles, HardState
-from cutwater.format.entry_codec import NO_TIME, EntryFrame, FrameHeader, Outline, RunningEventTime
+from cutwater.format.entry_codec import NO_TIME, EntryFrame, FrameHeader, RunningEventTime
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
@@ -52,7 +52,7 @@ class Located(Struct, frozen=True):
     path: str
     start: int
     end: int
-    outlines: Sequence[Outline]
+    outlines: Sequence[FrameHeader]
     commits: Sequence[CommitContext]
 
 

@@ -21,11 +21,9 @@ from cutwater.format.entry_codec import (
     TRAILER_BYTES,
     EntryFrame,
     FrameHeader,
-    Outline,
     RunningEventTime,
     Trailer,
     decode_header,
-    decode_outline,
     decode_trailer,
     encode_frame,
 )
@@ -65,7 +63,7 @@ class Outlines(NamedTuple):
 
     start: int
     end: int
-    found: Sequence[Outline]
+    found: Sequence[FrameHeader]
 
 
 class SegmentEnd(NamedTuple):
@@ -417,10 +415,10 @@ class Segment:
         end = self.end
         expected, offset = self._point_before(llsn)
         start = offset
-        found: list[Outline] = []
+        found: list[FrameHeader] = []
         reader = _Reader(self._file)
         while offset < end.offset and expected <= to_llsn and len(found) < count_max:
-            outline = decode_outline(reader.read(HEADER_BYTES_MAX, offset))
+            outline = decode_header(reader.read(HEADER_BYTES_MAX, offset))
             if outline is None or not _fits(outline, expected, offset, end):
                 break
             following = offset + outline.frame_bytes
@@ -563,7 +561,7 @@ def _frame_at(file: File, offset: int, expected: LLSN, size: int) -> EntryFrame 
     return frame if decode_header(frame.data) == header and frame.problem is None else None
 
 
-def _fits(header: FrameHeader | Outline | None, expected: LLSN, offset: int, end: SegmentEnd) -> bool:
+def _fits(header: FrameHeader | None, expected: LLSN, offset: int, end: SegmentEnd) -> bool:
     return (
         header is not None
         and header.first_llsn == expected

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from cutwater.errors import CutwaterError, Damaged, InvalidArgument, Trimmed
 from cutwater.format.checksum import Buffer, crc32c
-from cutwater.format.entry_codec import EntryFrame, FrameHeader, Outline
+from cutwater.format.entry_codec import EntryFrame, FrameHeader
 from cutwater.protocol import scan_api as api
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
@@ -256,7 +256,7 @@ def _looked_into(
 
 def _packed(
     stream: LogStreamId,
-    headers: Sequence[FrameHeader | Outline],
+    headers: Sequence[FrameHeader],
     commits: Sequence[CommitContext],
     places: Iterable[tuple[int, int, int]],
     verdicts: Iterable[int],
@@ -279,7 +279,7 @@ def _packed(
     return len(runs), api.pack([array("q", column) for column in zip(*runs, strict=True)])
 
 
-def _as_stored(headers: Iterable[FrameHeader | Outline]) -> Iterator[tuple[int, int, int]]:
+def _as_stored(headers: Iterable[FrameHeader]) -> Iterator[tuple[int, int, int]]:
     """Yield the offset and size of the body of each frame in the joined frames, and its checksum."""
     start = 0
     for header in headers:
