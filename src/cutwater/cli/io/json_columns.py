@@ -54,17 +54,11 @@ def shown(value: Any) -> str:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_fixed_size_binary(kind)
-        or types.is_binary_view(kind)
-    )
+    return bool(pa.types.is_fixed_size_binary(kind)) or kind in (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def _is_list(kind: pa.DataType) -> bool:
