@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.cluster_load import ClusterLoad, leader_of, now_us
 from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import ClusterMember, LocalCluster
 from cutwater.admin.local_etcd import find_etcd
-from cutwater.admin.operations import Admin
+from cutwater.client.async_client import AsyncClient
 from cutwater.runtime import processes
-from cutwater.testing.real_run import ClusterLoad, leader_of, now_us
 from cutwater.types import StorageNodeId
 
 LEADER_KILLS = 10
@@ -36,7 +36,6 @@ LAST = 200
 TOPIC = "failover"
 
 Choose = Callable[[LocalCluster], Awaitable[ClusterMember]]
-StartAgain = Callable[[Path, LocalCluster, ClusterMember], None]
 
 
 class Found(NamedTuple):
@@ -46,7 +45,7 @@ class Found(NamedTuple):
     readable: list[float]
 
 
-async def kill_and_watch(folder: Path, cluster: LocalCluster, kills: int, choose: Choose, again: StartAgain) -> Found:
+async def kill_and_watch(folder: Path, cluster: LocalCluster, kills: int, choose: Choose) -> Found:
     """Kill a process, watch the cluster, and start the process again, ``kills`` times."""
     load = ClusterLoad(cluster, TOPIC, 1)
     load.start(APPENDERS)
@@ -62,7 +61,7 @@ async def kill_and_watch(folder: Path, cluster: LocalCluster, kills: int, choose
             await load.until_acknowledged(20, 30.0)
             times = sorted(op.completed for op in load.record.appends if op.ack is not None)
             found.pauses.append(max(b - a for a, b in pairwise(times) if b > killed) / 1e6)
-            await asyncio.to_thread(again, folder, cluster, victim)
+            await asyncio.to_thread(local_cluster.start_again, folder, cluster, victim)
             found.readable.append(await _everywhere(load, cluster, None))
             await asyncio.sleep(WATCHED_SECONDS)
     finally:
@@ -77,20 +76,20 @@ async def _everywhere(load: ClusterLoad, cluster: LocalCluster, dead: ClusterMem
     return time.monotonic() - started
 
 
-def measure(metadata: int, kills: int, choose: Choose, again: StartAgain) -> Found:
+def measure(metadata: int, kills: int, choose: Choose) -> Found:
     with tempfile.TemporaryDirectory(prefix="cutwater-bench-", dir=".") as name:
         folder = Path(name).absolute()
         cluster = local_cluster.start(folder, metadata=metadata)
         try:
-            return asyncio.run(_measure(folder, cluster, kills, choose, again))
+            return asyncio.run(_measure(folder, cluster, kills, choose))
         finally:
             processes.stop([member.pid for member in cluster.processes()], 10.0)
 
 
-async def _measure(folder: Path, cluster: LocalCluster, kills: int, choose: Choose, again: StartAgain) -> Found:
-    async with Admin(cluster.addresses) as admin:
-        await admin.create_topic(TOPIC, streams=2, replication=3)
-    return await kill_and_watch(folder, cluster, kills, choose, again)
+async def _measure(folder: Path, cluster: LocalCluster, kills: int, choose: Choose) -> Found:
+    async with await AsyncClient.connect(cluster.servers) as log:
+        await log.create_topic(TOPIC, streams=2, replication=3)
+    return await kill_and_watch(folder, cluster, kills, choose)
 
 
 def lines() -> list[str]:
@@ -100,10 +99,10 @@ def lines() -> list[str]:
         return cluster.storage_nodes[0]
 
     rows = []
-    found = measure(1, NODE_KILLS, first_node, local_cluster.start_storage_node)
+    found = measure(1, NODE_KILLS, first_node)
     rows.append(("a storage node, head of one of two log streams", found))
     if find_etcd() is not None:
-        found = measure(3, LEADER_KILLS, leader_of, local_cluster.start_metadata)
+        found = measure(3, LEADER_KILLS, leader_of)
         rows.append(("the leader of three metadata nodes on etcd", found))
     return [
         "## How long appends pause when something dies",

@@ -30,6 +30,7 @@ from cutwater.admin import local_cluster
 from cutwater.admin.load_test import AppendLoad, Figures
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.admin.operations import Admin
+from cutwater.client.async_client import AsyncClient
 from cutwater.runtime import processes
 from cutwater.runtime.event_loop import run
 
@@ -319,8 +320,8 @@ def running_cluster(folder: Path) -> Iterator[LocalCluster]:
 
 async def _create(cluster: LocalCluster, name: str) -> int:
     """Create a topic with one log stream; return its head."""
-    async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
-        created = await admin.create_topic(name, streams=1, replication=NODES)
+    async with await AsyncClient.connect(cluster.servers) as log, Admin(cluster.addresses) as admin:
+        created = await log.create_topic(name, streams=1, replication=NODES)
         chains = {stream.stream: stream.chain for stream in (await admin.catalog()).streams}
         return chains[created.streams[0]][0]
 
@@ -342,8 +343,8 @@ def topic_for(case: Case, cluster: LocalCluster) -> Iterator[tuple[str, int]]:
 
 
 async def make_many(cluster: LocalCluster) -> None:
-    async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
-        await admin.create_topic(MANY, streams=MANY_STREAMS, replication=NODES)
+    async with await AsyncClient.connect(cluster.servers) as log:
+        await log.create_topic(MANY, streams=MANY_STREAMS, replication=NODES)
 
 
 def cluster_rows(folder: Path, size: Size) -> list[str]:

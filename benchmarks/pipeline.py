@@ -69,10 +69,10 @@ def ticks_of(number: int) -> Ticks:
     return Ticks({TOPIC: steps}, Steps(0))
 
 
-def machine_of(build: Callable[[Any], Any], packed: bool) -> Machine:
+def machine_of(build: Callable[[Any], Any]) -> Machine:
     p = Pipeline("bench")
     build(p.source("in", schema=ROWS, event_time="at", watermark=Watermark.ascending())).sink("out", uid="out")
-    return Machine(Plan("bench", p.graph, {"in": ROWS}), packed=packed)
+    return Machine(Plan("bench", p.graph, {"in": ROWS}))
 
 
 def rate(machine: Machine, keys: int) -> float:
@@ -125,8 +125,7 @@ def lines() -> Iterator[str]:
 
     yield line("bare loop: dict of counts", bare_loop)
     for name, build in (("process: count", count), ("process: count and timer", timer), ("window: count, sum", window)):
-        yield line(f"{name}, state in memory", lambda keys, build=build: rate(machine_of(build, False), keys))  # type: ignore[misc]
-        yield line(f"{name}, state packed per batch", lambda keys, build=build: rate(machine_of(build, True), keys))  # type: ignore[misc]
+        yield line(name, lambda keys, build=build: rate(machine_of(build), keys))  # type: ignore[misc]
 
 
 if __name__ == "__main__":

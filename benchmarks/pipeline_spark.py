@@ -238,13 +238,13 @@ class Bench:
 
     def _rate(self, made: Any, mode: str) -> float:
         """Return rows per second over all measured micro-batches."""
-        checkpoint = self._directory / "checkpoint"
+        # A new place each time: Spark may still write snapshots to the place of the query before.
+        checkpoint = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=self._directory))
         options = {"checkpointLocation": str(checkpoint)}
         writer = made.writeStream.format("noop").outputMode(mode).options(**options).trigger(availableNow=True)
         query = writer.start()
         query.awaitTermination()
         timed = [own for own in query.recentProgress if self._warm <= own["batchId"] < self._warm + BATCHES]
-        shutil.rmtree(checkpoint)
         forget(str(query.id))
         assert len(timed) == BATCHES, f"{len(timed)} of {BATCHES} micro-batches were seen"
         return self._rows * BATCHES / sum(float(own["durationMs"]["triggerExecution"]) / 1000 for own in timed)

@@ -22,8 +22,9 @@ from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.opening import open_replica
 from cutwater.core.replica.recovery import HardState
 from cutwater.format.checksum import crc32c
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storagenode.replica.replica_driver import CHECKPOINT_EVERY_ENTRIES
 from cutwater.types import (
     GLSN,

@@ -33,7 +33,7 @@ import msgspec
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.client.cluster.credentials import ANYONE, Access
-from cutwater.client.cluster.holder_file import HOLDER_FILE, HolderFile, read_holder, url_of
+from cutwater.client.cluster.holder_file import HOLDER_FILE, Holder, read_holder, url_of
 from cutwater.client.cluster.log_directory import (
     CLUSTER_FILE,
     FILES_OF_LOG,
@@ -89,28 +89,15 @@ ORDER = OrderOptions(node_dead_after_us=10 * SECOND)
 """A longer limit than in a cluster: both servers share one event loop, and the caller's program may delay it."""
 
 
-class Holder(HolderFile, frozen=True):
-    """The content of ``holder.json``."""
-
-    def lives(self) -> bool:
-        """Return whether the process that wrote this still runs."""
-        return processes.lives_on(self.pid, self.started)
-
-
-class ByToken:
-    """Accepts a peer that shows the secret of this opening of the log. The comparison takes the same time for any
+def _authenticate(secret: str, credentials: Credentials) -> PeerIdentity:
+    """Accept a peer that shows the secret of this opening of the log. The comparison takes the same time for any
     secret."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-
-    def __call__(self, credentials: Credentials) -> PeerIdentity:
-        if not hmac.compare_digest(self._token, credentials.token.encode()):
-            raise Unauthenticated(
-                "an embedded log lets in only processes that can read its directory, where the secret is: open it by "
-                "its path, with cutwater.open(PATH), --path PATH, or the option path of Spark, and not by its address"
-            )
-        return ANONYMOUS
+    if not hmac.compare_digest(secret.encode(), credentials.token.encode()):
+        raise Unauthenticated(
+            "an embedded log lets in only processes that can read its directory, where the secret is: open it by "
+            "its path, with cutwater.open(PATH), --path PATH, or the option path of Spark, and not by its address"
+        )
+    return ANONYMOUS
 
 
 class EmbeddedLog:
@@ -131,12 +118,12 @@ class EmbeddedLog:
         self._node: StorageNodeServer | None = None
         self._volumes: NodeVolumes | None = None
 
-    async def start(self, deadline: float) -> str:
-        """Start the servers, and return the address when the log takes appends. ``deadline`` is in event loop time."""
+    async def start(self, deadline: Deadline) -> str:
+        """Start the servers, and return the address when the log takes appends."""
         store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER, may_wait=self._may_wait)
         key = await in_thread(self._threads, lambda: load_or_make([sqlite_key_file(self._path / METADATA)]))
         token = secrets.token_hex(TOKEN_BYTES)
-        authenticate = ByToken(token)
+        authenticate = partial(_authenticate, token)
         options = MetadataOptions(
             CLUSTER, METADATA_NODE, LOOPBACK, order=ORDER, is_nearby=True, key=key, authenticate=authenticate
         )
@@ -147,12 +134,7 @@ class EmbeddedLog:
         repository = Repository(Endpoint(CLUSTER, "client"), (address,))
         try:
             node_options = NodeOptions(
-                LOOPBACK,
-                0,
-                (address,),
-                is_nearby=True,
-                may_wait_for_disk=self._may_wait,
-                authenticate=authenticate,
+                LOOPBACK, 0, (address,), is_nearby=True, may_wait_for_disk=self._may_wait, authenticate=authenticate
             )
             self._node = StorageNodeServer(
                 node_options, volumes, threads=self._threads, incarnation=incarnation, key=node_key
@@ -160,7 +142,7 @@ class EmbeddedLog:
             # Added before it starts, so that it need not wait to be known.
             paths = tuple(str(volume) for volume in volumes.volumes)
             node = AddNodeRequest(NODE, "", volumes.identity.node_key, paths, self._node.public_key, renews=True)
-            await self._metadata.adopt(node, deadline)
+            await self._metadata.adopt(node, deadline.at)
             await self._node.start()
             await self._until_open(repository, deadline)
         finally:
@@ -168,7 +150,7 @@ class EmbeddedLog:
         keys = (key.public, node_key.public)
         holder = Holder(os.getpid(), url_of(address, self._path), processes.started_at(os.getpid()), token, keys)
         self._is_told = True
-        await in_thread(self._threads, lambda: self._tell(holder))
+        await in_thread(self._threads, lambda: write_secret(self._path / HOLDER_FILE, msgspec.json.encode(holder)))
         return holder.servers
 
     def _open_volumes(self, metadata_key: ServerKey) -> tuple[NodeVolumes, Incarnation, ServerKey]:
@@ -182,10 +164,7 @@ class EmbeddedLog:
         self._volumes.believe_only({METADATA_NODE: metadata_key.public})
         return self._volumes, self._volumes.next_incarnation(), load_or_make(self._volumes.server_key_files)
 
-    def _tell(self, holder: Holder) -> None:
-        write_secret(self._path / HOLDER_FILE, msgspec.json.encode(holder))
-
-    def _tell_nobody(self) -> None:
+    def _remove_holder(self) -> None:
         with suppress(OSError):
             (self._path / HOLDER_FILE).unlink()
 
@@ -196,7 +175,7 @@ class EmbeddedLog:
         seconds = STOP_MS_MAX / 1_000
         if self._is_told:
             self._is_told = False
-            await asyncio.wait({loop.run_in_executor(self._threads, self._tell_nobody)}, timeout=seconds)
+            await asyncio.wait({loop.run_in_executor(self._threads, self._remove_holder)}, timeout=seconds)
         if self._node is not None and await self._node.stop(timeout_ms=STOP_MS_MAX):
             self._node = None
         if self._metadata is not None:
@@ -217,28 +196,27 @@ class EmbeddedLog:
             self._volumes.release()
         self._lock.release()
 
-    async def _until_open(self, repository: Repository, deadline: float) -> None:
+    async def _until_open(self, repository: Repository, deadline: Deadline) -> None:
         """Wait until existing log streams are open again."""
         assert self._node is not None
         stuck_since: float | None = None
         while True:
             if self._node.fatal.done():
                 raise self._node.fatal.result()
-            description = await repository.ask(DescribeRequest(), Description, timeout_ms=_left_ms(deadline))
+            description = await repository.ask(DescribeRequest(), Description, timeout_ms=deadline.left_ms())
             if description.halted:
                 raise OrderLayerLostMemory(description.halted)
             closed = [s.stream for s in description.streams if not (s.is_open or s.final or s.held)]
             stuck = {stream: why for stream, why in self._node.stuck.items() if stream in closed}
-            now = asyncio.get_running_loop().time()
-            stuck_since = (stuck_since or now) if stuck else None
+            stuck_since = (stuck_since or deadline.now) if stuck else None
             # A trim that was decided before the process ended may still remove the damaged records.
-            is_stuck = stuck_since is not None and now >= min(stuck_since + STUCK_SECONDS, deadline)
+            is_stuck = stuck_since is not None and deadline.now >= min(stuck_since + STUCK_SECONDS, deadline.at)
             if is_stuck and not self._may_be_damaged:
                 raise Damaged(self._damage_in_words(stuck, description))
             excused = stuck.keys() if self._may_be_damaged else set()
             if all(node.is_alive for node in description.nodes) and excused == set(closed):
                 return
-            if now >= deadline:
+            if deadline.is_over:
                 raise Unavailable(f"{self._path} was opened, but log streams {closed} do not take appends yet")
             await asyncio.sleep(POLL_SECONDS)
 
@@ -276,17 +254,7 @@ def open(
 
 def open_to_administer(path: Path, timeout: float) -> Client:
     """Open a log for commands that read it or delete from it, even if it is damaged. Otherwise as ``open``."""
-    return _on_a_loop(
-        open_on_this_loop(
-            path,
-            exclusive=False,
-            timeout=timeout,
-            compression=None,
-            limits=None,
-            may_wait=True,
-            may_be_damaged=True,
-        )
-    )
+    return _on_a_loop(open_on_this_loop(path, timeout=timeout, may_wait=True, may_be_damaged=True))
 
 
 def _on_a_loop(opening: Coroutine[Any, Any, AsyncClient]) -> Client:
@@ -301,10 +269,10 @@ def _on_a_loop(opening: Coroutine[Any, Any, AsyncClient]) -> Client:
 async def open_on_this_loop(
     path: str | os.PathLike[str],
     *,
-    exclusive: bool,
+    exclusive: bool = False,
     timeout: float,
-    compression: Compression | None,
-    limits: Limits | None,
+    compression: Compression | None = None,
+    limits: Limits | None = None,
     may_wait: bool = False,
     may_be_damaged: bool = False,
 ) -> AsyncClient:
@@ -316,7 +284,7 @@ async def open_on_this_loop(
     directory = _directory(path)
     connect = partial(AsyncClient._connect, timeout=timeout, compression=compression, limits=limits)
     while (lock := _locked(directory)) is None:
-        holder = holder_of(directory)
+        holder = read_holder(directory)
         if exclusive:
             raise AlreadyExists(
                 f"{directory} is open in process {holder.pid if holder else '(starting)'}: close it there first, "
@@ -332,7 +300,7 @@ async def open_on_this_loop(
         await asyncio.sleep(POLL_SECONDS)
     log = EmbeddedLog(directory, lock, may_wait=may_wait, may_be_damaged=may_be_damaged)
     try:
-        client = await connect(await log.start(deadline.at), ANYONE)
+        client = await connect(await log.start(deadline), ANYONE)
     except BaseException:
         await log.stop()
         raise
@@ -343,7 +311,7 @@ async def open_on_this_loop(
 def _end_of(directory: Path, holder: Holder) -> str:
     """Return why the connected process no longer answers; empty if that is not certain."""
     # Closing the log removes the file, but a killed process leaves it.
-    if holder_of(directory) == holder and holder.lives():
+    if read_holder(directory) == holder and holder.lives():
         return ""
     return (
         f"this client was connected to process {holder.pid}, which had {directory} open and has closed it, or ended: "
@@ -397,12 +365,3 @@ def _locked(directory: Path) -> Lock | None:
         with suppress(FileNotFoundError):
             (directory / HOLDER_FILE).unlink()
     return lock
-
-
-def holder_of(directory: Path) -> Holder | None:
-    """Return the process that has the log open, or had it and ended without closing it; None if there is none."""
-    return read_holder(directory, Holder)
-
-
-def _left_ms(deadline: float) -> int:
-    return max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))

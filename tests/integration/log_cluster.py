@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from cutwater.admin.free_ports import free_address
+from cutwater.admin.free_ports import free_addresses
 from cutwater.client.async_client import AsyncClient
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description
@@ -18,7 +18,7 @@ from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
 from cutwater.protocol.metadata_api import ASK
 from cutwater.runtime.event_loop import run
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
@@ -98,7 +98,7 @@ class LogCluster:
 
     async def add_node(self, number: int) -> None:
         """Before it runs, so that it need not ask twice; the leader looks for it where it will listen."""
-        address = free_address()
+        address = free_addresses(1)[0]
         self.ports[number] = parse_address(address)[1]
         await self.ask(AddNodeRequest(StorageNodeId(number), address))
 

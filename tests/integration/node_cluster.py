@@ -18,7 +18,7 @@ from cutwater.format.entry_codec import frames_in
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.access import STORAGE_NODE
 from cutwater.protocol.methods import Received
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import GLSN, Batch, ClusterId, Epoch, EventTime, LogStreamId, ReplicaState, StorageNodeId

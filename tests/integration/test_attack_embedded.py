@@ -23,7 +23,7 @@ import cutwater
 from cutwater import embedded
 from cutwater.admin.operations import Admin
 from cutwater.client.cluster.credentials import ANYONE
-from cutwater.client.cluster.holder_file import HolderFile, directory_of, read_holder, url_of, with_secret
+from cutwater.client.cluster.holder_file import directory_of, read_holder, url_of, with_secret
 from cutwater.client.cluster.metadata_client import parse_servers
 from cutwater.errors import InvalidArgument
 from cutwater.protocol import metadata_api
@@ -83,7 +83,7 @@ def hello(token: str, role: str = "client") -> bytes:
 
 
 def port_of(directory: Path) -> int:
-    holder = read_holder(directory, HolderFile)
+    holder = read_holder(directory)
     assert holder is not None
     (address,) = parse_servers(holder.servers)
     return int(address.rpartition(":")[2])
@@ -131,7 +131,7 @@ def ports_of(directory: Path) -> list[int]:
     """Of the metadata repository and of the storage node."""
 
     async def ask() -> list[str]:
-        holder = read_holder(directory, HolderFile)
+        holder = read_holder(directory)
         assert holder is not None
         async with Admin(parse_servers(holder.servers), access=with_secret(holder.servers, ANYONE)) as admin:
             return [node.address for node in (await admin.describe()).nodes]
@@ -245,7 +245,7 @@ def test_the_secret_is_another_one_each_time_and_in_no_message(tmp_path: Path) -
     tokens = []
     for _ in range(2):
         with cutwater.open(tmp_path):
-            holder = embedded.holder_of(tmp_path)
+            holder = read_holder(tmp_path)
             assert holder is not None
             tokens.append(holder.token)
             assert holder.token not in repr(holder)
@@ -299,7 +299,7 @@ def test_another_user_is_told_that_the_log_is_not_theirs(tmp_path: Path) -> None
             "import cutwater, cutwater.embedded\n"
             "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "try:\n"
-            "    cutwater.embedded.holder_of(cutwater.embedded.Path(sys.argv[1]))\n"
+            "    cutwater.embedded.read_holder(cutwater.embedded.Path(sys.argv[1]))\n"
             "except cutwater.CutwaterError as error:\n"
             "    print(type(error).__name__, error)\n"
         )

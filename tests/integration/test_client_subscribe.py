@@ -21,7 +21,7 @@ from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.core.requests import AddStreamRequest, SealRequest
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Trimmed
 from cutwater.runtime.deadlines import Deadline
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.types import LogStreamId
 from tests.integration.log_cluster import LogCluster, seeded, with_log
 

@@ -15,7 +15,7 @@ from cutwater.core.requests import SealRequest
 from cutwater.errors import InvalidArgument, NoRecordHere, NotFound, StreamSealed
 from cutwater.protocol.scan_api import COLUMNS, NOTHING
 from cutwater.protocol.storage_api import EventTimeAnswer
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import GLSN, LogStreamId
 from tests.integration.log_cluster import LogCluster, with_log

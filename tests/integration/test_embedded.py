@@ -36,6 +36,7 @@ from cutwater.cli.framework.target import check_log
 from cutwater.client import client as client_module
 from cutwater.client.append import router as appends
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.cluster.holder_file import Holder, read_holder
 from cutwater.client.convert.encoding import Limits
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX
@@ -692,7 +693,7 @@ def test_with_asyncio_closing_goes_on_also_if_who_waits_for_it_is_cancelled(tmp_
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)
             await asyncio.gather(log.close(), log.close())
-            assert embedded.holder_of(tmp_path) is None
+            assert read_holder(tmp_path) is None
             await log.close()
 
     run(test())
@@ -702,7 +703,7 @@ def test_a_holder_that_does_not_answer_may_be_this_process(tmp_path: Path) -> No
     lock = OsFiles().lock(tmp_path / "lock")
     assert lock is not None
     for pid, said in ((os.getpid(), "by this process before"), (os.getppid(), "in another process")):
-        (tmp_path / "holder.json").write_bytes(msgspec.json.encode(embedded.Holder(pid, "cutwater://127.0.0.1:1")))
+        (tmp_path / "holder.json").write_bytes(msgspec.json.encode(Holder(pid, "cutwater://127.0.0.1:1")))
         with pytest.raises(Unavailable, match=said):
             cutwater.open(tmp_path, timeout=0.1)
     lock.release()

@@ -18,7 +18,7 @@ from cutwater import embedded
 from cutwater.admin.operations import Admin
 from cutwater.admin.verification import Finding, verify
 from cutwater.client.cluster.credentials import ANYONE
-from cutwater.client.cluster.holder_file import with_secret
+from cutwater.client.cluster.holder_file import read_holder, with_secret
 from cutwater.client.cluster.metadata_client import parse_servers
 from cutwater.errors import Damaged
 from cutwater.format.errors import DamagedEntries
@@ -40,7 +40,7 @@ def verified(path: Path) -> tuple[Finding, ...]:
             return (await verify(await admin.describe(), timeout_ms=30_000, access=admin.access)).findings
 
     with embedded.open_to_administer(path, 30.0):
-        holder = embedded.holder_of(path)
+        holder = read_holder(path)
         assert holder is not None
         return asyncio.run(work(holder.servers))
 

@@ -148,7 +148,7 @@ async def test_clients_go_on_when_a_storage_node_hangs(
         Admin(cluster.addresses, timeout_ms=30_000) as admin,
         await AsyncClient.connect(connected(cluster), timeout=20) as log,
     ):
-        await admin.create_topic(TOPIC, streams=2, replication=3)
+        await log.create_topic(TOPIC, streams=2, replication=3)
         first = (await admin.catalog()).streams[0]
         node = first.chain[0 if place == "head" else -1]
         member = next(member for member in cluster.storage_nodes if member.id == node)
@@ -235,7 +235,7 @@ async def test_running_clients_use_log_streams_that_open_later(
         Admin(cluster.addresses, timeout_ms=30_000) as admin,
         await AsyncClient.connect(connected(cluster), timeout=20) as log,
     ):
-        await admin.create_topic(TOPIC, streams=3, replication=1)
+        await log.create_topic(TOPIC, streams=3, replication=1)
         other = await asyncio.to_thread(blocking, connected(cluster))
         recorder = Recorder()
         tasks = [

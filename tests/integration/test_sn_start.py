@@ -26,7 +26,8 @@ from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.format.checksum import crc32c
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.errors import ConnectionLost, Unauthenticated
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storage.volume import NodeVolumes, node_path
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
 from cutwater.wire.client import connect
@@ -374,7 +375,7 @@ def test_every_error_has_an_exit_code() -> None:
 STUCK = """
 import asyncio, os, sys, time
 from pathlib import Path
-from cutwater.storagenode.start import StartOptions, run_storage_node
+from cutwater.storagenode.start import NodeStartOptions, run_storage_node
 
 def serving(serving):
     print("serving", flush=True)
@@ -384,7 +385,7 @@ def hang(error):
     print(error.code, flush=True)
     os._exit(19)
 
-options = StartOptions(1, 1, (Path(sys.argv[1]),), "127.0.0.1:0", ("127.0.0.1:1",), stop_seconds=0.1)
+options = NodeStartOptions(1, 1, (Path(sys.argv[1]),), "127.0.0.1:0", ("127.0.0.1:1",), stop_seconds=0.1)
 run_storage_node(options, serving, hang)
 """
 

@@ -10,6 +10,7 @@ import pytest
 
 from cutwater.admin.local_cluster import ClusterMember, LocalCluster
 from cutwater.admin.operations import Admin
+from cutwater.client.async_client import AsyncClient
 from cutwater.errors import InvalidArgument, NotFound, Refused
 from cutwater.types import StorageNodeId
 from tests.integration.real_cluster import judge, kill, loaded, restart, running_cluster, until, until_whole
@@ -53,7 +54,8 @@ async def test_a_volume_comes_and_goes_under_load(tmp_path: Path) -> None:
             assert added.returncode == 0, added.stderr
             assert "uses" in added.stdout
             assert await volumes_of(admin) == (str(first), str(second))
-            await admin.create_topic("more", streams=2, replication=2)
+            async with await AsyncClient.connect(cluster.servers) as log:
+                await log.create_topic("more", streams=2, replication=2)
             more = [stream.stream for stream in (await admin.describe()).streams if stream.topic == "more"]
             assert replicas_on(second) == more, "they go where there is most room for them"
             with pytest.raises(Refused, match=f"holds replicas of log streams {more[0]}, {more[1]}\\."):

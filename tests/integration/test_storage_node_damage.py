@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cutwater.errors import CutwaterError, Damaged
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.segment_log import SegmentOptions
 from tests.integration.node_cluster import STREAM, Cluster, with_cluster
 
 SMALL = SegmentOptions(segment_bytes=8_000, index_interval_bytes=1_000, commits_per_file=8)

@@ -20,8 +20,8 @@ from cutwater.format.projection import projected_schema, serialize
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.methods import Method
 from cutwater.protocol.scan_api import HEADS, RUN_COLUMNS, SCAN, HeadsArguments, ScanArguments, unpack
-from cutwater.storage.commits import CommitLog
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.commits import CommitLog
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.types import GLSN, LLSN, Batch, EventTime
 from cutwater.wire.connection import Connection
 from tests.integration.node_cluster import STREAM, Cluster, with_cluster

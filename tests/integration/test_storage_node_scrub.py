@@ -196,9 +196,9 @@ def test_the_only_copy_without_its_hard_state_says_what_is_lost(
         assert "cutwater topic delete t" in damage.lines[1]
         assert list(server.stuck) == [STREAM]
         driver = server.node.replicas[STREAM]
-        driver._is_reopening = True
+        driver.is_reopening = True
         assert server.stuck == {}, "a disk that cannot be written may come back"
-        driver._is_reopening = False
+        driver.is_reopening = False
         stuck = StuckReplicas(server.node, lambda: server.damage)
         for _ in range(2 * LOOKS_BEFORE_TOLD):
             stuck.look()

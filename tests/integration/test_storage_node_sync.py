@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cutwater.core.requests import TrimRequest
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storagenode.repair import syncing
 from cutwater.types import GLSN
 from tests.integration.node_cluster import STREAM, Cluster, with_cluster

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,7 +19,9 @@ from cutwater.core.requests import CreateTopicRequest
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.format.errors import DamagedFile, StorageBroken
 from cutwater.protocol import storage_api as api
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.protocol.methods import Notice
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storagenode.peer_connections import Link
 from cutwater.storagenode.repair.syncing import Syncing
 from cutwater.storagenode.replica.replica_stores import VolumeStores
@@ -96,7 +99,7 @@ def test_what_was_read_while_files_were_opened_anew_is_no_answer(tmp_path: Path,
         async with cluster.client(1) as connection:
             asked = api.ReadArguments(STREAM, GLSN(expected[-1][0]), 1 << 20)
             read = asyncio.create_task(connection.call(api.READ, asked, timeout_ms=WITHIN_SECONDS * 1_000))
-            follow = connection.open_stream(api.FOLLOW, api.FollowArguments(STREAM, GLSN(1_000), 1 << 20))
+            follow = connection.open_stream(api.FOLLOW, api.ReadArguments(STREAM, GLSN(1_000), 1 << 20))
             # Both wait for the pool now.
             await cluster.until(lambda: len(driver.watchers) == 1 and pool._work_queue.qsize() >= 2, "both are read")
             driver.feed(StorageFailed("asked for by a test"))
@@ -120,7 +123,7 @@ def test_who_follows_a_replica_that_goes_away_hears_of_it(tmp_path: Path) -> Non
         node = cluster.nodes[1].node
         driver = node.replicas[STREAM]
         async with cluster.client(1) as connection:
-            follow = connection.open_stream(api.FOLLOW, api.FollowArguments(STREAM, GLSN(expected[-1][0]), 1 << 20))
+            follow = connection.open_stream(api.FOLLOW, api.ReadArguments(STREAM, GLSN(expected[-1][0]), 1 << 20))
             first = await follow.receive(timeout_ms=WITHIN_SECONDS * 1_000)
             assert first is not None
             node.cannot_open(STREAM, DamagedFile(Path("manifest"), "asked for by a test"))
@@ -229,7 +232,13 @@ def test_a_pending_barrier_does_not_silence_a_node_unless_it_removes_something(
         server = cluster.nodes[1]
         driver = server.node.replicas[STREAM]
         reports: list[Report] = []
-        monkeypatch.setattr(server, "send_report", reports.append)
+
+        def tell(notice: Notice[Any], argument: object) -> bool:
+            if notice is api.REPORT:
+                reports.append(cast(Report, argument))
+            return True
+
+        monkeypatch.setattr(server, "tell_metadata", tell)
         await cluster.until(lambda: bool(reports), "a report")
         said = reports[-1].uncommit_reports
         driver._wait_for(lambda: bool(held.wait(WITHIN_SECONDS)), lambda: None)

@@ -16,7 +16,7 @@ import pytest
 
 import cutwater
 from cutwater.admin import local_cluster
-from cutwater.admin.free_ports import free_address
+from cutwater.admin.free_ports import free_addresses
 from cutwater.admin.local_cluster import CLUSTER_ID
 from cutwater.core.order.decisions import AddNode
 from cutwater.core.order.state import Node, OrderState
@@ -80,7 +80,7 @@ async def move(directory: Path) -> None:
         state = OrderState(loaded.snapshot, loaded.decisions)
         moves = []
         for member in cluster.storage_nodes:
-            member.address = free_address()
+            member.address = free_addresses(1)[0]
             known = state.nodes[StorageNodeId(member.id)]
             assert known.server_key == ""
             moves.append(AddNode(known.node, member.address, known.key, known.volumes))
@@ -88,7 +88,7 @@ async def move(directory: Path) -> None:
         await store.append(epoch, DecisionIndex(state.index), tuple(moves))
     finally:
         await store.close()
-    cluster.metadata[0].address = free_address()
+    cluster.metadata[0].address = free_addresses(1)[0]
     cluster.servers = f"cutwater://{cluster.metadata[0].address}"
     (directory / "cluster.json").write_bytes(msgspec.json.encode(cluster))
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
+from collections.abc import Iterable
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from pyspark.sql.types import StructField, StructType, TimestampType
 
-from cutwater.client.read.range_reader import Heads
+from cutwater.client.cluster.catalog_cache import CatalogView
+from cutwater.client.read.range_reader import Heads, Ranges
 from cutwater.core.read.time_marks import TimeMark
-from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness, Punctuated, Strategy
-from cutwater.core.requests import StreamInfo
+from cutwater.core.read.watermark import NO_WATERMARK, RULE, BoundedOutOfOrderness, Punctuated, Strategy
+from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
+from cutwater.pipeline.clocks import clock
 from cutwater.protocol.scan_api import COLUMNS, NOTHING, EventTimeBefore
-from cutwater.spark.source import event_time
-from cutwater.spark.source.event_time import ClockState, Walked, advance, is_settled, seen_by, state_before
-from cutwater.types import GLSN, LLSN, CutTime, Epoch, EventTime, LogStreamId, TopicId
+from cutwater.spark.options import read_options
+from cutwater.spark.source import log_walk
+from cutwater.spark.source.event_time import seen_by
+from cutwater.spark.source.planning import Planner
+from cutwater.types import GLSN, LLSN, CutTime, Epoch, EventTime, LogStreamId, Revision, TopicId
 from tests.property.watermark_oracle import Entry, Log, Oracle, Source, Stream, logs
 
 EXAMPLES = settings(max_examples=120, deadline=None)
@@ -55,51 +64,67 @@ def strategy_of(log: Log) -> Strategy:
     return Punctuated(idle_after) if bound is None else BoundedOutOfOrderness(bound, idle_after)
 
 
-def walk(log: Log, state: ClockState, end: int, begin: TimeMark | None = None) -> Walked:
-    """As the planner of a query does."""
-    infos = [info_of(log, stream) for stream in log.streams if stream.created_at < end]
-    heads = {
-        info.stream: heads_of([e for e in log.entries if e.stream == info.stream], state.glsn, end) for info in infos
-    }
-    known = {
-        info.stream: state.streams.get(info.stream) or state_before(info, heads[info.stream], strategy_of(log))
-        for info in infos
-    }
-    start = ClockState(state.glsn, state.watermark, known, state.sources)
-    marks = [TimeMark(GLSN(glsn), CutTime(time)) for glsn, time in log.marks if state.glsn < glsn <= end]
-    return advance(start, GLSN(end), infos, heads, [begin, *marks] if begin else marks, strategy_of(log))
+class LogOfOracle:
+    """What a planner asks of the cluster, answered from a log of the oracle."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    async def heads(self, info: StreamInfo, first: GLSN, end: GLSN, timeout: float) -> Heads:
+        return heads_of([e for e in self._log.entries if e.stream == info.stream], first - 1, end)
+
+    async def marks(self, after: GLSN, through: GLSN, timeout: float) -> list[TimeMark]:
+        return [TimeMark(GLSN(glsn), CutTime(time)) for glsn, time in self._log.marks if after < glsn <= through]
+
+
+def view_of(log: Log) -> CatalogView:
+    topics = tuple(TopicInfo(TopicId(i), source.name, GLSN(1)) for i, source in enumerate(log.sources, 1))
+    streams = tuple(info_of(log, stream) for stream in log.streams)
+    return CatalogView(Catalog(Revision(1), GLSN(10**6), CutTime(10**9), topics, streams))
+
+
+def planner_of(log: Log) -> Planner:
+    given = {"servers": "cutwater://localhost:1", "subscribe": ",".join(source.name for source in log.sources)}
+    options = replace(read_options(given, streaming=True), strategy=strategy_of(log))
+    return Planner(options, cast(Ranges, LogOfOracle(log)), StructType([StructField("watermark", TimestampType())]))
 
 
 def compare(log: Log, data: st.DataObject) -> None:
+    asyncio.run(_compare(log, data))
+
+
+async def _compare(log: Log, data: st.DataObject) -> None:
     oracle, names = Oracle(log), frozenset(source.name for source in log.sources)
     ends = sorted({entry.last for entry in log.entries} | {glsn for glsn, _ in log.marks})
     if not ends:
         return
-    infos = [info_of(log, stream) for stream in log.streams]
-    fresh = ClockState(GLSN(0), NO_WATERMARK, {})
-    start = data.draw(st.sampled_from([0, *ends]), "start")
-    state = walk(log, fresh, start).state if start else fresh
-    # From the nearest mark at which the clock is settled, if there is one, instead of from the beginning.
-    for glsn, time in reversed([mark for mark in log.marks if mark[0] <= start]):
-        mark = TimeMark(GLSN(glsn), CutTime(time))
-        found = walk(log, ClockState(mark.glsn, NO_WATERMARK, {}), start, mark)
-        if is_settled(found, infos):
-            assert found.state == state
-            break
+    planner, view = planner_of(log), view_of(log)
+    start, end = GLSN(data.draw(st.sampled_from([0, *ends]), "start")), GLSN(ends[-1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_walk, "LOOK_BACK", 10**6)
+        state = await planner._clock_at(start, view, RULE)
+        # From the nearest mark at which the clock is settled, if there is one, instead of from the beginning.
+        patch.setattr(log_walk, "LOOK_BACK", 1)
+        patch.setattr(log_walk, "LOOK_BACK_FACTOR", 2)
+        near = await planner._clock_at(start, view, RULE)
+        assert near.watermark == state.watermark
+        assert [s.clock.watermark for s in near.clock.sources] == [s.clock.watermark for s in state.clock.sources]
     if start:
         assert state.watermark == oracle.watermark(names, start)
-    walked = walk(log, state, ends[-1])
-    assert walked.state.watermark == oracle.watermark(names, ends[-1])
     expected = dict(oracle.seen(names))
-    for stream in log.streams:
-        own = [e for e in log.entries if e.stream == stream.number and e.times and e.first > start]
-        if own:
-            firsts, counts = np.array([e.first for e in own]), np.array([e.count for e in own])
-            times = np.array([time for e in own for time in e.times])
-            found, is_none = seen_by(times, firsts, counts, walked.seen[LogStreamId(stream.number)], strategy_of(log))
-            seen = [expected[glsn] for e in own for glsn in range(e.first, e.last + 1)]
-            assert found.tolist() == seen
-            assert is_none.tolist() == [watermark == NO_WATERMARK for watermark in seen]
+    for begin in (state, near):
+        walked = await planner._walked(begin, end, view)
+        assert walked.state.watermark == oracle.watermark(names, end)
+        for stream in log.streams:
+            own = [e for e in log.entries if e.stream == stream.number and e.times and e.first > start]
+            if own:
+                firsts, counts = np.array([e.first for e in own]), np.array([e.count for e in own])
+                times = np.array([time for e in own for time in e.times])
+                seen = walked.seen[LogStreamId(stream.number)]
+                found, is_none = seen_by(times, firsts, counts, seen, strategy_of(log))
+                right = [expected[glsn] for e in own for glsn in range(e.first, e.last + 1)]
+                assert found.tolist() == right
+                assert is_none.tolist() == [watermark == NO_WATERMARK for watermark in right]
 
 
 @EXAMPLES
@@ -128,10 +153,10 @@ def test_a_topic_whose_new_stream_is_gone_again_holds_nothing_back(data: st.Data
 
 
 def test_the_oracle_finds_an_idle_topic_that_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_minimum(topics: dict[TopicId, event_time._Topic], size: int) -> event_time.Numbers:
-        return np.min([np.full(size, 2**62), *(found.watermark for found in topics.values())], axis=0)
+    def one_minimum(sources: Iterable[tuple[int, bool]]) -> int:
+        return min((watermark for watermark, _ in sources), default=NO_WATERMARK)
 
-    monkeypatch.setattr(event_time, "_combined", one_minimum)
+    monkeypatch.setattr(clock, "combined", one_minimum)
     first = settings(max_examples=300, deadline=None, phases=[Phase.generate], database=None)
     with pytest.raises(AssertionError):
         first(given(logs(same_strategy=True), st.data())(compare))()

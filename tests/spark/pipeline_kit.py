@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
+from cutwater.client.client import Client
 from cutwater.client.publish.runs import RunStart
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.graph import SourceNode
@@ -21,14 +23,25 @@ from cutwater.spark.options import Where
 from cutwater.spark.pipeline.envelope import LATE, LATE_SENT, LEFT
 from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.operator import LevelProcessor
-from cutwater.spark.pipeline.runner import connected, plain_topics, program_of
+from cutwater.spark.pipeline.program import Program
+from cutwater.spark.pipeline.runner import checked, connected, plain_topics, provide_sinks
 from cutwater.spark.pipeline.sink import PipelineWriter
 from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineReader, SourceRunOptions, envelope_batch
 from cutwater.spark.pipeline.state import NO_QUERY, forget
-from cutwater.spark.pipeline.transform import after_break, rounds_of
+from cutwater.spark.pipeline.transform import after_break, check_transforms, rounds_of
 from cutwater.spark.session.worker_connections import link_to
 from cutwater.spark.sink.sink import Staged, stage_unless_decided
 from cutwater.types import MILLISECOND
+
+
+def program_of(
+    pipeline: Pipeline, client: Client, parallelism: int, slices: int, spark: SparkSession | None = None
+) -> Program:
+    """The pipeline with the schemas of its topics. Creates the missing topics of sinks, as a run does."""
+    program = checked(pipeline, client, parallelism, slices)
+    check_transforms(pipeline.graph, program.plan, spark)
+    provide_sinks(program.plan, client)
+    return program
 
 
 class _Value:

@@ -11,6 +11,7 @@ from msgspec import structs
 
 import cutwater
 from cutwater import embedded
+from cutwater.client.cluster.holder_file import Holder
 from cutwater.errors import Unavailable
 from cutwater.runtime import processes
 from cutwater.spark.session import log_holder
@@ -67,7 +68,7 @@ def test_another_process_with_the_number_of_one_that_was_killed_counts_for_nothi
     (tmp_path / log_holder.LOCK_FILE).write_text(f"{os.getpid()} {started - 1}\n")
     log_holder.hold(str(tmp_path))
     assert (tmp_path / log_holder.LOCK_FILE).read_text() == ""
-    alive = embedded.Holder(os.getpid(), "cutwater://127.0.0.1:1", started)
+    alive = Holder(os.getpid(), "cutwater://127.0.0.1:1", started)
     killed = structs.replace(alive, started=started - 1)
     helpers: list[Path] = []
     monkeypatch.setattr(log_holder, "_start", helpers.append)

@@ -29,10 +29,10 @@ from cutwater.spark.options import Where
 from cutwater.spark.pipeline.envelope import in_pieces, merged_ticks, unpacked
 from cutwater.spark.pipeline.error_translation import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline.program import balanced_keys, spark_hash
-from cutwater.spark.pipeline.runner import connected, program_of, run_pipeline
+from cutwater.spark.pipeline.runner import connected, run_pipeline
 from cutwater.spark.pipeline.source import PipelineReader, RangePart, SourceRunOptions, TickPart
 from cutwater.spark.pipeline.transform import rounds_of
-from tests.spark.pipeline_kit import InOneProcess, placed, written
+from tests.spark.pipeline_kit import InOneProcess, placed, program_of, written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
 
 SEED_NAME = "CUTWATER_SPARK_SEED"
@@ -376,7 +376,7 @@ def test_a_run_that_begins_or_ends_anywhere_sees_the_watermark_of_the_log(
     assert len({row["seen"] for row in wanted}) > 5
     found_before = 0
     for back in (1, 10, 4_096):
-        monkeypatch.setattr("cutwater.spark.source.planning.LOOK_BACK", back)
+        monkeypatch.setattr("cutwater.spark.source.log_walk.LOOK_BACK", back)
         monkeypatch.setattr("cutwater.spark.pipeline.planning.WALK_POSITIONS", 3 * back)
         start, until = sorted(choice.sample([row["place"] for row in wanted], 2))
         for begins in ({"start": str(start)}, {"after": start - 1}):

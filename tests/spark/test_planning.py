@@ -24,7 +24,7 @@ from cutwater.core.read.watermark import BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, NotFound, Refused, Trimmed
 from cutwater.spark.options import read_options
 from cutwater.spark.session.worker_connections import link_to
-from cutwater.spark.source import planning
+from cutwater.spark.source import log_walk, planning
 from cutwater.spark.source.source import StreamReader
 from cutwater.types import GLSN, LogStreamId
 from tests.integration.log_cluster import seeded
@@ -70,7 +70,7 @@ def seen(table: pa.Table) -> dict[int, int | None]:
 def test_any_range_is_that_of_the_log(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, positions and watermarks, of one topic and of two, cut into parts and read from anywhere on."""
     random = seeded()
-    monkeypatch.setattr(planning, "LOOK_BACK", random.choice((1, 7, 4_096)))
+    monkeypatch.setattr(log_walk, "LOOK_BACK", random.choice((1, 7, 4_096)))
     a, b = fresh.create_topic("a", streams=3).streams, fresh.create_topic("b", streams=2).streams
     for _ in range(12):
         fill(fresh, "a", random, 5, a)
@@ -101,7 +101,7 @@ def test_any_range_is_that_of_the_log(fresh: cutwater.Client, monkeypatch: pytes
 def test_declared_watermarks_and_idle_streams(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``log.watermark`` says, which asks the clock of the log too."""
     random = seeded()
-    monkeypatch.setattr(planning, "LOOK_BACK", random.choice((1, 5, 4_096)))
+    monkeypatch.setattr(log_walk, "LOOK_BACK", random.choice((1, 5, 4_096)))
     streams = fresh.create_topic("t", streams=3).streams
     for _ in range(40):
         declared = random.choice((None, at_us(random.randrange(10**8))))
@@ -459,7 +459,7 @@ def test_a_walk_begins_where_all_topics_have_begun() -> None:
     far = 100_000
 
     def begins(glsn: int, *firsts: int, rule: int = 2) -> list[int]:
-        return list(planning.walk_begins(glsn, [GLSN(first) for first in firsts], rule))
+        return list(log_walk.walk_begins(glsn, [GLSN(first) for first in firsts], rule))
 
     assert begins(far) == begins(far, 1, 1) == [far - 4_096, far - 65_536, 0]
     assert begins(far, 500, 90_001) == [far - 4_096, 90_000, 499]

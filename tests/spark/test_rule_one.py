@@ -24,11 +24,10 @@ from cutwater.pipeline.clocks.rule_one import RuleOneSnapshot
 from cutwater.spark.options import where_of
 from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.planning import PipelinePlanner, Walk
-from cutwater.spark.pipeline.runner import program_of
 from cutwater.spark.savepoint.checkpoints import Origin
 from cutwater.spark.savepoint.savepoint_restore import _offset
 from cutwater.types import GLSN
-from tests.spark.pipeline_kit import placed, written
+from tests.spark.pipeline_kit import placed, program_of, written
 from tests.spark.rule_one import program
 from tests.times import at_us
 

@@ -31,12 +31,13 @@ from cutwater.spark.options import Where
 from cutwater.spark.pipeline.error_translation import WorkerFailed, translated
 from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.program import Program
-from cutwater.spark.pipeline.runner import PipelineRun, Query, checked, program_of, sizes_of
+from cutwater.spark.pipeline.runner import PipelineRun, Query, checked, sizes_of
 from cutwater.spark.pipeline.source import PipelineReader, SourceRunOptions
 from cutwater.spark.savepoint import savepoints
 from cutwater.spark.savepoint.checkpoints import Checkpoint, require_same_program
 from cutwater.spark.savepoint.savepoint_restore import Beginning, Wish, beginning
 from cutwater.types import GLSN
+from tests.spark.pipeline_kit import program_of
 
 SCHEMA = pa.schema({"user": pa.string(), "amount": pa.int64(), "at": pa.timestamp("us", "UTC")})
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -14,8 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import cutwater
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
-from cutwater.spark.pipeline.runner import program_of
-from tests.spark.pipeline_kit import written
+from tests.spark.pipeline_kit import program_of, written
 from tests.spark.random_pipelines import expected
 from tests.times import at_us
 

@@ -9,9 +9,9 @@ from msgspec import structs
 
 from cutwater.format.checksum import crc32c
 from cutwater.storage.files import OsFiles
-from cutwater.storage.memory import MemoryReplica, MemoryStorage
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import (
     GLSN,
@@ -31,6 +31,7 @@ from cutwater.types import (
     Sequence,
     StorageNodeId,
 )
+from tests.unit.memory_storage import MemoryReplica, MemoryStorage
 
 IDENTITY = ReplicaIdentity(ClusterId(1), StorageNodeId(2), LogStreamId(3))
 SMALL = SegmentOptions(segment_bytes=1500, index_interval_bytes=400, commits_per_file=5)

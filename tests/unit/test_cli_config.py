@@ -148,11 +148,11 @@ def test_the_list_of_commands_says_what_the_commands_say() -> None:
     for name, entry in main.ENTRIES.items():
         command = main.load(name)
         assert command.help.partition("\n")[0] == entry.help, name
-        assert hasattr(command, "commands") == entry.is_noun, name
 
 
 def test_every_command_is_documented() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
-    for name, entry in main.ENTRIES.items():
-        for words in [f"{name} {verb}" for verb in main.load(name).commands] if entry.is_noun else [name]:
+    for name in main.ENTRIES:
+        verbs = getattr(main.load(name), "commands", None)
+        for words in [name] if verbs is None else [f"{name} {verb}" for verb in verbs]:
             assert re.search(rf"`(cutwater )?{words}\b", text), words

@@ -14,10 +14,9 @@ from cutwater.client.append import pending as pending_module
 from cutwater.client.append.pending import Pending, PendingAppends
 from cutwater.client.cluster import silence
 from cutwater.client.cluster.catalog_cache import Catalogs
-from cutwater.client.cluster.hedging import first_answer
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.cluster.node_connections import Nodes
-from cutwater.client.cluster.silence import Watched
+from cutwater.client.cluster.silence import first_answer, watched
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, StreamSealed, Trimmed, Unavailable
 from cutwater.protocol.storage_api import AppendAnswer
@@ -40,7 +39,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_module, "LOOK_SECONDS", SOON)
     monkeypatch.setattr(silence, "SLOW_SECONDS", 0.1)
     monkeypatch.setattr(silence, "LOOK_SECONDS", SOON)
-    monkeypatch.setattr("cutwater.client.cluster.hedging.SLOW_SECONDS", 0.1)
 
 
 class Cluster:
@@ -236,7 +234,7 @@ async def test_waiting_ends_when_the_node_is_left_out() -> None:
     cluster = Cluster()
 
     async def wait(node: StorageNodeId, seconds: float) -> str:
-        async with Watched(cluster.catalogs, cluster.nodes, STREAM, node):
+        async with watched(cluster.catalogs, cluster.nodes, STREAM, node):
             await asyncio.sleep(seconds)
             return "answered"
 
@@ -256,6 +254,6 @@ async def test_waiting_ends_when_the_node_is_left_out() -> None:
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     with pytest.raises(TimeoutError):
-        async with Watched(cluster.catalogs, cluster.nodes, STREAM, TWO):
+        async with watched(cluster.catalogs, cluster.nodes, STREAM, TWO):
             raise TimeoutError
     await cluster.catalogs.close()

@@ -14,10 +14,10 @@ from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from, heads_of
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import FoundFiles, HardState, Invalid, Valid, judge
 from cutwater.format.entry_codec import NO_TIME
-from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.storage.segment import Segment
-from cutwater.storage.segment_log import SegmentLog, SegmentOptions
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment import Segment
+from cutwater.storage.replica.segment_log import SegmentLog, SegmentOptions
 from cutwater.testing.fault_files import FaultFiles, Made
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch
 
@@ -121,10 +121,10 @@ class Workload:
         world.durable = sum(1 for entry in world.entries if entry.last_llsn <= self.storage.durable_end)
 
     def sync(self) -> None:
-        synced = self.storage.sync()
+        self.storage.sync()
         self.world.durable, self.world.contexts_durable = len(self.world.entries), len(self.world.contexts)
-        assert synced.entries_end == self.world.end
-        assert synced.context == (self.world.contexts[-1] if self.world.contexts else None)
+        assert self.storage.durable_end == self.world.end
+        assert self.storage.durable_commit == (self.world.contexts[-1] if self.world.contexts else None)
 
     def sync_entries(self) -> None:
         """As a storage node does it: who waits is told, and marks come later, if the process lives so long."""
@@ -371,9 +371,9 @@ def broken_replace(monkeypatch) -> None:
         files.rename(temporary, path)
         files.sync_dir(path.parent)
 
-    from cutwater.storage import replica_storage
+    from cutwater.storage.replica import small_files
 
-    monkeypatch.setattr(replica_storage, "replace", replace)
+    monkeypatch.setattr(small_files, "replace", replace)
 
 
 def broken_names(monkeypatch) -> None:
@@ -406,8 +406,8 @@ def broken_mark(monkeypatch) -> None:
     """The mark goes ahead of the data."""
 
     def sync(self):
-        self._marked.set_mark(self.end.offset, self.end.llsn, self.running)
-        self._marked.sync_data()
+        self.marked.set_mark(self.end.offset, self.end.llsn, self.running)
+        self.marked.sync_data()
         self.durable = self.end
 
     monkeypatch.setattr(Segment, "sync", sync)

@@ -26,7 +26,7 @@ from cutwater.core.replica.recovery import HardState
 from cutwater.core.replica.replica import Replica
 from cutwater.core.replica.sync_ranges import Extent, SyncCase, SyncPlan
 from cutwater.format.errors import StorageBroken
-from cutwater.storage.replica_storage import SegmentStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.replica.replica_driver import _fill
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, LeaderEpoch, StorageNodeId
 from tests.unit.storage_kit import IDENTITY, commit_of, entries_from

@@ -24,14 +24,11 @@ from cutwater.metadata.stores.encoding import (
     StoredKind,
     StoreIdentity,
     decode_batch,
-    decode_identity,
     decode_leader,
-    decode_pointer,
+    decode_record,
     decode_snapshot,
     encode_batch,
-    encode_identity,
-    encode_leader,
-    encode_pointer,
+    encode_record,
     encode_snapshot,
     header_of,
 )
@@ -60,11 +57,12 @@ def test_decisions_come_back_as_they_were(decisions: tuple[d.Decision, ...], epo
 def test_everything_else_comes_back_too() -> None:
     snapshot = Snapshot(index=FIRST, high_watermark=GLSN(4), cursors={"reader": GLSN(4)})
     assert decode_snapshot(encode_snapshot(EPOCH, snapshot), "here") == snapshot
-    leader = encode_leader(EPOCH, LeaderRecord(MetadataNodeId(2), "host:9000", b"nonce"))
+    leader = encode_record(LeaderRecord(MetadataNodeId(2), "host:9000", b"nonce"), EPOCH)
     assert decode_leader(leader, "here") == LeaderInfo(EPOCH, MetadataNodeId(2), "host:9000")
-    assert decode_identity(encode_identity(StoreIdentity(ClusterId(7))), "here") == StoreIdentity(ClusterId(7))
+    identity = StoreIdentity(ClusterId(7))
+    assert decode_record(encode_record(identity), "here", StoreIdentity) == identity
     pointer = SnapshotPointer(FIRST, "directory", 3, 2_500_000)
-    assert decode_pointer(encode_pointer(EPOCH, pointer), "here") == pointer
+    assert decode_record(encode_record(pointer, EPOCH, pointer.index), "here", SnapshotPointer) == pointer
 
 
 def test_large_content_is_compressed_and_small_is_not() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cutwater.admin import free_ports
-from cutwater.admin.free_ports import FIRST_EPHEMERAL_PORT, free_address, free_addresses
+from cutwater.admin.free_ports import FIRST_EPHEMERAL_PORT, free_addresses
 from cutwater.errors import Refused, Unavailable
 from cutwater.runtime import processes
 
@@ -115,8 +115,8 @@ def test_a_port_is_handed_out_once_until_its_note_is_old(tmp_path: Path, monkeyp
     monkeypatch.setattr(free_ports, "_first_ephemeral_port", lambda: free_ports.PORT_MIN + 16)
     given = list[str]()
     with pytest.raises(Unavailable, match="none is free"):
-        given.extend(iter(free_address, ""))
+        given.extend(iter(lambda: free_addresses(1)[0], ""))
     assert 4 < len(given) == len(set(given)) <= 16
     for note in free_ports.notes().iterdir():
         os.utime(note, (1.0, 1.0))
-    assert free_address() in given
+    assert free_addresses(1)[0] in given

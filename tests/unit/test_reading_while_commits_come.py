@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from cutwater.storage.memory import MemoryStorage
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.serving.reading import find
 from cutwater.types import GLSN, LLSN, CommitContext, Revision
+from tests.unit.memory_storage import MemoryStorage
 from tests.unit.storage_kit import commit_of, entries_from
 
 

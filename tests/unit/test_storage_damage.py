@@ -14,11 +14,11 @@ from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import CutwaterError, Damaged, Unavailable
 from cutwater.format.entry_codec import EntryFrame, RunningEventTime
 from cutwater.format.errors import DamagedEntries, DamagedFile
-from cutwater.storage.commits import CommitLog
 from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SECTOR_BYTES
-from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.commits import CommitLog
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import LLSN, Epoch, EventTime
 
@@ -71,7 +71,7 @@ def places(original: Original) -> list[tuple]:
     return [
         (path, offset, rng.randrange(8))
         for path in original.files.paths()
-        for offset in range(original.files.size_of(path))
+        for offset in range(len(original.files.content(path)))
         if not path.suffix or not is_filling(path, offset) or offset % FILLING_EVERY == 0
     ]
 
@@ -105,10 +105,10 @@ def ranges_served(storage: SegmentStorage) -> None:
         try:
             located = storage.locate(llsn, storage.committed_end, 600, 100)
             if located is not None:
-                first, count = located.outlines[0].first_llsn, len(located.outlines)
+                first, count = located.headers[0].first_llsn, len(located.headers)
                 entries = entries_from(first, count, size=30)
-                assert [outline.checksum for outline in located.outlines] == [e.batch.checksum for e in entries]
-                assert located.outlines[-1].last_llsn == entries[-1].last_llsn
+                assert [header.checksum for header in located.headers] == [e.batch.checksum for e in entries]
+                assert located.headers[-1].last_llsn == entries[-1].last_llsn
             part = storage.read(llsn, storage.committed_end, 600)
         except Damaged:
             llsn = LLSN(llsn + 1)

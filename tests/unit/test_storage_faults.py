@@ -18,9 +18,9 @@ from cutwater.errors import Damaged, ReadOnly, Trimmed, Unavailable
 from cutwater.format.entry_codec import NO_TIME
 from cutwater.format.errors import DiskFull, StorageBroken
 from cutwater.storage.files import OsFile, OsFiles
-from cutwater.storage.marked_file import MarkedFile
-from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.marked_file import MarkedFile
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles, SyncedFile
 from cutwater.types import GLSN, LLSN, Epoch
 
@@ -225,7 +225,8 @@ def test_a_full_disk_loses_nothing(which: int, tmp_path) -> None:
         # The file of commits is full, so the next one needs another.
         contexts = fill(bench.storage, SMALL.commits_per_file)
         bench.storage.write(entries_from(bench.storage.end + 1, 1))
-        synced = bench.storage.sync().entries_end
+        bench.storage.sync()
+        synced = bench.storage.durable_end
         entries = list(bench.storage.entries(LLSN(1), synced))
         call = try_everything(bench.storage, contexts)[which]
         bench.files.room_bytes = room

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import Struct, structs
 from storage_kit import DIRECTORY, IDENTITY, SMALL, FaultBench, commit_of, entries_from
 
 from cutwater.core.publish.groups import RememberedGroup
@@ -27,13 +27,13 @@ from cutwater.format.entry_codec import (
     decode_header,
     decode_trailer,
     encode_frame,
-    frame_bytes_of,
     frames_in,
 )
 from cutwater.format.errors import DamagedFile, NewerFormat
 from cutwater.storage import format as layout
 from cutwater.storage.format import FileHeader, ReplicaManifest, SyncMark
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.testing.fault_files import FaultFile, FaultFiles
 from cutwater.types import (
     GLSN,
@@ -111,9 +111,9 @@ def frame_of(entry: Entry, running: RunningEventTime = RunningEventTime()) -> by
 @given(entries, runnings)
 def test_a_frame_says_all_that_the_entry_says(entry: Entry, running: RunningEventTime) -> None:
     data = frame_of(entry, running)
-    assert len(data) == frame_bytes_of(entry)
     header = decode_header(data)
     assert header is not None
+    assert header.frame_bytes == len(data)
     assert header.running == running
     frame = EntryFrame(header, memoryview(data))
     assert frame.problem is None
@@ -218,22 +218,26 @@ def test_headers_marks_and_points(
     assert header.data_start % layout.SECTOR_BYTES == 0
 
 
+def again(magic: bytes, content: Struct) -> Struct:
+    return layout.decode_struct(layout.encode_struct(magic, content), magic, PATH, type(content))
+
+
 def test_small_files() -> None:
     manifest = ReplicaManifest(1, 2, 3, 4, LLSN(5))
-    assert layout.decode_manifest(layout.encode_manifest(manifest), PATH) == manifest
+    assert again(layout.MANIFEST, manifest) == manifest
     hard_state = HardState(epoch=Epoch(4), chain=(StorageNodeId(1),), sealed_at=LLSN(3))
-    assert layout.decode_hard_state(layout.encode_hard_state(hard_state), PATH) == hard_state
+    assert again(layout.HARD_STATE, hard_state) == hard_state
     batch = Remembered(Sequence(1), ProducerEpoch(2), BatchKind.FENCE, LLSN(3), 4, 5, None)
     window = ProducerWindow(ProducerId("ü"), ProducerEpoch(1), Sequence(2), (batch,))
     group = RememberedGroup(RunId(1), BatchNumber(2), DecisionIndex(3), DecisionIndex(3), LLSN(4), 5, GLSN(6))
     checkpoint = DedupCheckpoint(LLSN(9), (window,), (group,))
-    assert layout.decode_dedup(layout.encode_dedup(checkpoint), PATH) == checkpoint
+    assert again(layout.DEDUP, checkpoint) == checkpoint
 
 
 def test_a_right_checksum_over_wrong_content_is_damage() -> None:
     wrong = layout.encode_whole(layout.HARD_STATE, b"\x93\x01\x02\x03")
     with pytest.raises(DamagedFile, match="its content is not"):
-        layout.decode_hard_state(wrong, PATH)
+        layout.decode_struct(wrong, layout.HARD_STATE, PATH, HardState)
 
 
 def newer(content: bytes) -> bytes:
@@ -316,7 +320,8 @@ def test_a_frame_of_a_group_is_laid_out_as_documented() -> None:
 def test_a_checkpoint_of_before_there_were_groups_is_read() -> None:
     window = ProducerWindow(ProducerId("p"), ProducerEpoch(1), Sequence(2), ())
     old = msgspec.msgpack.encode((LLSN(9), (window,)))
-    assert layout.decode_dedup(layout.encode_whole(layout.DEDUP, old), PATH) == DedupCheckpoint(LLSN(9), (window,))
+    found = layout.decode_struct(layout.encode_whole(layout.DEDUP, old), layout.DEDUP, PATH, DedupCheckpoint)
+    assert found == DedupCheckpoint(LLSN(9), (window,))
 
 
 def test_headers_marks_and_records_are_laid_out_as_documented() -> None:
@@ -461,9 +466,9 @@ def test_any_numbers_in_small_files_do_no_harm(tmp_path: Path) -> None:
         state = HardState(epoch=Epoch(one), base_llsn=LLSN(two), base_glsn=GLSN(three), trimmed_before=GLSN(two))
         dedup = DedupCheckpoint(LLSN(one), ())
         for name, content in (
-            ("manifest", layout.encode_manifest(manifest)),
-            ("state", layout.encode_hard_state(state)),
-            ("dedup", layout.encode_dedup(dedup)),
+            ("manifest", layout.encode_struct(layout.MANIFEST, manifest)),
+            ("state", layout.encode_struct(layout.HARD_STATE, state)),
+            ("dedup", layout.encode_struct(layout.DEDUP, dedup)),
         ):
             if rng.random() < 0.6:
                 files.put(DIRECTORY / name, content)

@@ -18,7 +18,7 @@ STREAM = LogStreamId(1)
 def test_only_a_leader_that_is_not_deposed_can_say_that_others_hold_a_stream(leader_epoch: int, is_left: bool) -> None:
     async def test() -> None:
         outside = SimpleNamespace(
-            send_report=lambda report: None, may_wait_for_disk=lambda: False, flush_peers=lambda: None
+            tell_metadata=lambda notice, argument: False, may_wait_for_disk=lambda: False, flush_peers=lambda: None
         )
         node = StorageNode(StorageNodeId(1), Incarnation(1), outside, SimpleNamespace())  # type: ignore[arg-type]
         node.leader_says(LeaderHello(LeaderEpoch(5)))

@@ -13,11 +13,11 @@ from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import HardState
 from cutwater.errors import CutwaterError
 from cutwater.format.entry_codec import RunningEventTime
-from cutwater.storage.memory import MemoryReplica, MemoryStorage
-from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import GLSN, LLSN, CutTime, Epoch, EventTime
+from tests.unit.memory_storage import MemoryReplica, MemoryStorage
 
 OPTIONS = SegmentOptions(segment_bytes=800, index_interval_bytes=256, commits_per_file=3)
 
@@ -53,7 +53,7 @@ class FilesAgainstMemory(RuleBasedStateMachine):
 
     @rule()
     def sync(self) -> None:
-        self.both(lambda s: s.sync())
+        self.both(lambda s: (s.sync(), s.durable_end, s.durable_commit))
 
     @rule(entries=st.booleans())
     def sync_one_kind(self, entries: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import HardState, Valid, judge
 from cutwater.storage.files import OsFile, OsFiles
-from cutwater.storage.replica_storage import SegmentStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.types import GLSN, LLSN, Epoch, LeaderEpoch, StorageNodeId
 from tests.unit.storage_kit import IDENTITY, SMALL, commit_of, entries_from
 

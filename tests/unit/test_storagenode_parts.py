@@ -20,7 +20,6 @@ from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import BODY_BYTES_MAX, NO_TIME, decode_header, encode_frame
 from cutwater.format.errors import DiskFull, StorageBroken
 from cutwater.protocol.storage_api import VolumeRoom
-from cutwater.storage.memory import MemoryStorage
 from cutwater.storage.sync_latency import MEMORY, SLOW_SECONDS, Pace
 from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
 from cutwater.storagenode.disk_space import MIB, RoomWatch
@@ -41,6 +40,7 @@ from cutwater.types import (
     ProducerTag,
     Sequence,
 )
+from tests.unit.memory_storage import MemoryStorage
 from tests.unit.storage_kit import commit_of, entries_from
 
 WITHIN_SECONDS = 10

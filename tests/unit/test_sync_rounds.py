@@ -12,6 +12,7 @@ import pytest
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncRequest
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.sync_ranges import Extent
+from cutwater.storagenode.counters import NodeCounters
 from cutwater.storagenode.repair import syncing
 from cutwater.types import GLSN, LLSN, LogStreamId
 from tests.unit.replica_bench import context
@@ -67,9 +68,13 @@ def test_every_round_but_the_last_says_that_there_is_more(monkeypatch: pytest.Mo
         dedup=SimpleNamespace(checkpoint=lambda end: DedupCheckpoint(end, ())),
     )
     driver = SimpleNamespace(
-        replica=replica, storage=SimpleNamespace(contexts=contexts, read=read), in_reader=run, in_writer=run
+        replica=replica,
+        storage=SimpleNamespace(contexts=contexts, read=read),
+        in_reader=run,
+        in_writer=run,
+        require_readable=lambda: None,
     )
-    node = SimpleNamespace(counters=SimpleNamespace(sync_sent_bytes=0), in_thread=run)
+    node = SimpleNamespace(counters=NodeCounters(), in_thread=run, driver=lambda stream: driver)
 
     async def sent(end: LLSN) -> tuple[LLSN, bool]:
         """Where the round ends that a learner gets which has everything up to ``end``, and whether there is more."""
@@ -80,7 +85,7 @@ def test_every_round_but_the_last_says_that_there_is_more(monkeypatch: pytest.Mo
 
         request = SyncRequest(LogStreamId(1), 1, Extent(LLSN(1), end))
         serving = syncing.Syncing(node)  # type: ignore[arg-type]
-        await serving._send_round(request, driver, SimpleNamespace(send=send))  # type: ignore[arg-type]
+        await serving.serve(SimpleNamespace(argument=request), SimpleNamespace(send=send))  # type: ignore[arg-type]
         begin, last = items[0], items[-1]
         assert isinstance(begin, SyncBegin)
         assert isinstance(last, SyncEnd)

@@ -16,8 +16,8 @@ from cutwater.errors import Damaged
 from cutwater.format.errors import DamagedEntries
 from cutwater.storage.files import BLOCK_BYTES, OsFile, OsFiles, look_again
 from cutwater.storage.format import HEADER_BYTES
-from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storagenode.repair.scrubbing import Scrubber, ScrubOptions
 from cutwater.types import LLSN, Entry, Epoch, LeaderEpoch, ReplicaState, StorageNodeId
 
@@ -156,7 +156,11 @@ async def scrubbed(storage: object, end: LLSN, *, is_left_over: bool = False) ->
     met: list[Damaged] = []
 
     async def in_reader(job):
-        return look_again(job, Path("replica"))
+        try:
+            return look_again(job, Path("replica"))
+        except Damaged as error:
+            met.append(error)
+            raise
 
     replica = SimpleNamespace(
         hard_state=SimpleNamespace(chain=(1,), base_llsn=LLSN(0)), state=ReplicaState.RUNNING, trusted=True

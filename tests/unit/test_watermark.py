@@ -307,18 +307,6 @@ def test_a_header_leaves_the_same_state_as_its_batch() -> None:
     assert header.clock.snapshot() == whole.clock.snapshot()
 
 
-# "end of a bounded input = maximum watermark"
-
-
-def test_the_end_of_a_bounded_input_is_the_maximum_watermark() -> None:
-    log = Log({S0: ascending(), S1: ascending()})
-    log.say(S0, 10)
-    assert (log.clock.end(), log.watermark) == (MAX_WATERMARK, MAX_WATERMARK)
-    for clock in (log.clock, WatermarkClock.restore(log.clock.snapshot())):
-        with pytest.raises(ProtocolViolation, match="GLSN 2 comes after the end of the input, which was at 1"):
-            clock.tick(GLSN(2), CutTime(1))
-
-
 def test_event_times_at_the_edge_of_the_range_stay_in_it() -> None:
     clock = WatermarkClock()
     clock.add_stream(S0, BoundedOutOfOrderness(bound_us=5), CutTime(0))
@@ -412,4 +400,4 @@ def test_a_strategy_refuses_negative_spans() -> None:
 
 def test_a_fresh_clock_knows_nothing() -> None:
     clock = WatermarkClock()
-    assert (clock.glsn, clock.time, clock.watermark) == (0, 0, NO_WATERMARK)
+    assert (clock.glsn, clock.watermark) == (0, NO_WATERMARK)

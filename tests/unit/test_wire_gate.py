@@ -20,9 +20,9 @@ from cutwater.types import ClusterId
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.listen.gate import IN_PROCESS, Gate, address_key
-from cutwater.wire.memory import MemoryNetwork
 from cutwater.wire.options import ListenerOptions
 from cutwater.wire.states import ConnectionState
+from tests.memory_network import MemoryNetwork
 
 SERVER = Endpoint(ClusterId(1), "metadata repository")
 CLIENT = Endpoint(ClusterId(1), "client")

@@ -33,9 +33,9 @@ from cutwater.wire.identity.handshake import (
 from cutwater.wire.identity.server_book import ServerBook
 from cutwater.wire.identity.server_keys import ProvenServer, ServerKey, load_or_make
 from cutwater.wire.listen.server import listen
-from cutwater.wire.memory import MemoryNetwork
 from cutwater.wire.messages import ENCODE, MAGIC, FrameKind, Hello, PeerLimits, Welcome
 from cutwater.wire.options import WireOptions
+from tests.memory_network import MemoryNetwork
 
 CLUSTER = ClusterId(1)
 WHO = Method[None, str]("who", None, str)

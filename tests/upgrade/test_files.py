@@ -30,6 +30,8 @@ from cutwater.client.cluster.credentials import ANYONE
 from cutwater.client.cluster.holder_file import with_secret
 from cutwater.core.order.decisions import AddNode
 from cutwater.core.order.state import OrderState
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import HardState
 from cutwater.format import entry_codec
 from cutwater.format.entry_codec import EntryFrame
 from cutwater.metadata.stores import encoding
@@ -37,7 +39,7 @@ from cutwater.metadata.stores.open_store import open_store
 from cutwater.runtime import processes
 from cutwater.storage import format as layout
 from cutwater.storage import part_files
-from cutwater.storage.volume import NodeIdentity
+from cutwater.storage.node_identity import NodeIdentity
 from cutwater.types import BatchKind, ClusterId, DecisionIndex, MetadataNodeId, Part, StorageNodeId
 from tests.upgrade import make
 
@@ -273,13 +275,13 @@ def check_part(path: Path) -> None:
 
 def check_node(path: Path) -> None:
     data = path.read_bytes()
-    identity = msgspec.msgpack.decode(layout.decode_whole(data, layout.NODE, path), type=NodeIdentity)
-    assert layout.encode_whole(layout.NODE, msgspec.msgpack.encode(identity)) == data
+    identity = layout.decode_struct(data, layout.NODE, path, NodeIdentity)
+    assert layout.encode_struct(layout.NODE, identity) == data
 
 
-def check_small(path: Path, decode: Callable[[bytes, Path], Any], encode: Callable[[Any], bytes]) -> None:
+def check_small(path: Path, magic: bytes, kind: type) -> None:
     data = path.read_bytes()
-    assert encode(decode(data, path)) == data
+    assert layout.encode_struct(magic, layout.decode_struct(data, magic, path, kind)) == data
 
 
 def check_store(path: Path) -> None:
@@ -287,9 +289,9 @@ def check_store(path: Path) -> None:
     records, batches = stored_in(path)
     where = str(path)
     again = {
-        "identity": lambda data: encoding.encode_identity(encoding.decode_identity(data, where)),
+        "identity": lambda data: encoding.encode_record(encoding.decode_record(data, where, encoding.StoreIdentity)),
         "leader": _leader_again,
-        "member": lambda data: encoding.encode_member(encoding.decode_member(data, where)),
+        "member": lambda data: encoding.encode_record(encoding.decode_record(data, where, encoding.MemberRecord)),
         "snapshot": _snapshot_again,
     }
     for name, data in records.items():
@@ -306,7 +308,7 @@ def check_store(path: Path) -> None:
 
 def _leader_again(data: bytes) -> bytes:
     leader = encoding.decode_leader(data, "leader")
-    return encoding.encode_leader(leader.epoch, encoding.LeaderRecord(leader.node, leader.address))
+    return encoding.encode_record(encoding.LeaderRecord(leader.node, leader.address), leader.epoch)
 
 
 def _snapshot_again(data: bytes) -> bytes:
@@ -327,9 +329,9 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     r".*/\d{10}-\d{20}\.entries": check_segment,
     r".*/\d{10}-\d{20}\.commits": check_commits,
     r".*/staged/\d+-\d+-\d+-[0-9a-f]{32}\.part": check_part,
-    r".*/manifest": lambda path: check_small(path, layout.decode_manifest, layout.encode_manifest),
-    r".*/state": lambda path: check_small(path, layout.decode_hard_state, layout.encode_hard_state),
-    r".*/dedup": lambda path: check_small(path, layout.decode_dedup, layout.encode_dedup),
+    r".*/manifest": lambda path: check_small(path, layout.MANIFEST, layout.ReplicaManifest),
+    r".*/state": lambda path: check_small(path, layout.HARD_STATE, HardState),
+    r".*/dedup": lambda path: check_small(path, layout.DEDUP, DedupCheckpoint),
     r".*/node(\.copy)?": check_node,
     r".*/metadata\.sqlite": check_store,
     r".*/(server-key|metadata\.sqlite\.(key|lock)|lock|cluster\.json)": lambda path: None,

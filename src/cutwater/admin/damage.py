@@ -11,13 +11,12 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
 from cutwater.core.requests import Description, NodeDescription
 from cutwater.core.text import counted
 from cutwater.errors import CutwaterError
 from cutwater.protocol.storage_api import STATUS, DamageStatus, NodeStatus, ReplicaStatus
 from cutwater.types import GLSN, LogStreamId, ReplicaState, StorageNodeId
-from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_MS_MAX = 1_000
 TOLD_MAX = 5
@@ -69,46 +68,33 @@ def no_copy(description: Description, stream: LogStreamId, place: str = "", next
 
 async def _ask(node: NodeDescription, timeout_ms: int, access: Access) -> NodeStatus | None:
     try:
-        endpoint = Endpoint(ANY_CLUSTER, "admin")
-        connection = await open_connection(endpoint, node.address, access, timeout_ms=min(timeout_ms, CONNECT_MS_MAX))
+        async with admin_connection(node.address, access, timeout_ms=min(timeout_ms, CONNECT_MS_MAX)) as connection:
+            return (await connection.call(STATUS, None, timeout_ms=timeout_ms)).value
     except CutwaterError:
         return None
-    try:
-        return (await connection.call(STATUS, None, timeout_ms=timeout_ms)).value
-    except CutwaterError:
-        return None
-    finally:
-        connection.abort()
 
 
 def _of_node(status: NodeStatus, description: Description) -> Iterator[Damage]:
-    counted_here = replicas_of(description)
-    by_stream: dict[LogStreamId, list[str]] = {}
-    for stream in status.unreadable:
-        is_only = _is_only_copy(status, stream, description)
-        happens = "" if is_only else "; it is learned anew from a peer"
-        why = f" ({status.problems[stream]})" if stream in status.problems else ""
-        by_stream.setdefault(stream, []).append(f"its files cannot be opened{why}{happens}")
-    for replica in status.replicas:
-        if not replica.trusted:
-            is_only = _is_only_copy(status, replica.stream, description)
-            by_stream.setdefault(replica.stream, []).append(_untrusted(replica, is_only))
-    for stream in {damage.stream for damage in status.damage}:
-        is_only = _is_only_copy(status, stream, description)
+    untrusted = {replica.stream: replica for replica in status.replicas if not replica.trusted}
+    concerned = {*status.unreadable, *untrusted, *(damage.stream for damage in status.damage)}
+    for described in sorted(description.streams, key=lambda described: described.stream):
+        stream, is_only = described.stream, described.replicas == (status.node,)
+        if stream not in concerned or status.node not in described.replicas:
+            continue
+        lines = []
+        if stream in status.unreadable:
+            happens = "" if is_only else "; it is learned anew from a peer"
+            why = f" ({status.problems[stream]})" if stream in status.problems else ""
+            lines.append(f"its files cannot be opened{why}{happens}")
+        if stream in untrusted:
+            lines.append(_untrusted(untrusted[stream], is_only))
         places = [damage for damage in status.damage if damage.stream == stream]
-        lines = by_stream.setdefault(stream, [])
         lines += [_place(damage, is_only) for damage in places[:TOLD_MAX]]
         if len(places) > TOLD_MAX:
             lines.append(f"and {counted(len(places) - TOLD_MAX, 'more damaged place')}")
-    for stream, lines in sorted(by_stream.items()):
-        if (status.node, stream) in counted_here:
-            if _is_only_copy(status, stream, description):
-                lines.append(no_copy(description, stream))
-            yield Damage(status.node, stream, tuple(lines))
-
-
-def _is_only_copy(status: NodeStatus, stream: LogStreamId, description: Description) -> bool:
-    return holders_of(description, stream) == (status.node,)
+        if is_only:
+            lines.append(no_copy(description, stream))
+        yield Damage(status.node, stream, tuple(lines))
 
 
 def _untrusted(replica: ReplicaStatus, is_only_copy: bool) -> str:

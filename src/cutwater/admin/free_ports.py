@@ -31,10 +31,6 @@ def free_addresses(count: int) -> list[str]:
         return [_probe(probes, first_ephemeral) for _ in range(count)]
 
 
-def free_address() -> str:
-    return free_addresses(1)[0]
-
-
 def _probe(probes: contextlib.ExitStack, first_ephemeral: int) -> str:
     """Return a free address, which stays taken until the stack closes."""
     for _ in range(PROBES_MAX):

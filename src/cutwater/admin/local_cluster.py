@@ -82,7 +82,7 @@ class LocalCluster(Struct):
     def addresses(self) -> tuple[str, ...]:
         return parse_servers(self.servers)
 
-    def processes(self) -> Iterable[ClusterMember | local_etcd.EtcdMember]:
+    def processes(self) -> list[ClusterMember | local_etcd.EtcdMember]:
         return [*self.storage_nodes, *self.metadata, *self.etcd]
 
     def groups(self) -> list[tuple[str, Sequence[ClusterMember | local_etcd.EtcdMember]]]:
@@ -281,56 +281,40 @@ def is_up(member: ClusterMember | local_etcd.EtcdMember | Starter) -> bool:
 
 def _start_all(directory: Path, cluster: LocalCluster) -> None:
     local_etcd.start_etcd(directory / "etcd", cluster.etcd, on_start=lambda: cluster.save(directory))
-    for node, process in _start_nodes(directory, cluster, cluster.metadata, cluster.storage_nodes):
+    for node, process in _start_nodes(directory, cluster, [*cluster.metadata, *cluster.storage_nodes]):
         node.address = process.served()
 
 
 def _start_nodes(
-    directory: Path, cluster: LocalCluster, metadata: Sequence[ClusterMember], storage_nodes: Sequence[ClusterMember]
+    directory: Path, cluster: LocalCluster, nodes: Iterable[ClusterMember]
 ) -> list[tuple[ClusterMember, processes.Starting]]:
     """Start these nodes, and note each at once, without waiting until they serve."""
     starting = []
-    for nodes, start_process in ((metadata, _metadata_process), (storage_nodes, _storage_process)):
-        for node in nodes:
-            starting.append((node, start_process(directory, cluster, node)))
-            cluster.save(directory)
+    for node in nodes:
+        starting.append((node, _start_process(directory, cluster, node)))
+        cluster.save(directory)
     return starting
 
 
-def start_metadata(directory: Path, cluster: LocalCluster, member: ClusterMember) -> None:
-    """Start a metadata node again, at its earlier address."""
-    _metadata_process(directory, cluster, member).served()
+def start_again(directory: Path, cluster: LocalCluster, member: ClusterMember) -> None:
+    """Start a metadata node or a storage node again, at its earlier address."""
+    _start_process(directory, cluster, member).served()
 
 
-def start_storage_node(directory: Path, cluster: LocalCluster, member: ClusterMember) -> None:
-    """Start a storage node again, at its earlier address."""
-    _storage_process(directory, cluster, member).served()
-
-
-def _metadata_process(directory: Path, cluster: LocalCluster, member: ClusterMember) -> processes.Starting:
-    store = f"sqlite:{directory / 'metadata.sqlite'}"
-    key: list[str] = []
-    if cluster.etcd:
-        store = "etcd://" + ",".join(etcd.address for etcd in cluster.etcd) + "/cutwater"
-        key = ["--key-file", str(directory / f"mr{member.id}.key")]
-    arguments = ["mr", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--store", store, *key]
-    return _serve(directory / f"mr{member.id}.log", cluster, member, arguments, "metadata")
-
-
-def _storage_process(directory: Path, cluster: LocalCluster, member: ClusterMember) -> processes.Starting:
-    volume = directory / f"sn{member.id}"
-    make_directory(volume)
-    arguments = ["sn", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--volumes", str(volume)]
-    arguments += ["--metadata", ",".join(cluster.addresses)]
-    return _serve(directory / f"sn{member.id}.log", cluster, member, arguments, "storage")
-
-
-def _serve(
-    log: Path, cluster: LocalCluster, member: ClusterMember, arguments: list[str], kind: str
-) -> processes.Starting:
-    program, flags = cluster.options["program"], cluster.options[kind]
-    command = [sys.executable, *program, *arguments, "--listen", member.address, *flags, *member.flags]
-    process = processes.Starting(command, log)
+def _start_process(directory: Path, cluster: LocalCluster, member: ClusterMember) -> processes.Starting:
+    common = ["start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--listen", member.address]
+    if member in cluster.metadata:
+        kind, own = "metadata", directory / f"mr{member.id}"
+        arguments = ["mr", *common, "--store", f"sqlite:{directory / 'metadata.sqlite'}"]
+        if cluster.etcd:
+            store = "etcd://" + ",".join(etcd.address for etcd in cluster.etcd) + "/cutwater"
+            arguments = ["mr", *common, "--store", store, "--key-file", f"{own}.key"]
+    else:
+        kind, own = "storage", directory / f"sn{member.id}"
+        make_directory(own)
+        arguments = ["sn", *common, "--volumes", str(own), "--metadata", ",".join(cluster.addresses)]
+    command = [sys.executable, *cluster.options["program"], *arguments, *cluster.options[kind], *member.flags]
+    process = processes.Starting(command, Path(f"{own}.log"))
     member.pid, member.started = process.pid, processes.started_at(process.pid)
     return process
 
@@ -370,7 +354,7 @@ def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> Stopped:
 
 def _stop_all(cluster: LocalCluster, timeout: float) -> Stopped:
     done = Stopped()
-    for group in (cluster.storage_nodes, cluster.metadata, cluster.etcd):
+    for _, group in cluster.groups():
         running = [member.pid for member in group if is_up(member)]
         done.stopped += running
         done.killed += processes.stop(running, timeout)
@@ -391,11 +375,10 @@ def restart_dead(directory: Path) -> list[str]:
             local_etcd.start_member(directory / "etcd", etcd, cluster.etcd)
             cluster.save(directory)
             started.append(etcd.name)
-    metadata = [node for node in cluster.metadata if not is_up(node)]
-    storage_nodes = [node for node in cluster.storage_nodes if not is_up(node)]
-    for node, process in _start_nodes(directory, cluster, metadata, storage_nodes):
+    down = [node for node in (*cluster.metadata, *cluster.storage_nodes) if not is_up(node)]
+    for node, process in _start_nodes(directory, cluster, down):
         process.served()
-        started.append(f"{'metadata' if node in metadata else 'storage'} node {node.id}")
+        started.append(f"{'metadata' if node in cluster.metadata else 'storage'} node {node.id}")
     return started
 
 

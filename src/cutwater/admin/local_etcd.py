@@ -43,13 +43,6 @@ def find_etcd() -> Path | None:
     return None
 
 
-def etcd_command() -> str:
-    program = find_etcd()
-    if program is None:
-        raise NotFound(f"no etcd on this machine: {SERVER_ADVICE}")
-    return str(program)
-
-
 def check_installed() -> None:
     """Raise one error with everything that a cluster on etcd lacks, before any process starts."""
     lacking = []
@@ -91,9 +84,11 @@ def start_member(
     scheme: str = "http",
 ) -> None:
     """Start a member, for the first time or again."""
+    if (program := find_etcd()) is None:
+        raise NotFound(f"no etcd on this machine: {SERVER_ADVICE}")
     make_directory(directory)
     command = [
-        etcd_command(),
+        str(program),
         f"--name={member.name}",
         f"--data-dir={directory / member.name}",
         f"--listen-client-urls={scheme}://{member.address}",

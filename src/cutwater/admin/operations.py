@@ -10,19 +10,19 @@ from msgspec import Struct
 
 from cutwater.admin.damage import Damage, find_damage
 from cutwater.admin.run_status import RunStatus, describe_runs
-from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.core import requests as r
-from cutwater.errors import AlreadyExists, CutwaterError, NotFound, Refused, Unavailable
+from cutwater.errors import CutwaterError, NotFound, Refused, Unavailable
 from cutwater.protocol import metadata_api, storage_api
 from cutwater.protocol.methods import Method
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import (
     GLSN,
     BatchNumber,
     DecisionIndex,
     LogStreamId,
     MetadataNodeId,
-    Retention,
     RunId,
     StorageNodeId,
 )
@@ -31,15 +31,12 @@ from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 if TYPE_CHECKING:
     from cutwater.client.read.range_reader import Ranges
 
-Q = TypeVar("Q")
 A = TypeVar("A")
 
 TIMEOUT_MS = 10_000
 POLL_SECONDS = 0.05
 LOOK_MS_MAX = 1_000
 """How long one metadata node may take to describe itself."""
-ENDPOINT = Endpoint(ANY_CLUSTER, "admin")
-FOREVER = Retention()
 
 
 StorageNodeStatus = storage_api.NodeSelfDescription
@@ -59,7 +56,7 @@ class Admin:
     """Talks to the metadata repository at any of these addresses; ``async with`` closes it."""
 
     def __init__(self, servers: tuple[str, ...], *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE) -> None:
-        self._repository = Repository(ENDPOINT, servers, access)
+        self._repository = Repository(Endpoint(ANY_CLUSTER, "admin"), servers, access)
         self._timeout_ms, self.access = timeout_ms, access
 
     async def __aenter__(self) -> Admin:
@@ -70,21 +67,20 @@ class Admin:
     ) -> None:
         self._repository.close()
 
-    async def _done(self, request: r.Request, *, idempotent: bool = True) -> None:
-        await self._repository.ask(request, r.Done, timeout_ms=self._timeout_ms, idempotent=idempotent)
+    async def _ask(self, request: r.Request, expected: type[A], *, idempotent: bool = True) -> A:
+        return await self._repository.ask(request, expected, timeout_ms=self._timeout_ms, idempotent=idempotent)
 
     # Reading the state.
 
     async def describe(self) -> r.Description:
-        return await self._repository.ask(r.DescribeRequest(), r.Description, timeout_ms=self._timeout_ms)
+        return await self._ask(r.DescribeRequest(), r.Description)
 
     async def catalog(self) -> r.Catalog:
-        return await self._repository.ask(r.CatalogRequest(), r.Catalog, timeout_ms=self._timeout_ms)
+        return await self._ask(r.CatalogRequest(), r.Catalog)
 
     async def events(self, after: int = 0) -> r.Events:
         """Return the events after this decision, as far back as they are known."""
-        request = r.EventsRequest(DecisionIndex(after))
-        return await self._repository.ask(request, r.Events, timeout_ms=self._timeout_ms)
+        return await self._ask(r.EventsRequest(DecisionIndex(after)), r.Events)
 
     async def stream(self, stream: LogStreamId) -> r.StreamDescription:
         description = await self.describe()
@@ -121,13 +117,13 @@ class Admin:
     async def drop_run(self, run: RunId) -> tuple[r.GroupDescription, ...]:
         """End a run whose decided rows are lost permanently. Returns what will never be published."""
         lost = (await self.run(run)).unpublished
-        await self._done(r.DropRunRequest(run), idempotent=False)
+        await self._ask(r.DropRunRequest(run), r.Done, idempotent=False)
         return lost
 
     async def forget_output(self, name: str) -> r.OutputDescription:
         """Let new runs publish under a name as if nothing had been published under it. Returns what was published."""
         known = {output.name: output for output in (await self.describe()).outputs}
-        await self._done(r.ForgetOutputRequest(name), idempotent=False)
+        await self._ask(r.ForgetOutputRequest(name), r.Done, idempotent=False)
         return known.get(name) or r.OutputDescription(name, RunId(0), BatchNumber(-1), GLSN(0), None, None)
 
     async def ranges(self) -> Ranges:
@@ -150,7 +146,7 @@ class Admin:
     async def _metadata_node(self, address: str) -> MetadataStatus:
         timeout_ms = min(self._timeout_ms, LOOK_MS_MAX)
         try:
-            told = await _ask_node(address, metadata_api.WHO_LEADS, None, timeout_ms=timeout_ms, access=self.access)
+            told = await _ask_node(address, metadata_api.WHO_LEADS, timeout_ms=timeout_ms, access=self.access)
         except CutwaterError as error:
             return MetadataStatus(address, trouble=error.message)
         return MetadataStatus(address, told.node, told.leader_epoch > 0 and told.node == told.leader)
@@ -171,14 +167,15 @@ class Admin:
                 f"the storage node at {address} holds data of another cluster that also has the id {found.cluster}: "
                 "start it with other volumes"
             )
-        await self._done(r.AddNodeRequest(found.node, found.address, "", _paths(found)))
+        paths = tuple(volume.path for volume in found.volumes)
+        await self._ask(r.AddNodeRequest(found.node, found.address, "", paths), r.Done)
         await self._until_alive(found.node)
         return found.node
 
     async def _until_alive(self, node: StorageNodeId) -> None:
         """Wait until a node reports. It learns within a second that it belongs to the cluster."""
-        deadline = asyncio.get_running_loop().time() + self._timeout_ms / 1_000
-        while asyncio.get_running_loop().time() < deadline:
+        deadline = Deadline(self._timeout_ms / 1_000)
+        while not deadline.is_over:
             description = await self.describe()
             if any(found.node == node and found.is_alive for found in description.nodes):
                 return
@@ -186,7 +183,7 @@ class Admin:
         raise Unavailable(f"storage node {node} was added but does not report: check its --metadata")
 
     async def remove_storage_node(self, node: StorageNodeId) -> None:
-        await self._done(r.RemoveNodeRequest(node), idempotent=False)
+        await self._ask(r.RemoveNodeRequest(node), r.Done, idempotent=False)
 
     async def add_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeSelfDescription:
         """Let a running storage node use one more directory of its machine, now and after a restart."""
@@ -206,99 +203,59 @@ class Admin:
 
     # Topics.
 
-    async def create_topic(
-        self,
-        name: str,
-        *,
-        streams: int = 1,
-        replication: int | None = None,
-        schema: bytes = b"",
-        event_time: str = "",
-        retention: Retention = FOREVER,
-        exist_ok: bool = False,
-        wait: bool = True,
-    ) -> r.Created:
-        """Create a topic. ``replication`` is three by default, or the number of storage nodes if there are fewer. With
-        ``wait``, returns when all log streams take appends. With ``exist_ok``, an existing topic is left as it is."""
-        if replication is None:
-            description = await self.describe()
-            replication = max(1, min(3, sum(1 for node in description.nodes if node.is_alive)))
-        request = r.CreateTopicRequest(name, streams, replication, schema, event_time, retention)
-        try:
-            created = await self._repository.ask(request, r.Created, timeout_ms=self._timeout_ms, idempotent=False)
-        except AlreadyExists:
-            if not exist_ok:
-                raise
-            topic, known = await self.topic(name)
-            return r.Created(topic.topic, tuple(stream.stream for stream in known if not stream.final))
-        if wait:
-            await self._until_open(created.streams)
-        return created
+    async def delete_topic(self, name: str) -> None:
+        await self._ask(r.DeleteTopicRequest(name), r.Done, idempotent=False)
+
+    async def trim(self, name: str, before: GLSN) -> None:
+        await self._ask(r.TrimRequest(name, before), r.Done)
+
+    # Log streams.
+
+    async def add_stream(self, topic: str) -> LogStreamId:
+        created = await self._ask(r.AddStreamRequest(topic), r.Created, idempotent=False)
+        await self._until_open(created.streams)
+        return created.streams[0]
 
     async def _until_open(self, streams: tuple[LogStreamId, ...]) -> None:
-        deadline = asyncio.get_running_loop().time() + self._timeout_ms / 1_000
+        deadline = Deadline(self._timeout_ms / 1_000)
         while True:
             catalog = await self.catalog()
             closed = [s.stream for s in catalog.streams if s.stream in streams and not s.is_open]
             if not closed:
                 return
-            if asyncio.get_running_loop().time() >= deadline:
+            if deadline.is_over:
                 raise Unavailable(f"log streams {closed} were created but do not take appends yet")
             await asyncio.sleep(POLL_SECONDS)
 
-    async def delete_topic(self, name: str) -> None:
-        await self._done(r.DeleteTopicRequest(name), idempotent=False)
-
-    async def trim(self, name: str, before: GLSN) -> None:
-        await self._done(r.TrimRequest(name, before))
-
-    # Log streams.
-
-    async def add_stream(self, topic: str, *, wait: bool = True) -> LogStreamId:
-        created = await self._repository.ask(
-            r.AddStreamRequest(topic), r.Created, timeout_ms=self._timeout_ms, idempotent=False
-        )
-        if wait:
-            await self._until_open(created.streams)
-        return created.streams[0]
-
     async def seal(self, stream: LogStreamId) -> r.SealedAt:
         """Stop appends until ``unseal``."""
-        return await self._repository.ask(r.SealRequest(stream), r.SealedAt, timeout_ms=self._timeout_ms)
+        return await self._ask(r.SealRequest(stream), r.SealedAt)
 
     async def finalize(self, stream: LogStreamId) -> r.SealedAt:
         """Stop appends permanently. Repair opens another log stream in its place."""
-        return await self._repository.ask(r.SealRequest(stream, final=True), r.SealedAt, timeout_ms=self._timeout_ms)
+        return await self._ask(r.SealRequest(stream, final=True), r.SealedAt)
 
-    async def unseal(self, stream: LogStreamId, *, wait: bool = True) -> None:
-        await self._done(r.UnsealRequest(stream))
-        if wait:
-            await self._until_open((stream,))
+    async def unseal(self, stream: LogStreamId) -> None:
+        await self._ask(r.UnsealRequest(stream), r.Done)
+        await self._until_open((stream,))
 
     async def sync(self, stream: LogStreamId, node: StorageNodeId) -> None:
         """Let a replica that does not count learn from a peer at once."""
-        await self._done(r.LearnRequest(stream, node))
+        await self._ask(r.LearnRequest(stream, node), r.Done)
 
     async def replace_replica(self, stream: LogStreamId, old: StorageNodeId, new: StorageNodeId) -> None:
         """Move a replica. Allowed only while the log stream is sealed and another replica holds every committed
         record."""
-        await self._done(r.ReplaceRequest(stream, old, new), idempotent=False)
+        await self._ask(r.ReplaceRequest(stream, old, new), r.Done, idempotent=False)
 
 
 async def describe_storage_node(
     address: str, *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE
 ) -> storage_api.NodeSelfDescription:
     """Return a storage node's description of itself, whether or not it belongs to a cluster."""
-    return await _ask_node(address, storage_api.DESCRIBE, None, timeout_ms=timeout_ms, access=access)
+    return await _ask_node(address, storage_api.DESCRIBE, timeout_ms=timeout_ms, access=access)
 
 
-async def _ask_node(address: str, method: Method[Q, A], argument: Q, *, timeout_ms: int, access: Access) -> A:
-    connection = await open_connection(ENDPOINT, address, access, timeout_ms=timeout_ms)
-    try:
-        return (await connection.call(method, argument, timeout_ms=timeout_ms)).value
-    finally:
-        connection.abort()
-
-
-def _paths(found: storage_api.NodeSelfDescription) -> tuple[str, ...]:
-    return tuple(volume.path for volume in found.volumes)
+async def _ask_node(address: str, method: Method[None, A], *, timeout_ms: int, access: Access) -> A:
+    async with admin_connection(address, access, timeout_ms=timeout_ms) as connection:
+        return (await connection.call(method, None, timeout_ms=timeout_ms)).value

@@ -8,8 +8,8 @@ repository remembers that one too, with its topics and positions: it must be in 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from heapq import heapify, heappop, heapreplace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
@@ -184,70 +184,48 @@ async def verify_published(
     catalog = (await ranges.view(timeout)).catalog
     published = PublishAudit(catalog)
     unseen: dict[TopicId, list[Finding]] = {}
-    heap: list[tuple[GLSN, LogStreamId]] = []
-    walks: dict[LogStreamId, _Walk] = {}
+    heap: list[tuple[GLSN, LogStreamId, AuditedEntry]] = []
+    walks: dict[LogStreamId, AsyncIterator[AuditedEntry]] = {}
 
-    async def step(walk: _Walk) -> bool:
-        """Return whether the walk has another entry."""
+    async def push_next(info: StreamInfo) -> None:
         try:
-            return await walk.step()
+            entry = await anext(walks[info.stream], None)
         except CutwaterError as error:
             what = f"what runs have published could not be verified: {error.message}"
-            unseen.setdefault(walk.topic, []).append(Finding(None, walk.stream, "", what, is_damage=False))
-            published.give_up(walk.stream)
-            return False
-
-    for info in catalog.streams:
-        walk = walks[info.stream] = _Walk(ranges, info, published, min(info.last_glsn, catalog.high_watermark), timeout)
-        if await step(walk):
-            heap.append((walk.entry.glsn, walk.stream))
-    heapify(heap)
-    while heap:
-        walk = walks[heap[0][1]]
-        published.take(walk.entry)
-        if await step(walk):
-            heapreplace(heap, (walk.entry.glsn, walk.stream))
+            unseen.setdefault(info.topic, []).append(Finding(None, info.stream, "", what, is_damage=False))
+            published.give_up(info.stream)
         else:
-            heappop(heap)
+            if entry is not None:
+                heappush(heap, (entry.glsn, entry.stream, entry))
+
+    streams = {info.stream: info for info in catalog.streams}
+    for info in catalog.streams:
+        last = min(info.last_glsn, catalog.high_watermark)
+        walks[info.stream] = _entries(ranges, info, published, last, timeout)
+        await push_next(info)
+    while heap:
+        _, stream, entry = heappop(heap)
+        published.take(entry)
+        await push_next(streams[stream])
     # The decisions are requested last, so that they include all groups that were met.
     published.compare(await describe(), frozenset(unseen))
     return published.groups, (*published.findings, *(finding for found in unseen.values() for finding in found))
 
 
-class _Walk:
-    """Walks through the group entries of a log stream, a page at a time."""
-
-    entry: AuditedEntry
-
-    def __init__(self, ranges: Ranges, info: StreamInfo, published: PublishAudit, last: GLSN, timeout: float) -> None:
-        self._ranges, self._info, self._published, self._timeout = ranges, info, published, timeout
-        self._first, self._last = GLSN(max(info.created_at + 1, published.trimmed_before[info.topic])), last
-        self._page: Iterator[tuple[int, ...]] = iter(())
-
-    @property
-    def stream(self) -> LogStreamId:
-        return self._info.stream
-
-    @property
-    def topic(self) -> TopicId:
-        return self._info.topic
-
-    async def step(self) -> bool:
-        """Advance to the next ``entry``. Returns whether there is one."""
-        while True:
-            values = next(self._page, None)
-            if values is not None:
-                glsn, count, run, batch, rows, decided = values
-                self.entry = AuditedEntry(
-                    self.stream, GLSN(glsn), count, RunId(run), BatchNumber(batch), rows, DecisionIndex(decided)
-                )
-                return True
-            if self._first > self._last:
-                return False
-            try:
-                columns, through = await self._ranges.groups(self._info, self._first, self._last, self._timeout)
-            except Trimmed as error:
-                self._published.trimmed(self.topic, error.first_left)
-                self._first = max(self._first, error.first_left)
-            else:
-                self._page, self._first = zip(*columns, strict=True), GLSN(through + 1)
+async def _entries(
+    ranges: Ranges, info: StreamInfo, published: PublishAudit, last: GLSN, timeout: float
+) -> AsyncIterator[AuditedEntry]:
+    """Yield the group entries of a log stream, which are read a page at a time."""
+    first = GLSN(max(info.created_at + 1, published.trimmed_before[info.topic]))
+    while first <= last:
+        try:
+            columns, through = await ranges.groups(info, first, last, timeout)
+        except Trimmed as error:
+            published.trimmed(info.topic, error.first_left)
+            first = max(first, error.first_left)
+            continue
+        for glsn, count, run, batch, rows, decided in zip(*columns, strict=True):
+            yield AuditedEntry(
+                info.stream, GLSN(glsn), count, RunId(run), BatchNumber(batch), rows, DecisionIndex(decided)
+            )
+        first = GLSN(through + 1)

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
 from cutwater.core.requests import Description, NodeDescription, RunDescription
 from cutwater.errors import CutwaterError
 from cutwater.protocol.storage_api import STAGED, StagedInfo
 from cutwater.types import StorageNodeId
-from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 
 NODE_MS_MAX = 2_000
 
@@ -48,15 +47,10 @@ async def describe_runs(description: Description, *, timeout_ms: int, access: Ac
 
 async def _staged_on(node: NodeDescription, timeout_ms: int, access: Access) -> tuple[StagedInfo, ...] | str:
     try:
-        connection = await open_connection(Endpoint(ANY_CLUSTER, "admin"), node.address, access, timeout_ms=timeout_ms)
+        async with admin_connection(node.address, access, timeout_ms=timeout_ms) as connection:
+            return (await connection.call(STAGED, None, timeout_ms=timeout_ms)).value
     except CutwaterError as error:
         return error.message
-    try:
-        return (await connection.call(STAGED, None, timeout_ms=timeout_ms)).value
-    except CutwaterError as error:
-        return error.message
-    finally:
-        connection.abort()
 
 
 def _status(run: RunDescription, shares: Sequence[tuple[NodeDescription, tuple[StagedInfo, ...] | str]]) -> RunStatus:

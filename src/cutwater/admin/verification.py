@@ -11,14 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cutwater.admin.damage import holders_of, no_copy, replicas_of
-from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
 from cutwater.core.requests import Description, NodeDescription
 from cutwater.core.text import nodes_in_words
 from cutwater.errors import CutwaterError
 from cutwater.protocol.storage_api import STATUS, VERIFY, VERIFY_STAGED
 from cutwater.types import GLSN, LLSN, LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
-from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_MS_MAX = 5_000
 
@@ -68,14 +67,11 @@ async def verify(
     ``place``: the option that commands about this log need, such as ``--path DIR``."""
     counted = replicas_of(description)
     checked = await asyncio.gather(*(_verify_node(node, counted, timeout_ms, access) for node in description.nodes))
-    findings = _with_ways_out(description, [finding for part in checked for finding in part.findings], place)
+    found = [finding for part in checked for finding in part.findings]
+    # All replicas were checked, so it is known which of them have an intact copy.
+    findings = [replace(finding, way_out=_way_out(description, finding, found, place)) for finding in found]
     leftovers = [leftover for part in checked for leftover in part.leftovers]
     return Verification(sum(part.replicas for part in checked), tuple(findings), leftovers=tuple(leftovers))
-
-
-def _with_ways_out(description: Description, findings: list[Finding], place: str) -> list[Finding]:
-    """Add the way out to each finding. All replicas were checked, so it is known which of them have an intact copy."""
-    return [replace(finding, way_out=_way_out(description, finding, findings, place)) for finding in findings]
 
 
 def _way_out(description: Description, finding: Finding, findings: list[Finding], place: str) -> str:
@@ -117,33 +113,27 @@ async def _verify_node(
     leftovers: list[Leftover] = []
     replicas = 0
     try:
-        endpoint = Endpoint(ANY_CLUSTER, "admin")
-        connection = await open_connection(endpoint, node.address, access, timeout_ms=min(timeout_ms, CONNECT_MS_MAX))
-    except CutwaterError as error:
-        return Verification(0, (_unseen(node, None, error),))
-    try:
-        status = (await connection.call(STATUS, None, timeout_ms=timeout_ms)).value
-        there = {*status.unreadable, *status.leftovers, *(replica.stream for replica in status.replicas)}
-        leftovers = [Leftover(node.node, stream) for stream in sorted(there) if (node.node, stream) not in counted]
-        ignored = {leftover.stream for leftover in leftovers}
-        for stream in sorted(set(status.unreadable) - ignored):
-            why = status.problems.get(stream, "it does not say why")
-            findings.append(Finding(node.node, stream, "", f"its files cannot be opened: {why}"))
-        for replica in status.replicas:
-            if replica.stream in ignored:
-                continue
-            if not replica.trusted:
-                what = f"it cannot be trusted to be complete: {replica.problem}"
-                findings.append(Finding(node.node, replica.stream, "", what))
-            found = await _verify_replica(connection, node, replica.stream, timeout_ms)
-            findings += found
-            replicas += not any(not finding.is_damage for finding in found)
-        staged = (await connection.call(VERIFY_STAGED, None, timeout_ms=timeout_ms)).value
-        findings += [Finding(node.node, None, finding.where, finding.what) for finding in staged]
+        async with admin_connection(node.address, access, timeout_ms=min(timeout_ms, CONNECT_MS_MAX)) as connection:
+            status = (await connection.call(STATUS, None, timeout_ms=timeout_ms)).value
+            there = {*status.unreadable, *status.leftovers, *(replica.stream for replica in status.replicas)}
+            leftovers = [Leftover(node.node, stream) for stream in sorted(there) if (node.node, stream) not in counted]
+            ignored = {leftover.stream for leftover in leftovers}
+            for stream in sorted(set(status.unreadable) - ignored):
+                why = status.problems.get(stream, "it does not say why")
+                findings.append(Finding(node.node, stream, "", f"its files cannot be opened: {why}"))
+            for replica in status.replicas:
+                if replica.stream in ignored:
+                    continue
+                if not replica.trusted:
+                    what = f"it cannot be trusted to be complete: {replica.problem}"
+                    findings.append(Finding(node.node, replica.stream, "", what))
+                found = await _verify_replica(connection, node, replica.stream, timeout_ms)
+                findings += found
+                replicas += all(finding.is_damage for finding in found)
+            staged = (await connection.call(VERIFY_STAGED, None, timeout_ms=timeout_ms)).value
+            findings += [Finding(node.node, None, finding.where, finding.what) for finding in staged]
     except CutwaterError as error:
         findings.append(_unseen(node, None, error))
-    finally:
-        connection.abort()
     return Verification(replicas, tuple(findings), leftovers=tuple(leftovers))
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer._completion_classes import completion_init
+from typer.completion import get_completion_inspect_parameters
 
 from cutwater import __version__
 from cutwater.cli.framework import config_file
@@ -30,8 +30,6 @@ class CommandEntry(NamedTuple):
     module: str
     help: str
     panel: str
-    is_noun: bool = False
-    """Whether it has subcommands."""
 
 
 ENTRIES: dict[str, CommandEntry] = {
@@ -40,34 +38,30 @@ ENTRIES: dict[str, CommandEntry] = {
     "read": CommandEntry("positions", "Print the record at a position.", _RECORDS),
     "tail": CommandEntry("positions", "Print the highest GLSN that is given out.", _RECORDS),
     "find": CommandEntry("positions", "Print the first GLSN that was committed at or after a time.", _RECORDS),
-    "cursor": CommandEntry(
-        "cursor", "Cursors: how far consumers have come, kept in the cluster.", _RECORDS, is_noun=True
-    ),
-    "topic": CommandEntry("topic", "Topics: names for sets of log streams.", _RECORDS, is_noun=True),
-    "pipeline": CommandEntry(
-        "pipeline", "Pipelines: programs over the log that run on Spark.", _PIPELINES, is_noun=True
-    ),
-    "savepoint": CommandEntry("savepoint", "Savepoints: the state of pipelines in files.", _PIPELINES, is_noun=True),
-    "cluster": CommandEntry("cluster", "Start and stop a local cluster; look at any cluster.", _CLUSTER, is_noun=True),
-    "stream": CommandEntry("stream", "Log streams: the shards of the log.", _CLUSTER, is_noun=True),
-    "run": CommandEntry("run", "Runs: what publishes batches exactly once.", _CLUSTER, is_noun=True),
-    "sn": CommandEntry("sn", "Storage nodes: processes that hold replicas of log streams.", _CLUSTER, is_noun=True),
-    "mr": CommandEntry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER, is_noun=True),
+    "cursor": CommandEntry("positions", "Cursors: how far consumers have come, kept in the cluster.", _RECORDS),
+    "topic": CommandEntry("topic", "Topics: names for sets of log streams.", _RECORDS),
+    "pipeline": CommandEntry("pipeline", "Pipelines: programs over the log that run on Spark.", _PIPELINES),
+    "savepoint": CommandEntry("savepoint", "Savepoints: the state of pipelines in files.", _PIPELINES),
+    "cluster": CommandEntry("cluster", "Start and stop a local cluster; look at any cluster.", _CLUSTER),
+    "stream": CommandEntry("stream", "Log streams: the shards of the log.", _CLUSTER),
+    "run": CommandEntry("run", "Runs: what publishes batches exactly once.", _CLUSTER),
+    "sn": CommandEntry("sn", "Storage nodes: processes that hold replicas of log streams.", _CLUSTER),
+    "mr": CommandEntry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER),
     "verify": CommandEntry("verify", "Let every storage node check the checksums of all its data.", _CLUSTER),
     "doctor": CommandEntry("doctor", "Check whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
     "bench": CommandEntry(
         "bench", "Measure how fast a cluster or an embedded log takes and delivers records.", _MACHINE
     ),
-    "config": CommandEntry("config", "Show what is configured, and where.", _MACHINE, is_noun=True),
+    "config": CommandEntry("config", "Show what is configured, and where.", _MACHINE),
     "completion": CommandEntry("completion", "Print a script that lets a shell complete commands.", _MACHINE),
 }
 
 
 def load(name: str) -> Any:
     """Return the command itself, with its options; for a noun, with its subcommands."""
-    entry = ENTRIES[name]
-    group = typer.main.get_group(import_module(f"cutwater.cli.commands.{entry.module}").app)
-    return group if entry.is_noun else group.commands[name]
+    group = typer.main.get_group(import_module(f"cutwater.cli.commands.{ENTRIES[name].module}").app)
+    # A module is about one noun, or has several commands of the root.
+    return group.commands.get(name, group)
 
 
 class Root(CommandGroup):
@@ -130,7 +124,8 @@ def root(
 
 
 def main() -> None:
-    # Typer handles shell completion itself, even where it offers no options to set it up.
-    completion_init()
+    # Typer completes words for shells that it has registered. It registers them when its own options for completion are
+    # made, which this command line does not have.
+    get_completion_inspect_parameters()
     with output_told():
         app(prog_name="cutwater")

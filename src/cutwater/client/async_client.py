@@ -28,22 +28,20 @@ from cutwater.client.cluster.cursors import AsyncCursor
 from cutwater.client.cluster.holder_file import with_secret
 from cutwater.client.cluster.metadata_client import SCHEME, Repository, check_no_path, parse_servers
 from cutwater.client.cluster.node_connections import Nodes
-from cutwater.client.cluster.topics import Topic, Topics, Wanted, topic_of
+from cutwater.client.cluster.topics import Topic, Topics, topic_of
 from cutwater.client.convert.conversion import Headers, Records, Value
 from cutwater.client.convert.encoding import Compression, Limits, check_compression
 from cutwater.client.convert.schemas import SchemaLike
 from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
 from cutwater.client.produce.producer import BUFFER_BYTES_MAX, AsyncProducer
-from cutwater.client.publish.publishing_calls import PublishingCalls
-from cutwater.client.publish.runs import Runs
+from cutwater.client.publish.runs import PublishingCalls
 from cutwater.client.read.point_reads import PointReads
 from cutwater.client.read.positions import Position, Positions, TopicNames
 from cutwater.client.read.records import Record
 from cutwater.client.read.watermarks import Watermarks, strategy_of
 from cutwater.client.subscribe.stream_readers import Selection
-from cutwater.client.subscribe.subscribing import Subscribing
-from cutwater.client.subscribe.subscriptions import AsyncSubscription, make_batches, make_records
+from cutwater.client.subscribe.subscriptions import AsyncSubscription, Subscriptions, make_batches, make_records
 from cutwater.client.thread_calls import Visit
 from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
@@ -88,7 +86,7 @@ class AsyncClient(PublishingCalls):
         self.servers = SCHEME + ",".join(repository.addresses)
         """The address at which other clients can connect to the same cluster."""
         self._repository = repository
-        self._timeout = timeout
+        self._timeout, self._limits, self._compression = timeout, limits, compression
         self._catalogs = Catalogs(repository)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
         self._nodes = Nodes(Endpoint(cluster, "client"), access, complain)
@@ -99,8 +97,7 @@ class AsyncClient(PublishingCalls):
         self._reading = PointReads(self._catalogs, self._nodes)
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
-        self._runs = Runs(self._catalogs, self._nodes, repository, limits, compression)
-        self._subscribing = Subscribing(self._catalogs, self._nodes, self._positions)
+        self._subscribing = Subscriptions(self._catalogs, self._nodes, self._positions)
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -262,8 +259,9 @@ class AsyncClient(PublishingCalls):
         ['user', 'amount', 'at']
         """
         deadline = self._deadline(timeout)
-        wanted = Wanted(name, streams, replication, schema, event_time, retention, event_time_ahead_max)
-        return await self._topics.create(wanted, exist_ok, deadline)
+        return await self._topics.create(
+            name, streams, replication, schema, event_time, retention, event_time_ahead_max, exist_ok, deadline
+        )
 
     async def change_topic(
         self,

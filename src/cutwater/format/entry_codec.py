@@ -232,13 +232,6 @@ def staged_frame(batch: Batch, first: int) -> tuple[bytes, bytes, bytes]:
     return header, batch.body, trailer
 
 
-def frame_bytes_of(entry: Entry) -> int:
-    """Return the length of the entry's frame in bytes."""
-    tag = entry.batch.producer
-    variable_bytes = (len(tag.producer.encode()) if tag else 0) + (_GROUP.size if entry.batch.group else 0)
-    return HEADER_BYTES_MIN + variable_bytes + len(entry.batch.body) + TRAILER_BYTES
-
-
 def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
     """Decode the header at this offset, or return None if there is no intact one."""
     if len(data) - offset < HEADER_BYTES_MIN or data[offset : offset + 4] != _MAGIC:

@@ -17,11 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cutwater.jobs.messages import FromProgram, Lines, ToProgram, line, read_from_program
+from cutwater.jobs.messages import READ_BYTES, FromProgram, Lines, ToProgram, line, read_from_program
 from cutwater.runtime.permissions import open_file
 
 PROGRAM = "cutwater.spark.job"
-READ_BYTES = 1 << 16
 LOOK_SECONDS = 0.02
 KILL_SECONDS = 30.0
 """A killed process may have to write data first, and a disk may be slow."""
@@ -65,8 +64,7 @@ class Child:
         return [read_from_program(one) for one in self._lines.add(data)] if data else None
 
     def end(self, seconds: float) -> int:
-        """Wait for the whole session to end, and kill the processes that do not end in time. Returns the driver's exit
-        code, or its signal as a negative number."""
+        """End the whole session, killing it after a time. Returns the driver's exit code, or minus its signal."""
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -120,8 +118,7 @@ def how_it_ended(code: int) -> str:
 
 
 def environment(scratch: Path, file: Path, more: dict[str, Any]) -> dict[str, str]:
-    """Return the environment of a program's processes: a directory for temporary files that is removed with the job,
-    however the processes end, and the modules next to the file."""
+    """Return the environment of a program: its scratch directory, and the modules next to the file."""
     made = {**os.environ, "TMPDIR": str(scratch), **more}
     made.setdefault("SPARK_LOCAL_DIRS", str(scratch))
     made["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(file.parent.absolute()))))

@@ -12,10 +12,9 @@ import msgspec
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.job_file import Job
-from cutwater.jobs.messages import Answer, Lines, Request, Told, line, read_answer, read_request
+from cutwater.jobs.messages import READ_BYTES, Answer, Lines, Request, Told, first_line, line, read_answer, read_request
 
 CONVERSATIONS_MAX = 16
-READ_BYTES = 1 << 16
 ANSWER_SECONDS = 5.0
 
 
@@ -125,10 +124,7 @@ def _exchanged(path: str, data: bytes, seconds: float) -> bytes:
         connection.settimeout(seconds)
         connection.connect(path)
         connection.sendall(data)
-        lines = Lines()
-        while True:
-            piece = connection.recv(READ_BYTES)
-            if not piece:
-                raise ConnectionError("it hung up")
-            if whole := lines.add(piece):
-                return whole[0]
+        found = first_line(lambda: connection.recv(READ_BYTES))
+    if not found:
+        raise ConnectionError("it hung up")
+    return found

@@ -12,16 +12,16 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, Unavailable
 from cutwater.jobs.job_file import Job, JobState
-from cutwater.jobs.messages import Lines, Progress, Told, line
+from cutwater.jobs.messages import READ_BYTES, Progress, Told, first_line, line
 from cutwater.jobs.supervisor import JobOptions, Supervisor
 
-READ_BYTES = 1 << 16
 END_SECONDS_MAX = 30.0
 """How long a supervisor may take to end after it has reported an error."""
 PROGRAM = ("-m", "cutwater.jobs.detached")
@@ -44,12 +44,13 @@ def start(asked: JobOptions, seconds: float) -> Job:
     assert process.stdin is not None
     with process.stdin:
         process.stdin.write(msgspec.json.encode(asked))
+    told = None
     try:
-        told = _first_line(reads, time.monotonic() + seconds)
+        told = first_line(partial(_read, reads, time.monotonic() + seconds))
+    except TimeoutError:
+        process.terminate()
     finally:
         os.close(reads)
-    if told is None:
-        process.terminate()
     found = msgspec.json.decode(told, type=_Said) if told else None
     if found is not None and found.error is not None:
         # The supervisor closes the log before it ends. A start before that would connect to a log that is being closed.
@@ -75,18 +76,11 @@ class _Said(Struct, frozen=True):
     error: Told | None = None
 
 
-def _first_line(fd: int, deadline: float) -> bytes | None:
-    """Return the first line, ``b""`` if the other end closes, or None if it takes too long."""
-    lines = Lines()
-    while True:
-        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return None
-        data = os.read(fd, READ_BYTES)
-        if not data:
-            return b""
-        if whole := lines.add(data):
-            return whole[0]
+def _read(fd: int, deadline: float) -> bytes:
+    ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+    if not ready:
+        raise TimeoutError
+    return os.read(fd, READ_BYTES)
 
 
 class _Ready:

@@ -108,8 +108,7 @@ class Job(Struct):
     """When the state changed, in seconds since 1970."""
 
     def go_back_to(self, before: Job) -> None:
-        """Return to the earlier checkpoint, because a start with another one has failed. The next start goes on with
-        it."""
+        """Return to the earlier checkpoint, because a start with another one has failed."""
         self.checkpoint, self.from_savepoint = before.checkpoint, before.from_savepoint
         self.parallelism = before.parallelism
 
@@ -124,8 +123,7 @@ class Job(Struct):
 
 
 class JobDirectory:
-    """The directory of one job. ``others`` returns the jobs among which it was looked for, if not those under
-    ``root``."""
+    """The directory of one job. ``others`` returns the jobs to name if it is missing, by default those of ``root``."""
 
     def __init__(
         self, root: str | os.PathLike[str], pipeline: str, others: Callable[[], Iterable[Job]] | None = None

@@ -17,8 +17,7 @@ class FileLock:
     """A lock that is held from construction until ``release``."""
 
     def __init__(self, path: Path, what: str, way_out: str) -> None:
-        """The error says that ``what`` is in use if another process holds the lock, and ``way_out`` what can be done
-        then."""
+        """The error says that another process uses ``what``, and gives the ``way_out``."""
         self._fd = -1
         try:
             make_directory(path.parent)

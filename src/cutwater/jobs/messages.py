@@ -3,6 +3,7 @@ JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -80,8 +81,7 @@ class Told(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True, tag=True, omit_defaults=True):
-    """How to run the program. The names are those of ``run_pipeline``. ``until`` may be a position, "now", or a time as
-    text."""
+    """How to run the program, by the names of ``run_pipeline``. ``until`` is a position, "now", or a time as text."""
 
     checkpoint: str
     output: str = ""
@@ -111,8 +111,7 @@ class TakeSavepoint(Struct, frozen=True, tag="Savepoint"):  # the tag is part of
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """Stop. Sent to the program and to the supervisor. With ``savepoint``, take one at the end. If ``seconds`` pass
-    first, the pipeline keeps running."""
+    """Stop, with ``savepoint`` after taking one. If ``seconds`` pass first, the pipeline keeps running."""
 
     savepoint: str | None
     seconds: float
@@ -208,6 +207,9 @@ read_request = msgspec.json.Decoder(Request).decode
 read_answer = msgspec.json.Decoder(Answer).decode
 
 
+READ_BYTES = 1 << 16
+
+
 class Lines:
     """Cuts incoming data into lines."""
 
@@ -219,3 +221,12 @@ class Lines:
         if len(self._rest) > LINE_BYTES_MAX:
             raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
         return whole
+
+
+def first_line(read: Callable[[], bytes]) -> bytes:
+    """Return the first line of what ``read`` returns; empty if the other end closes before."""
+    lines = Lines()
+    while data := read():
+        if whole := lines.add(data):
+            return whole[0]
+    return b""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cutwater.jobs.job_file import Job, JobState
-from cutwater.jobs.messages import HeldBy, Progress
+from cutwater.jobs.messages import Progress
 
 PREFIX = "cutwater_pipeline_"
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 class _Snapshot(Struct, frozen=True):
@@ -48,24 +50,31 @@ class JobCollector(Collector):
         if latest is None:
             return
         name = latest.pipeline
-        states = GaugeMetricFamily(PREFIX + "state", "1 for the state the job is in", labels=["pipeline", "state"])
-        for state in JobState:
-            if state is not JobState.LOST:
-                states.add_metric([name, state.value], latest.state is state)
-        yield states
-        restarts = CounterMetricFamily(
-            PREFIX + "restarts", "Restarts after failures, since the supervisor began", labels=["pipeline"]
-        )
-        restarts.add_metric([name], latest.restarts)
-        yield restarts
+        states = [([name, state.value], latest.state is state) for state in JobState if state is not JobState.LOST]
+        yield _family(GaugeMetricFamily, "state", "1 for the state the job is in", ["pipeline", "state"], states)
+        text = "Restarts after failures, since the supervisor began"
+        yield _family(CounterMetricFamily, "restarts", text, ["pipeline"], [([name], latest.restarts)])
         if latest.progress is not None:
             yield from _progress(name, latest.progress)
-        yield _late(name, "late_rows_dropped", "Rows that were too late and were dropped", latest.dropped)
-        yield _late(name, "late_rows_sent", "Rows that were too late and went to .late", latest.sent)
+        for metric, what, rows in (
+            ("late_rows_dropped", "were dropped", latest.dropped),
+            ("late_rows_sent", "went to .late", latest.sent),
+        ):
+            text = f"Rows that were too late and {what}, since the pipeline first began"
+            counts = [([name, uid], count) for uid, count in rows.items()]
+            yield _family(CounterMetricFamily, metric, text, ["pipeline", "operator"], counts)
+
+
+def _family(
+    kind: type[Family], metric: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]
+) -> Family:
+    family = kind(PREFIX + metric, text, labels=labels)
+    for own, value in values:
+        family.add_metric(own, value)
+    return family
 
 
 def _progress(name: str, progress: Progress) -> Iterator[Metric]:
-    watermark_ms = progress.watermark_ms
     for metric, text, value in (
         ("batch", "The last micro-batch that is done", progress.batch),
         ("checkpoint_timestamp_seconds", "When it was committed, since 1970", progress.checkpoint_at),
@@ -79,19 +88,15 @@ def _progress(name: str, progress: Progress) -> Iterator[Metric]:
         (
             "watermark_seconds",
             "The lowest watermark of the pipeline: event time, since 1970",
-            None if watermark_ms is None else watermark_ms / 1_000,
+            _seconds(progress.watermark_ms),
         ),
     ):
         if value is not None:
-            family = GaugeMetricFamily(PREFIX + metric, text, labels=["pipeline"])
-            family.add_metric([name], value)
-            yield family
-    if progress.held_by is not None:
-        yield from _holder(name, progress.held_by)
-
-
-def _holder(name: str, held: HeldBy) -> Iterator[Metric]:
-    """Yield metrics with times of the log's clock, in seconds since 1970."""
+            yield _family(GaugeMetricFamily, metric, text, ["pipeline"], [([name], value)])
+    held = progress.held_by
+    if held is None:
+        return
+    # Times of the log's clock, in seconds since 1970.
     for metric, text, value in (
         (
             "watermark_held_since_seconds",
@@ -106,19 +111,13 @@ def _holder(name: str, held: HeldBy) -> Iterator[Metric]:
         (
             "watermark_holder_seconds",
             "The event time that the log stream that holds the watermark back has come to",
-            None if held.watermark_ms is None else held.watermark_ms / 1_000,
+            _seconds(held.watermark_ms),
         ),
     ):
         if value is not None:
-            family = GaugeMetricFamily(PREFIX + metric, text, labels=["pipeline", "source", "log_stream"])
-            family.add_metric([name, held.topic, str(held.stream)], value)
-            yield family
+            labels, own = ["pipeline", "source", "log_stream"], [name, held.topic, str(held.stream)]
+            yield _family(GaugeMetricFamily, metric, text, labels, [(own, value)])
 
 
-def _late(name: str, metric: str, text: str, rows: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(
-        PREFIX + metric, f"{text}, since the pipeline first began", labels=["pipeline", "operator"]
-    )
-    for uid, count in rows.items():
-        family.add_metric([name, uid], count)
-    return family
+def _seconds(time_ms: int | None) -> float | None:
+    return None if time_ms is None else time_ms / 1_000

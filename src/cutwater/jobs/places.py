@@ -27,8 +27,6 @@ NOTE = "cutwater.json"
 
 
 class _Note(Struct):
-    """The field of a checkpoint's note that names its log."""
-
     log: str = ""
 
 

@@ -88,7 +88,6 @@ def _calling(path: Path, call: Callable[[], Any]) -> Any:
 
 
 def _line(path: Path, error: BaseException) -> str:
-    """Return the innermost line of the file itself in the error's traceback."""
     own = str(path.absolute())
     lines = [
         frame.lineno

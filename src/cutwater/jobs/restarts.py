@@ -17,25 +17,13 @@ arguments.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 from msgspec import Struct
 
+from cutwater import errors
 from cutwater.durations import milliseconds, shown
-from cutwater.errors import (
-    AlreadyExists,
-    CheckpointDamaged,
-    CutwaterError,
-    Fenced,
-    InvalidArgument,
-    Malformed,
-    NotFound,
-    Refused,
-    SavepointDamaged,
-    StagedExpired,
-    Trimmed,
-)
 
 
 class NoRestart(Struct, frozen=True, tag_field="strategy", tag="none"):
@@ -64,12 +52,7 @@ class FailureRate(Struct, frozen=True, tag_field="strategy", tag="rate"):
 Strategy: TypeAlias = NoRestart | FixedDelay | ExponentialDelay | FailureRate
 DEFAULT: Final = ExponentialDelay()
 
-_KINDS: Final[dict[str, type[Strategy]]] = {
-    "none": NoRestart,
-    "fixed": FixedDelay,
-    "exponential": ExponentialDelay,
-    "rate": FailureRate,
-}
+_KINDS: Final[dict[str, type[Strategy]]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Strategy)}
 _LEAST: Final = {"attempts": 1, "failures": 1, "multiplier": 1.0, "jitter": 0.0}
 _MOST: Final = {"jitter": 0.5}
 _DURATION: Final = "_ms"
@@ -80,23 +63,26 @@ def parse(text: str) -> Strategy:
     name, _, rest = text.strip().partition(":")
     kind = _KINDS.get(name)
     if kind is None:
-        raise InvalidArgument(f"{text!r} is no restart strategy: write {', '.join(map(written, _defaults()))}")
+        known = ", ".join(written(kind()) for kind in _KINDS.values())
+        raise errors.InvalidArgument(f"{text!r} is no restart strategy: write {known}")
     fields = {field.name.removesuffix(_DURATION): field for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         given, _, value = part.strip().partition("=")
         field = fields.get(given)
         if field is None:
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"{text!r}: the strategy {name!r} has no {given!r}; it has {', '.join(fields) or 'nothing to set'}, as "
                 f"in {written(kind())}"
             )
         if field.name in values:
-            raise InvalidArgument(f"{text!r} says {given!r} twice")
+            raise errors.InvalidArgument(f"{text!r} says {given!r} twice")
         values[field.name] = _value(text, given, field.type, value, is_duration=field.name.endswith(_DURATION))
     strategy = kind(**values)
     if isinstance(strategy, ExponentialDelay) and strategy.initial_ms > strategy.max_ms:
-        raise InvalidArgument(f"{text!r}: the first delay is longer than the longest: let initial be at most max")
+        raise errors.InvalidArgument(
+            f"{text!r}: the first delay is longer than the longest: let initial be at most max"
+        )
     return strategy
 
 
@@ -110,22 +96,18 @@ def _value(text: str, name: str, kind: Any, value: str, *, is_duration: bool) ->
         number = float("nan")
     if not (number >= least and (most is None or number <= most)):
         wanted = f"a {'whole number' if kind is int else 'number'} from {least}{f' to {most}' if most else ' on'}"
-        raise InvalidArgument(f"{text!r}: {name} is {value!r}, and must be {wanted}")
+        raise errors.InvalidArgument(f"{text!r}: {name} is {value!r}, and must be {wanted}")
     return number
-
-
-def _defaults() -> list[Strategy]:
-    return [kind() for kind in _KINDS.values()]
 
 
 def written(strategy: Strategy) -> str:
     """Return the strategy as ``parse`` reads it."""
-    name = next(name for name, kind in _KINDS.items() if isinstance(strategy, kind))
+    name = strategy.__struct_config__.tag
     parts = [
         f"{field.removesuffix(_DURATION)}={shown(value) if field.endswith(_DURATION) else f'{value:g}'}"
         for field, value in msgspec.structs.asdict(strategy).items()
     ]
-    return f"{name}:{','.join(parts)}" if parts else name
+    return f"{name}:{','.join(parts)}" if parts else f"{name}"
 
 
 class Restarts:
@@ -140,8 +122,7 @@ class Restarts:
         self._failures: deque[int] = deque()
 
     def failed(self, now_ms: int, chance: float) -> int | None:
-        """Return how long to wait before the next start, or None to give up. ``chance`` is a random number from -1 to
-        1."""
+        """Return how long to wait before the next start, or None to give up. ``chance`` is random, from -1 to 1."""
         wait = self._wait(now_ms, chance)
         if wait is not None:
             self.count += 1
@@ -168,22 +149,22 @@ class Restarts:
 
 
 _HOPELESS: Final = (
-    InvalidArgument,
-    NotFound,
-    AlreadyExists,
-    Refused,
-    Fenced,
-    Trimmed,
-    Malformed,
-    SavepointDamaged,
-    CheckpointDamaged,
+    errors.InvalidArgument,
+    errors.NotFound,
+    errors.AlreadyExists,
+    errors.Refused,
+    errors.Fenced,
+    errors.Trimmed,
+    errors.Malformed,
+    errors.SavepointDamaged,
+    errors.CheckpointDamaged,
 )
-_CURABLE: Final = (StagedExpired,)
+_CURABLE: Final = (errors.StagedExpired,)
 
 
 def is_hopeless(error: BaseException) -> bool:
     """Report whether the same program with the same arguments would fail again: the arguments are wrong, or another run
     has taken over. Any other failure is worth another start."""
-    if isinstance(error, CutwaterError):
+    if isinstance(error, errors.CutwaterError):
         return isinstance(error, _HOPELESS) and not error.retriable and not isinstance(error, _CURABLE)
     return isinstance(error, ImportError | SyntaxError)

@@ -95,8 +95,6 @@ class JobOptions(Struct, frozen=True):
 
 
 class _Pending(Struct):
-    """A request whose answer takes a while."""
-
     conversation: Conversation
     request: TakeSavepoint | Stop | Rescale
     deadline: float
@@ -252,7 +250,7 @@ class Supervisor:
                 self._last_word, self._deadline = message, time.monotonic() + END_SECONDS
 
     def _runs(self, message: Running) -> None:
-        """Record that the program runs. A restart uses the same values."""
+        """Record with what values the program runs: a restart uses the same."""
         assert self._job is not None
         self._before = self._start_before = self._deadline = None
         self._job.jvm = message.jvm
@@ -379,7 +377,6 @@ class Supervisor:
         self._spawn()
 
     def _go_back(self, error: Told, start: Start) -> None:
-        """Go on with the earlier checkpoint, because a rescale failed."""
         assert self._job is not None
         assert self._before is not None
         taken = self._start.from_savepoint
@@ -406,9 +403,7 @@ class Supervisor:
             self._answer(Answer(error=error))
             self._spawn()
             return
-        wait_ms = None
-        if not error.is_hopeless:
-            wait_ms = self._restarts.failed(round(time.monotonic() * 1_000), random.uniform(-1, 1))
+        wait_ms = self._restart_delay(error)
         if wait_ms is None and self._start_before is not None and not has_begun(job.checkpoint):
             self._go_back(error, self._start_before)
             return
@@ -423,13 +418,16 @@ class Supervisor:
 
     def _failed_early(self, error: Told) -> None:
         """Handle a failure before it is known which job this is: the log may not be available yet."""
-        wait_ms = None
-        if not error.is_hopeless and not self._asked.root:
-            wait_ms = self._restarts.failed(round(time.monotonic() * 1_000), random.uniform(-1, 1))
+        wait_ms = None if self._asked.root else self._restart_delay(error)
         if wait_ms is None or self._signal:
             self._failure = error.error()
         else:
             self._restart_at = time.monotonic() + wait_ms / 1_000
+
+    def _restart_delay(self, error: Told) -> int | None:
+        if error.is_hopeless:
+            return None
+        return self._restarts.failed(round(time.monotonic() * 1_000), random.uniform(-1, 1))
 
     # ---------------------------------------------------------------------------------------------------- the questions
 
@@ -532,8 +530,7 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Let a signal wake the one thread, which then handles it: the first signal stops the job, a second one kills
-        it."""
+        """Let a signal wake the one thread, which handles it: the first stops the job, a second one kills it."""
         hears, tells = socket.socketpair()
         tells.setblocking(False)
         before_fd = signal.set_wakeup_fd(tells.fileno())

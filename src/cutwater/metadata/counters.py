@@ -1,27 +1,30 @@
-"""Counters of a metadata node, for operators. Plain numbers; presenting them is left to others."""
+"""Counters of a metadata node, for operators. ``metrics`` exports them, with their annotations as help texts."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Struct
 
 from cutwater.core.order.decisions import Cut, Decision
 
 
-class MetadataCounters:
+class MetadataCounters(Struct):
     """Counts since the process started."""
 
-    def __init__(self) -> None:
-        self.cuts = 0
-        self.ticks = 0
-        self.decisions = 0
-        self.records = 0
-        self.store_writes = 0
-        self.store_seconds = 0.0
-        self.reports = 0
-        self.relayed = 0
-        self.requests = 0
-        self.refused = 0
-        self.fenced = 0
-        self.alarms = 0
-        self.terms = 0
+    cuts: Annotated[int, "Cuts with records"] = 0
+    ticks: Annotated[int, "Cuts without records"] = 0
+    decisions: Annotated[int, "Decisions stored"] = 0
+    records: Annotated[int, "Records committed"] = 0
+    store_writes: Annotated[int, "Writes to the store"] = 0
+    store_seconds: Annotated[float, "Seconds that those writes took"] = 0.0
+    reports: Annotated[int, "Reports taken in as the leader"] = 0
+    relayed: Annotated[int, "Reports and complaints passed on as a follower"] = 0
+    requests: Annotated[int, "Requests dealt with as the leader"] = 0
+    refused: Annotated[int, "Events that the order layer refused"] = 0
+    fenced: Annotated[int, "Writes that the store refused, because another node leads"] = 0
+    alarms: Annotated[int, "Things that must not happen"] = 0
+    terms: Annotated[int, "Times that this node became the leader"] = 0
 
     def stored(self, seconds: float, decisions: tuple[Decision, ...]) -> None:
         self.store_writes += 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cutwater.metadata.server import MetadataServer
+from cutwater.runtime.counter_metrics import counter_metrics
 from cutwater.wire.listen.gate_metrics import gate_metrics
 
 PREFIX = "cutwater_mr_"
@@ -21,23 +22,7 @@ class MetadataCollector(Collector):
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
-        counters = self._server.counters
-        for name, text, value in (
-            ("cuts", "Cuts with records", counters.cuts),
-            ("ticks", "Cuts without records", counters.ticks),
-            ("decisions", "Decisions stored", counters.decisions),
-            ("records", "Records committed", counters.records),
-            ("store_writes", "Writes to the store", counters.store_writes),
-            ("store_seconds", "Seconds that those writes took", counters.store_seconds),
-            ("reports", "Reports taken in as the leader", counters.reports),
-            ("relayed", "Reports and complaints passed on as a follower", counters.relayed),
-            ("requests", "Requests dealt with as the leader", counters.requests),
-            ("refused", "Events that the order layer refused", counters.refused),
-            ("fenced", "Writes that the store refused, because another node leads", counters.fenced),
-            ("alarms", "Things that must not happen", counters.alarms),
-            ("terms", "Times that this node became the leader", counters.terms),
-        ):
-            yield CounterMetricFamily(PREFIX + name, text, value=value)
+        yield from counter_metrics(PREFIX, self._server.counters)
         yield from gate_metrics(PREFIX, self._server.gate)
         yield GaugeMetricFamily(PREFIX + "leads", "1 if this node leads", value=self._server.leads)
         term = self._server.term

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from cutwater.core.messages import GroupOutcome, LeaderHello
-from cutwater.core.order.events import GroupOutcomeArrived, NodeGone, NodeUnreachable, PeerComplaint, ReportArrived
+from cutwater.core.order.events import GroupOutcomeArrived, PeerComplaint, ReportArrived
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState
 from cutwater.core.requests import AddNodeRequest, Answer, FoundClusterRequest, Joined, JoinRequest, Request
@@ -38,13 +38,13 @@ from cutwater.metadata.node_channels import Ways
 from cutwater.metadata.retention import RetentionTrimmer
 from cutwater.metadata.server_trust import ServerTrust
 from cutwater.metadata.stores.store_interface import LeaderInfo, LoadedState, MetadataStore
-from cutwater.metadata.term import Term
+from cutwater.metadata.term import NodeEvent, Term
 from cutwater.protocol import metadata_api as api
 from cutwater.protocol import storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.errors import Unproven
 from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS
-from cutwater.types import SECOND, ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
+from cutwater.types import ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
 from cutwater.wire.addresses import format_address
 from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.calls.incoming_calls import Call, Notification
@@ -61,7 +61,6 @@ from cutwater.wire.options import ListenerOptions
 _log = logging.getLogger(__name__)
 
 MEET_MS_MAX = 2_000
-PROBE_SECONDS = 0.2
 JOIN_MS_MAX = 5_000
 
 
@@ -125,7 +124,6 @@ class MetadataServer:
         self._followers: dict[Connection, storage_api.Addresses | None] = {}
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._probing: set[StorageNodeId] = set()
         self._endpoint = Endpoint(
             options.cluster,
             METADATA_NODE,
@@ -236,40 +234,12 @@ class MetadataServer:
     def _suspect(self, node: StorageNodeId) -> None:
         """Note that a storage node may be dead: a leader probes it at once, a follower tells the leader."""
         if self.term is not None:
-            if node not in self._probing:
-                self._probing.add(node)
-                self._spawn(self._probe(self.term, node))
+            self.term.probe(node)
         else:
             self._pass_up(api.SUSPECT_UP, api.Suspect(node))
 
     def _suspect_up(self, notification: Notification[api.Suspect]) -> None:
         self._suspect(notification.argument.node)
-
-    async def _probe(self, term: Term, node: StorageNodeId) -> None:
-        """Find out whether a storage node is dead. A refused connection proves that no process listens there, so no
-        client can append there. Any other failure proves nothing by itself; but if the node does not answer for as long
-        as a silent node takes to count as dead, it is excluded, even if it reports."""
-        give_up = self._loop.time() + self.options.order.node_dead_after_us / SECOND
-        try:
-            while self.term is term:
-                known = term.layer.state.nodes.get(node)
-                if known is None or not known.address:
-                    return
-                try:
-                    (await self._connect_node(node, known.address)).abort()
-                    return
-                except CutwaterError as error:
-                    if isinstance(error.__cause__, ConnectionRefusedError):
-                        _log.info("no process listens at the address of storage node %s", node)
-                        term.feed(NodeGone(node))
-                        return
-                if self._loop.time() >= give_up:
-                    _log.warning("storage node %s cannot be reached at %s", node, known.address)
-                    term.feed(NodeUnreachable(node))
-                    return
-                await asyncio.sleep(PROBE_SECONDS)
-        finally:
-            self._probing.discard(node)
 
     # Leading and following.
 
@@ -381,7 +351,7 @@ class MetadataServer:
                         self._leader_changed.set()
                     if self.term is not None and leader.epoch > self.term.epoch:
                         # The store would refuse the next write; this way the term ends without one.
-                        self.term.resign(f"metadata node {leader.node} leads in epoch {leader.epoch}")
+                        self.term.finish(f"metadata node {leader.node} leads in epoch {leader.epoch}")
             except CutwaterError as error:
                 _log.info("metadata node %s cannot watch the store: %s", self.options.node, error)
             await asyncio.sleep(self.options.retry_seconds)
@@ -402,7 +372,7 @@ class MetadataServer:
         self._leader = loaded.leader
         state = await self._loop.run_in_executor(self._threads, OrderState, loaded.snapshot, loaded.decisions)
         self.counters.terms += 1
-        term = Term(epoch, state, self._store, self._ways, self.options.order, self.counters)
+        term = Term(epoch, state, self._store, self._ways, self.options.order, self.counters, self._connect_node)
         self.term = term
         try:
             _log.info("metadata node %s leads in epoch %s from %s on", self.options.node, epoch, state.index)
@@ -411,7 +381,8 @@ class MetadataServer:
             self._introduce(term)
             await self._found(term)
             self._reachable.set()
-            retaining = self._loop.create_task(self._retain(term))
+            retention = RetentionTrimmer(state, self._connect_node, term.decide)
+            retaining = self._loop.create_task(retention.enforce_for_ever(self.options.retention_seconds))
             try:
                 reason = await term.over
             finally:
@@ -423,43 +394,16 @@ class MetadataServer:
             self.term = None
             await term.end("this node leads no more")
 
-    async def _retain(self, term: Term) -> None:
-        retention = RetentionTrimmer(term.layer.state, self._connect_node, lambda request: self._decide(term, request))
-        await retention.enforce_for_ever(self.options.retention_seconds)
-
     def _introduce(self, term: Term) -> None:
-        """Tell storage nodes that are connected to this node who leads, before their next report."""
+        """Tell storage nodes that are connected to this node that it leads, before their next report."""
         for node in term.layer.state.nodes:
             self._ways.send(node, LeaderHello(term.epoch))
 
     async def _found(self, term: Term) -> None:
         """Store the cluster's key. The first leader generates it, and does not reveal it before it is stored."""
         key = term.layer.state.cluster_key or secrets.token_hex(16)
-        await self._decide(term, FoundClusterRequest(self.options.cluster, key))
+        await term.decide(FoundClusterRequest(self.options.cluster, key))
         self._cluster_key = term.layer.state.cluster_key
-
-    async def _decide(self, term: Term, request: Request) -> Answer:
-        """Submit a request to this node's own term. Raises an error if the term ends first."""
-        self.counters.requests += 1
-        # The outcome is a value even if it is an error: the caller may be gone, and an exception would go unretrieved.
-        future: asyncio.Future[Answer | CutwaterError] = self._loop.create_future()
-
-        def settle(outcome: Answer | CutwaterError) -> None:
-            if not future.done():
-                future.set_result(outcome)
-
-        if term.over.done():
-            raise NotLeader("the leader changed: ask again")
-        term.ask(request, settle)
-        either: set[asyncio.Future[Any]] = {future, term.over}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not future.done():
-            future.cancel()
-            raise Unavailable("the leader changed: it may or may not have been done")
-        outcome = future.result()
-        if isinstance(outcome, CutwaterError):
-            raise outcome
-        return outcome
 
     # Heartbeats.
 
@@ -494,10 +438,7 @@ class MetadataServer:
     def _report(self, notification: Notification[Report]) -> None:
         report = notification.argument
         self._ways.hear(report.storage_node_id, notification.connection, is_relay=False)
-        if self.term is not None:
-            self.term.hear(ReportArrived(report))
-        else:
-            self._pass_up(api.REPORT_UP, report)
+        self._take(ReportArrived(report), api.REPORT_UP, report)
 
     def _report_up(self, notification: Notification[Report]) -> None:
         report = notification.argument
@@ -505,27 +446,27 @@ class MetadataServer:
         self._take(ReportArrived(report))
 
     def _complaint(self, notification: Notification[storage_api.Complaint]) -> None:
-        self._complaint_up(notification)
-        if self.term is None:
-            self._pass_up(api.COMPLAINT_UP, notification.argument)
+        self._take(_complained(notification.argument), api.COMPLAINT_UP, notification.argument)
 
     def _complaint_up(self, notification: Notification[storage_api.Complaint]) -> None:
-        complaint = notification.argument
-        if self.term is not None:
-            self._suspect(complaint.peer)
-        self._take(PeerComplaint(complaint.stream, complaint.complainer, complaint.peer))
+        self._take(_complained(notification.argument))
 
     def _group_outcome(self, notification: Notification[GroupOutcome]) -> None:
-        self._group_outcome_up(notification)
-        if self.term is None:
-            self._pass_up(api.GROUP_OUTCOME_UP, notification.argument)
+        self._take(GroupOutcomeArrived(notification.argument), api.GROUP_OUTCOME_UP, notification.argument)
 
     def _group_outcome_up(self, notification: Notification[GroupOutcome]) -> None:
         self._take(GroupOutcomeArrived(notification.argument))
 
-    def _take(self, event: ReportArrived | PeerComplaint | GroupOutcomeArrived) -> None:
-        if self.term is not None:
-            self.term.hear(event)
+    def _take(self, event: NodeEvent, notice: Any = None, argument: Any = None) -> None:
+        """Take in a message of a storage node. A follower passes it on as ``notice``, unless a follower passed it on
+        already."""
+        if self.term is None:
+            if notice is not None:
+                self._pass_up(notice, argument)
+            return
+        if isinstance(event, PeerComplaint):
+            self._suspect(event.peer)
+        self.term.hear(event)
 
     def _pass_up(self, notice: Any, argument: Any) -> None:
         """Pass a message on to the leader. A message that cannot be sent now is reported again later."""
@@ -575,7 +516,7 @@ class MetadataServer:
         request = JoinRequest(
             joining.node, joining.address, joining.node_key, joining.volumes, joining.server_key, asked_at
         )
-        answer = await self._decide(term, request)
+        answer = await term.decide(request)
         assert isinstance(answer, Joined)
         keys = self._ways.servers.metadata_keys
         return storage_api.JoinAnswer(self._cluster_key, answer.known, keys if answer.known else {})
@@ -585,7 +526,7 @@ class MetadataServer:
         term = await self._leader_within(deadline)
         if term is None:
             raise NotLeader("another metadata node leads: a storage node of this process cannot be added here")
-        await self._decide(term, node)
+        await term.decide(node)
 
     async def _change_volumes(self, call: Call[api.ChangeVolumes]) -> storage_api.NodeSelfDescription:
         """Change a storage node's volumes. Storage nodes take this only from metadata nodes, so operators ask here."""
@@ -612,13 +553,13 @@ class MetadataServer:
             call.argument = structs.replace(call.argument, server_key="", renews=False)
         term = await self._leader_within(call.deadline)
         if term is not None:
-            return await self._decide(term, call.argument)
+            return await term.decide(call.argument)
         upstream, timeout_ms = self._require_upstream(call.deadline)
         answer = await upstream.call(api.ASK_LEADER, call.argument, timeout_ms=timeout_ms)
         return answer.value
 
     async def _ask_leader(self, call: Call[Request]) -> Answer:
-        return await self._decide(self._require_term(), call.argument)
+        return await self._require_term().decide(call.argument)
 
     def _who_leads(self, call: Call[None]) -> api.MetadataNode:
         leader = self._leader
@@ -645,3 +586,7 @@ class MetadataServer:
         if self._upstream is None:
             raise NotLeader("the leader of the metadata repository has just been lost: try again")
         return self._upstream, max(1, int((deadline - self._loop.time()) * 1_000))
+
+
+def _complained(complaint: storage_api.Complaint) -> PeerComplaint:
+    return PeerComplaint(complaint.stream, complaint.complainer, complaint.peer)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from msgspec import structs
 
@@ -19,6 +20,8 @@ from cutwater.core.order.events import (
     Asked,
     Compact,
     GroupOutcomeArrived,
+    NodeGone,
+    NodeUnreachable,
     OrderEffect,
     OrderEvent,
     PeerComplaint,
@@ -35,20 +38,23 @@ from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.core.requests import Answer, Request
-from cutwater.errors import CutwaterError, Damaged, Fenced, ProtocolViolation, Unavailable
+from cutwater.errors import CutwaterError, Damaged, Fenced, NotLeader, ProtocolViolation, Unavailable
 from cutwater.metadata.counters import MetadataCounters
 from cutwater.metadata.node_channels import Ways
+from cutwater.metadata.retention import Connect
 from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.protocol.storage_api import Addresses
-from cutwater.types import DecisionIndex, Instant, LeaderEpoch
+from cutwater.types import SECOND, DecisionIndex, Instant, LeaderEpoch, StorageNodeId
 
 _log = logging.getLogger(__name__)
 
 WAKE_SECONDS = 0.05
+PROBE_SECONDS = 0.2
 STORE_RETRY_SECONDS_MIN = 0.01
 STORE_RETRY_SECONDS_MAX = 0.5
 
-Outcome = Callable[[Answer | CutwaterError], None]
+NodeEvent = ReportArrived | PeerComplaint | GroupOutcomeArrived
+"""What storage nodes tell the leader."""
 
 
 def instant() -> Instant:
@@ -66,20 +72,25 @@ class Term:
         ways: Ways,
         options: OrderOptions,
         counters: MetadataCounters,
+        connect: Connect,
     ) -> None:
         self.epoch = epoch
         self._now = instant()
         """When the last event was taken in."""
         self.layer = OrderLayer(epoch, state, self._now, options)
-        self._store, self._ways, self._counters = store, ways, counters
+        self._store, self._ways, self._counters, self._connect = store, ways, counters, connect
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = self._loop.create_future()
-        self._waiting: dict[int, Outcome] = {}
+        self._waiting: dict[int, asyncio.Future[Answer | CutwaterError]] = {}
+        """Outcomes of requests, as values even if they are errors: the caller may be gone, and an exception would go
+        unretrieved."""
         self._next_request = 0
         self._is_turn_due = False
         self._writing: asyncio.Task[None] | None = None
         self._writing_since: float | None = None
         self._trimming: asyncio.Task[None] | None = None
+        self._probing: dict[StorageNodeId, asyncio.Task[None]] = {}
+        self._probe_seconds_max = options.node_dead_after_us / SECOND
         self._alarm = self._loop.call_later(WAKE_SECONDS, self._wake)
 
     @property
@@ -89,30 +100,39 @@ class Term:
 
     async def end(self, reason: str) -> None:
         """End the term. Nothing more is decided; callers that wait are told that the outcome is unknown."""
-        if not self.over.done():
-            self.over.set_result(reason)
+        self.finish(reason)
         self._alarm.cancel()
-        tasks = [task for task in (self._writing, self._trimming) if task is not None]
+        tasks = [task for task in (self._writing, self._trimming, *self._probing.values()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        waiting, self._waiting = self._waiting, {}
-        for outcome in waiting.values():
-            outcome(Unavailable(f"the leader's term ended ({reason}): it may or may not have been done"))
 
     # Events.
 
-    def ask(self, request: Request, outcome: Outcome) -> None:
+    async def decide(self, request: Request) -> Answer:
+        """Decide a request. Raises an error if the term ends first."""
+        self._counters.requests += 1
+        if self.over.done():
+            raise NotLeader("the leader changed: ask again")
+        waiting: asyncio.Future[Answer | CutwaterError] = self._loop.create_future()
         self._next_request += 1
-        self._waiting[self._next_request] = outcome
+        self._waiting[self._next_request] = waiting
         self.feed(Asked(self._next_request, request))
+        either: set[asyncio.Future[Any]] = {waiting, self.over}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise Unavailable("the leader changed: it may or may not have been done")
+        outcome = waiting.result()
+        if isinstance(outcome, CutwaterError):
+            raise outcome
+        return outcome
 
     def feed(self, event: OrderEvent) -> None:
         self._take(event)
         for effect in self._effects_of_turn():
             self._carry_out(effect)
 
-    def hear(self, event: ReportArrived | PeerComplaint | GroupOutcomeArrived) -> None:
+    def hear(self, event: NodeEvent) -> None:
         """Take in a message of a storage node. The leader's turn comes after all messages that have arrived by now, so
         one cut covers many reports."""
         self._counters.reports += 1
@@ -166,19 +186,49 @@ class Term:
     def _give_up(self, why: str) -> None:
         """End the term: its state may hold decisions that were never stored. The next leader loads what is stored."""
         _log.exception("leader epoch %s gives up", self.epoch)
-        self._finish(why)
+        self.finish(why)
 
     def _wake(self) -> None:
         self._alarm = self._loop.call_later(WAKE_SECONDS, self._wake)
         self.feed(Wake())
 
-    def resign(self, reason: str) -> None:
-        """End the term because another node is known to lead."""
-        self._finish(reason)
-
-    def _finish(self, reason: str) -> None:
+    def finish(self, reason: str) -> None:
         if not self.over.done():
             self.over.set_result(reason)
+
+    # Storage nodes that may be dead.
+
+    def probe(self, node: StorageNodeId) -> None:
+        if node not in self._probing:
+            self._probing[node] = self._loop.create_task(self._probe(node))
+
+    async def _probe(self, node: StorageNodeId) -> None:
+        """Find out whether a storage node is dead. A refused connection proves that no process listens there, so no
+        client can append there. Any other failure proves nothing by itself; but if the node does not answer for as long
+        as a silent node takes to count as dead, it is excluded, even if it reports."""
+        give_up = self._loop.time() + self._probe_seconds_max
+        try:
+            while not self.over.done():
+                known = self.layer.state.nodes.get(node)
+                if known is None or not known.address:
+                    return
+                try:
+                    (await self._connect(node, known.address)).abort()
+                    return
+                except CutwaterError as error:
+                    if isinstance(error.__cause__, ConnectionRefusedError):
+                        _log.info("no process listens at the address of storage node %s", node)
+                        self.feed(NodeGone(node))
+                        return
+                if self._loop.time() >= give_up:
+                    _log.warning("storage node %s cannot be reached at %s", node, known.address)
+                    self.feed(NodeUnreachable(node))
+                    return
+                await asyncio.sleep(PROBE_SECONDS)
+        except Exception as error:
+            self._give_up(f"a bug: {error!r}")
+        finally:
+            del self._probing[node]
 
     # Effects.
 
@@ -191,9 +241,9 @@ class Term:
                 self._writing_since = self._loop.time()
                 self._loop.call_soon(self._begin_write, effect)
             case Reply():
-                outcome = self._waiting.pop(effect.request_id, None)
-                if outcome is not None:
-                    outcome(effect.outcome)
+                waiting = self._waiting.pop(effect.request_id, None)
+                if waiting is not None:
+                    waiting.set_result(effect.outcome)
             case Compact():
                 if self._trimming is None or self._trimming.done():
                     self._trimming = self._loop.create_task(self._trim(effect.snapshot))
@@ -201,7 +251,7 @@ class Term:
                 self._counters.alarms += 1
                 _log.error("leader epoch %s: %s", self.epoch, effect.error)
             case StepDown():
-                self._finish(effect.reason)
+                self.finish(effect.reason)
 
     def _begin_write(self, write: Store) -> None:
         """Write through ``begin_append`` if the store supports it. Otherwise, or after an error, use ``_write``."""
@@ -233,7 +283,7 @@ class Term:
                 return
             except CutwaterError as error:
                 if not error.retriable or isinstance(error, Damaged):
-                    self._finish(f"the store cannot take decision {write.after + 1}: {error.message}")
+                    self.finish(f"the store cannot take decision {write.after + 1}: {error.message}")
                     return
                 _log.warning("the store did not take decision %s, trying again: %s", write.after + 1, error)
                 await asyncio.sleep(retry)

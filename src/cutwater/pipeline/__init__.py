@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cutwater.pipeline.operators.partition_operator import OperatorListState, UnionListState
     from cutwater.pipeline.rows import Row
     from cutwater.pipeline.stream import Pipeline, Stream
+    from cutwater.pipeline.values import to_datetime
     from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Tumbling
 
 __all__ = [
@@ -47,39 +48,28 @@ __all__ = [
     "UnionListState",
     "ValueState",
     "Watermark",
+    "to_datetime",
 ]
 
-_WHERE = {
-    "Aggregator": "cutwater.pipeline.aggregates",
-    "BatchFunction": "cutwater.pipeline.functions",
-    "BroadcastFunction": "cutwater.pipeline.functions",
-    "BroadcastState": "cutwater.pipeline.keyed_state.state",
-    "CoProcessFunction": "cutwater.pipeline.functions",
-    "Context": "cutwater.pipeline.context",
-    "Global": "cutwater.pipeline.windows",
-    "ListState": "cutwater.pipeline.keyed_state.state",
-    "MapState": "cutwater.pipeline.keyed_state.state",
-    "OperatorListState": "cutwater.pipeline.operators.partition_operator",
-    "PartitionFunction": "cutwater.pipeline.functions",
-    "Pipeline": "cutwater.pipeline.stream",
-    "ProcessFunction": "cutwater.pipeline.functions",
-    "Row": "cutwater.pipeline.rows",
-    "Session": "cutwater.pipeline.windows",
-    "Sliding": "cutwater.pipeline.windows",
-    "Stream": "cutwater.pipeline.stream",
-    "TestResult": "cutwater.pipeline.local.local_runner",
-    "Timer": "cutwater.pipeline.local.local_runner",
-    "Trigger": "cutwater.pipeline.windows",
-    "Tumbling": "cutwater.pipeline.windows",
-    "UnionListState": "cutwater.pipeline.operators.partition_operator",
-    "ValueState": "cutwater.pipeline.keyed_state.state",
-    "Watermark": "cutwater.pipeline.clocks.watermarks",
+_MODULES = {
+    "aggregates": ("Aggregator",),
+    "clocks.watermarks": ("Watermark",),
+    "context": ("Context",),
+    "functions": ("BatchFunction", "BroadcastFunction", "CoProcessFunction", "PartitionFunction", "ProcessFunction"),
+    "keyed_state.state": ("BroadcastState", "ListState", "MapState", "ValueState"),
+    "local.local_runner": ("TestResult", "Timer"),
+    "operators.partition_operator": ("OperatorListState", "UnionListState"),
+    "rows": ("Row",),
+    "stream": ("Pipeline", "Stream"),
+    "values": ("to_datetime",),
+    "windows": ("Global", "Session", "Sliding", "Trigger", "Tumbling"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that using one name does not load the others."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(__import__(_WHERE[name], fromlist=[name]), name)
-    return found
+    for module, names in _MODULES.items():
+        if name in names:
+            globals()[name] = found = getattr(__import__(f"{__name__}.{module}", fromlist=[name]), name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

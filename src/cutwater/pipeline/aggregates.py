@@ -15,7 +15,7 @@ from functools import reduce
 from itertools import accumulate
 from math import isnan
 from operator import add
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -31,8 +31,7 @@ _CALL: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
 
 
 class Aggregator(ABC):
-    """Base class of users' aggregates. ``state`` and ``result_type`` are types, such as ``double`` or
-    ``array<string>``."""
+    """Base class of users' aggregates. ``state`` and ``result_type`` are types, such as ``array<string>``."""
 
     state = ""
     result_type = ""
@@ -53,34 +52,12 @@ class Aggregator(ABC):
         return accumulator
 
 
-class Aggregate(Protocol):
+class Aggregate(ABC):
     """An aggregate for rows of one type. ``stored_type`` and ``result_type`` are None if rows are untyped."""
 
     stored_type: pa.DataType | None
     result_type: pa.DataType | None
-
-    def create(self) -> Any: ...
-    def add(self, accumulator: Any, rows: Sequence[Row]) -> Any: ...
-    def merge(self, accumulator: Any, other: Any) -> Any: ...
-    def result(self, accumulator: Any) -> Any: ...
-    def pack(self, accumulator: Any) -> Any: ...
-    def unpack(self, value: Any) -> Any: ...
-
-
-class _Builtin(ABC):
-    """A built-in aggregate of a column. Nulls do not count, except for ``count(*)``, ``first`` and ``last``."""
-
-    def __init__(self, column: str, kind: pa.DataType | None) -> None:
-        self._all = column == "*"
-        self._read = reader(column)
-        self.stored_type = None if kind is None else self.stored(kind)
-        self.result_type = None if kind is None else self.resulting(kind)
-
-    def stored(self, kind: pa.DataType) -> pa.DataType:
-        return kind
-
-    def resulting(self, kind: pa.DataType) -> pa.DataType:
-        return kind
+    is_builtin = True
 
     def create(self) -> Any:
         return None
@@ -97,10 +74,27 @@ class _Builtin(ABC):
         return accumulator
 
     def pack(self, accumulator: Any) -> Any:
+        """Convert an accumulator to a value of ``stored_type``."""
         return accumulator
 
     def unpack(self, value: Any) -> Any:
         return value
+
+
+class _Builtin(Aggregate):
+    """A built-in aggregate of a column. Nulls do not count, except for ``count(*)``, ``first`` and ``last``."""
+
+    def __init__(self, column: str, kind: pa.DataType | None) -> None:
+        self._all = column == "*"
+        self._read = reader(column)
+        self.stored_type = None if kind is None else self.stored(kind)
+        self.result_type = None if kind is None else self.resulting(kind)
+
+    def stored(self, kind: pa.DataType) -> pa.DataType:
+        return kind
+
+    def resulting(self, kind: pa.DataType) -> pa.DataType:
+        return kind
 
 
 class _Fold(_Builtin):
@@ -149,8 +143,7 @@ def _summed(kind: pa.DataType) -> pa.DataType:
 
 
 def _total(summed: pa.DataType | None, values: list[Any]) -> Any:
-    """Return the sum, added from the left. It must fit its type after every value, and not only after the last of the
-    values that happen to be added together."""
+    """Return the sum, added from the left. It must fit its type after every value, however values are batched."""
     if isinstance(values[0], Decimal):
         total = reduce(_EXACT.add, values)
         limit: Any = None if summed is None else Decimal(10) ** (summed.precision - summed.scale)
@@ -297,8 +290,10 @@ class _CollectList(_Fold):
         return None if value is None else (value, len(value))
 
 
-class _Own:
+class _Own(Aggregate):
     """A user's aggregator. Its accumulator is kept in the form of its declared type."""
+
+    is_builtin = False
 
     def __init__(self, aggregator: Aggregator, name: str) -> None:
         for attribute in ("state", "result_type"):
@@ -326,21 +321,11 @@ class _Own:
     def result(self, accumulator: Any) -> Any:
         return self._aggregator.result(self._copy(accumulator))
 
-    def pack(self, accumulator: Any) -> Any:
-        return accumulator
-
-    def unpack(self, value: Any) -> Any:
-        return value
-
 
 _BUILTIN: Final[Mapping[str, type[_Builtin]]] = {
     "count": _Count, "sum": _Sum, "min": _Min, "max": _Max, "avg": _Avg, "first": _First, "last": _Last,
     "collect_list": _CollectList,
 }  # fmt: skip
-
-
-def is_builtin(aggregate: Aggregate) -> bool:
-    return isinstance(aggregate, _Builtin)
 
 
 def check(name: str, given: str | Aggregator) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from heapq import heappop, heappush
 from operator import attrgetter
 from types import GeneratorType
@@ -20,6 +21,7 @@ from cutwater.errors import InvalidArgument
 from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NEVER, NO_TIME, Steps
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.rows import Row
+from cutwater.pipeline.values import to_datetime
 from cutwater.types import GLSN
 
 MAIN: Final = ""
@@ -177,26 +179,16 @@ class TimerQueue:
 
 
 def put_in(times: list[int], time: int) -> bool:
-    """Insert a time into a sorted list. Returns False if it is already there. Most times come last, or are the last
-    already."""
-    last = times[-1] if times else NO_TIME
-    if time > last:
-        times.append(time)
-        return True
-    if time == last:
-        return False
+    """Insert a time into a sorted list. Returns False if it is already there."""
     index = bisect_left(times, time)
-    if times[index] == time:
+    if index < len(times) and times[index] == time:
         return False
     times.insert(index, time)
     return True
 
 
 def taken_out(times: list[int], time: int) -> bool:
-    """Remove a time from a sorted list. Returns False if it is not there. Most are the first."""
-    if times and times[0] == time:
-        del times[0]
-        return True
+    """Remove a time from a sorted list. Returns False if it is not there."""
     index = bisect_left(times, time)
     if index == len(times) or times[index] != time:
         return False
@@ -230,8 +222,7 @@ class Timers:
         self._context = context
 
     def at(self, time: int) -> None:
-        """Call ``on_timer`` when the watermark has reached ``time`` (ms). Registering the same time twice makes one
-        timer."""
+        """Call ``on_timer`` when the watermark has reached ``time`` (ms). The same time twice makes one timer."""
         context = self._context
         entry = context._entry
         if entry is None or type(time) is not int or not NO_TIME < time < MAX_TIME or context._no_event_timers:
@@ -281,7 +272,7 @@ class Timers:
 
 
 class Context:
-    """The record or timer that is being processed. Times are integer milliseconds."""
+    """The record or timer that is being processed. Times are integer milliseconds, except ``event_time``."""
 
     __slots__ = (
         "__weakref__", "_emitted", "_entry", "_event_queue", "_make", "_moment", "_no_event_timers", "_outputs",
@@ -319,6 +310,11 @@ class Context:
         return glsn_of(self._moment)
 
     @property
+    def event_time(self) -> datetime:
+        """``timestamp`` as a ``datetime`` in UTC, for ``timestamp`` columns. ``to_datetime`` converts other times."""
+        return to_datetime(self.timestamp)
+
+    @property
     def watermark(self) -> int:
         """The watermark under which the record is processed, or the one that fired the timer."""
         return self._event_queue.steps.seen_at(self._moment) if self._reached is None else self._reached
@@ -337,7 +333,6 @@ class Context:
             raise InvalidArgument(f"the tag of a side output is {tag!r}: give a name that does not begin with a dot")
 
     def _emit(self, result: Any) -> None:
-        """Emit what a call returned: one row, or several."""
         time, make, emitted = self.timestamp, self._make, self._emitted
         if type(result) is not GeneratorType and isinstance(result, _ONE_ROW):
             emitted.append((MAIN, time, make(result)))
@@ -346,7 +341,6 @@ class Context:
             emitted.append((MAIN, time, make(row)))
 
     def _roll_back(self) -> None:
-        """Undo the changes of the call, last first."""
         for action, *arguments in reversed(self._undo):
             action(*arguments)
         self._undo.clear()

@@ -6,6 +6,9 @@ import traceback
 from types import FrameType
 from typing import Final
 
+from cutwater.errors import PipelineFailed
+from cutwater.pipeline.position import glsn_of
+
 _OURS: Final = __file__.removesuffix("pipeline/failures.py")
 _STANDARD: Final = traceback.__file__.removesuffix("traceback.py")
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
@@ -13,10 +16,21 @@ _NEVER_THEIRS: Final = ("/pyspark/", "/pyspark.zip/", "/pyarrow/")
 
 
 def located(error: BaseException) -> str:
-    """Return the exception as Python names it, followed in brackets by the place in the user's code where it was
-    raised, if any."""
+    """Return the exception as Python names it, and in brackets the place in the user's code, if any."""
     what, where = f"{type(error).__name__}: {error}", place(error)
     return f"{what} ({where})" if where else what
+
+
+def stopped(error: Exception, on: str, *, pipeline: str, uid: str, when: int, letters: bool = True) -> PipelineFailed:
+    """Return the error that ends a run. ``letters``: dead letters are a way out."""
+    way_out = ", or ask for dead_letters=True, which sets such records aside" if letters else ""
+    return PipelineFailed(
+        f"{located(error)}, on {on}. Nothing of this call is kept. Repair the function and run on from the last "
+        f"checkpoint{way_out}",
+        pipeline=pipeline,
+        uid=uid,
+        glsn=glsn_of(when),
+    )
 
 
 def place(error: BaseException) -> str:

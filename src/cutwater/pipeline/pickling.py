@@ -20,20 +20,15 @@ from cutwater.pipeline.graph import Graph, GraphNode, SourceNode, TransformNode
 
 def pickled_graph(pipeline: str, graph: Graph) -> bytes:
     """Pickle the graph for workers. Objects that belong to one process, such as a lock, are refused by name."""
-    graph = _for_workers(graph)
+    graph, given = copy(graph), graph
+    # Code on data frames stays on the driver with the session that it may hold.
+    graph.nodes = [replace(node, function=None) if isinstance(node, TransformNode) else node for node in given.nodes]
     with _pickled_by_value(graph):
         try:
             data: bytes = cloudpickle.dumps(graph)
         except Exception as error:
             raise _unpicklable(pipeline, graph, error) from error
     return data
-
-
-def _for_workers(graph: Graph) -> Graph:
-    """Return the graph without code on data frames, which stays on the driver with the session that it may hold."""
-    made = copy(graph)
-    made.nodes = [replace(node, function=None) if isinstance(node, TransformNode) else node for node in graph.nodes]
-    return made
 
 
 def unpickled_graph(data: bytes) -> Graph:
@@ -44,7 +39,8 @@ def unpickled_graph(data: bytes) -> Graph:
 @contextmanager
 def _pickled_by_value(graph: Graph) -> Iterator[None]:
     """Pickle functions of the user's own modules by value, because workers may run where these modules do not exist."""
-    modules = {inspect.getmodule(given if inspect.isroutine(given) else type(given)) for given in _user_code(graph)}
+    code = [given for node in graph.nodes for given in _code_of(node)]
+    modules = {inspect.getmodule(given if inspect.isroutine(given) else type(given)) for given in code}
     own = [module for module in modules if module is not None and _is_users(module)]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
@@ -55,13 +51,7 @@ def _pickled_by_value(graph: Graph) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _user_code(graph: Graph) -> Iterator[Any]:
-    for node in graph.nodes:
-        yield from _code_of(node)
-
-
 def _code_of(node: GraphNode) -> Iterator[Any]:
-    """Yield the user's own code in a node: functions, and objects with methods."""
     for name in ("function", "arrow", "event_time"):
         given = getattr(node, name, None)
         if given is not None and not isinstance(given, str):
@@ -77,8 +67,7 @@ def _code_of(node: GraphNode) -> Iterator[Any]:
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Report whether a module is the user's: neither the main program, which is always pickled by value, nor installed,
-    nor part of the standard library."""
+    """Report whether a module is the user's. The main program does not count: it is always pickled by value."""
     path = getattr(module, "__file__", None)
     if path is None or module.__name__ == "__main__" or module.__name__.split(".")[0] in ("cutwater", "pyspark"):
         return False
@@ -87,7 +76,6 @@ def _is_users(module: ModuleType) -> bool:
 
 
 def _unpicklable(pipeline: str, graph: Graph, error: Exception) -> InvalidArgument:
-    """Return the error that names the function that cannot be sent to workers, and the values that prevent it."""
     for node in graph.nodes:
         for given in _code_of(node):
             if _is_picklable(given):
@@ -111,7 +99,6 @@ def _is_picklable(value: Any) -> bool:
 
 
 def _used(given: Any) -> dict[str, Any]:
-    """Return the values that a function or an object uses and that cannot be pickled."""
     found: dict[str, Any] = dict(getattr(given, "__dict__", {}))
     if inspect.isroutine(given):
         try:

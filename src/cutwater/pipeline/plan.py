@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.errors import InvalidArgument, PipelineFailed
+from cutwater.errors import InvalidArgument
 from cutwater.pipeline import aggregates
 from cutwater.pipeline.clocks.watermarks import WAYS
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
-from cutwater.pipeline.failures import located
+from cutwater.pipeline.failures import stopped
 from cutwater.pipeline.graph import (
     Graph,
     GraphNode,
@@ -26,7 +26,7 @@ from cutwater.pipeline.graph import (
 )
 from cutwater.pipeline.operators.keyed_operator import DEAD_LETTER_ROWS, OperatorSpec, dead_letter
 from cutwater.pipeline.operators.window_function import WindowFunction, WindowState
-from cutwater.pipeline.position import glsn_of, number
+from cutwater.pipeline.position import number
 from cutwater.pipeline.records import Records, missing_columns
 from cutwater.pipeline.rows import LOG_TIME, Row, RowType, untyped
 from cutwater.pipeline.values import from_milliseconds
@@ -36,11 +36,6 @@ from cutwater.schema_text import shown
 Destination: TypeAlias = tuple[int, int]
 """Where records wait for the next level: the order of an operator, a sink or code on Spark, and the number of its
 input."""
-
-
-def waits_at(node: GraphNode) -> bool:
-    """Report whether records wait at a node for the runner of the plan, which processes them there."""
-    return isinstance(node, OperatorNode | SinkNode) or (isinstance(node, TransformNode) and node.is_on_spark)
 
 
 class Plan:
@@ -83,8 +78,7 @@ class Plan:
         return self._rows[self.graph.nodes[node].inputs[index]]
 
     def require_schemas(self) -> None:
-        """Refuse streams whose rows are untyped, because rows travel between workers as Arrow. Tests do not need
-        this."""
+        """Refuse streams whose rows are untyped, because rows travel between workers as Arrow."""
         for port, rows in self._rows.items():
             if rows is None and port in self.consumers:
                 raise InvalidArgument(
@@ -95,8 +89,7 @@ class Plan:
     # --------------------------------------------------------------------------------------------------------- binding
 
     def _time_type(self, node: Any, source_rows: Mapping[str, RowType | None]) -> pa.DataType | None:
-        """Return the type of the event-time column that a node's times come from: that of the first source that has
-        one."""
+        """Return the type of the event-time column of the first source of a node that has one."""
         if not isinstance(node, SourceNode):
             return next((kind for port in node.inputs if (kind := self._time_types[port.node]) is not None), None)
         rows = source_rows[node.topic]
@@ -150,8 +143,7 @@ class Plan:
         )  # fmt: skip
 
     def _require_no_event_time(self, node: OperatorNode) -> None:
-        """Refuse features that need a clock if none of the operator's sources has one: without a watermark they would
-        never end."""
+        """Refuse what would never end without a watermark if none of the operator's sources has a clock."""
         topics = ", ".join(sorted(self.sources[node.order]))
         given = f"none of its sources ({topics}) has a clock: give one of them {WAYS}"
         if isinstance(node, WindowNode) and not isinstance(node.window, Global):
@@ -187,7 +179,11 @@ class Plan:
 
     def waits(self, node: GraphNode) -> bool:
         """Report whether records wait before a node for the runner of the plan."""
-        return waits_at(node) or (self._breaks_chains and isinstance(node, RowNode) and not node.chained)
+        if isinstance(node, TransformNode):
+            return node.is_on_spark
+        if isinstance(node, RowNode):
+            return self._breaks_chains and not node.chained
+        return isinstance(node, OperatorNode | SinkNode)
 
     def push(self, port: Port, records: Records, arrived: dict[Destination, list[Records]]) -> None:
         """Send records from an output through row functions to where they wait for the next level."""
@@ -233,8 +229,7 @@ class Plan:
     def _results(
         self, node: RowNode, call: Callable[[Row], Any], records: Records, dead: Records
     ) -> list[tuple[int, Any]]:
-        """Return the results of a row function by record. Records that it fails on become dead letters, if
-        requested."""
+        """Return the results of a row function by record. Records that it fails on become dead letters or errors."""
         results: list[tuple[int, Any]] = []
         for i, row in enumerate(records.rows):
             try:
@@ -242,13 +237,8 @@ class Plan:
             except Exception as error:
                 when = records.moments[i]
                 if not node.dead_letters:
-                    raise PipelineFailed(
-                        f"{located(error)}, on the record {row!r}. Repair the function and run on from the last "
-                        "checkpoint, or ask for dead_letters=True, which sets such records aside",
-                        pipeline=self.name,
-                        uid=node.label,
-                        glsn=glsn_of(when),
-                    ) from error
+                    on = f"the record {row!r}"
+                    raise stopped(error, on, pipeline=self.name, uid=node.label, when=when) from error
                 what = f"{type(error).__name__}: {error}"
                 letter = dead_letter(node.label, when, what, key=None, time=records.times[i], row=row)
                 dead.append(when, records.paths[i], records.times[i], letter)
@@ -271,13 +261,8 @@ class Plan:
             lacking = missing_columns(table, node.rows)
             made = Records() if lacking else Records.returned(table, node.rows)
         except Exception as error:
-            raise PipelineFailed(
-                f"{located(error)}, on a table of {len(records)} records. Repair the function and run on from the last "
-                "checkpoint",
-                pipeline=self.name,
-                uid=node.label,
-                glsn=glsn_of(records.moments[0]),
-            ) from error
+            on, when = f"a table of {len(records)} records", records.moments[0]
+            raise stopped(error, on, pipeline=self.name, uid=node.label, when=when, letters=False) from error
         if lacking:
             raise InvalidArgument(
                 f"{node.label} of pipeline {self.name!r} returned a table without {', '.join(lacking)}: keep "
@@ -287,7 +272,6 @@ class Plan:
 
 
 def _checked_time(rows: RowType, name: str, source: str) -> pa.DataType:
-    """Return the type of the event-time column. Refuses a type that is not a time."""
     kind = rows.type_of(name, f"event_time of {source}")
     # A column without any value, in the rows of a test, has no type yet.
     if not pa.types.is_timestamp(kind) and not pa.types.is_integer(kind) and not pa.types.is_null(kind):

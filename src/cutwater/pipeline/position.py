@@ -38,29 +38,21 @@ def glsn_of(when: int) -> GLSN:
     return GLSN(when >> _PHASE_BITS)
 
 
-def _number(value: int) -> bytes:
-    """Encode a number. Small numbers are one byte; larger ones begin with their length, so that they sort after small
-    ones."""
+@lru_cache(maxsize=1_024)
+def number(value: int) -> bytes:
+    """Return a number as part of a path. Small numbers are one byte; larger ones begin with their length, so that they
+    sort after small ones."""
     if value < 0x80:
         return bytes((value,))
     size = (value.bit_length() + 7) // 8
     return bytes((0x80 + size,)) + value.to_bytes(size, "big")
 
 
-_NUMBERS: Final = tuple(_number(value) for value in range(1_024))
-
-
-FIRST: Final = _NUMBERS[0]
-
-
-def number(value: int) -> bytes:
-    """Return a number as part of a path."""
-    return _NUMBERS[value] if value < len(_NUMBERS) else _number(value)
+FIRST: Final = number(0)
 
 
 def key_part(key: bytes) -> bytes:
-    """Return key bytes as part of a path: the end mark sorts below everything, and zero bytes inside the key are
-    escaped."""
+    """Return key bytes as part of a path. Zero bytes are escaped, so that the end mark sorts below everything."""
     return key.replace(b"\x00", b"\x00\xff") + _KEY_END
 
 
@@ -71,7 +63,7 @@ def firing(operator: int, time: int, key: bytes, count: int) -> bytes:
     fire may be earlier than the one that registers it. One thread, which always takes the smallest timer, then fires it
     at once: after the larger one, and before all remaining timers of other keys.
     """
-    return _advance_part(operator, time) + key.replace(b"\x00", b"\x00\xff") + _KEY_END + number(count)
+    return _advance_part(operator, time) + key_part(key) + number(count)
 
 
 @lru_cache(maxsize=256)

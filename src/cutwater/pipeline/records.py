@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from math import isnan
 from typing import Any, Final, TypeAlias
@@ -13,7 +14,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.position import number
 from cutwater.pipeline.rows import RESERVED_COLUMN, Row, RowType
-from cutwater.pipeline.values import converter, decoded, encoded
+from cutwater.pipeline.values import check_times, converter, decoded, encoded
 
 Entries: TypeAlias = Iterable[KeyEntry | None]
 """The entry of each record's key; None if it is looked up when the record is processed."""
@@ -26,22 +27,14 @@ POSITION: Final = pa.struct(
 )
 
 
+@dataclass(slots=True, eq=False)
 class Records:
     """Records of one stream, in the order of their positions. Moments, paths, times and rows are parallel lists."""
 
-    __slots__ = ("moments", "paths", "rows", "times")
-
-    def __init__(
-        self,
-        moments: list[int] | None = None,
-        paths: list[bytes] | None = None,
-        times: list[int] | None = None,
-        rows: list[Row] | None = None,
-    ) -> None:
-        self.moments = moments if moments is not None else []
-        self.paths = paths if paths is not None else []
-        self.times = times if times is not None else []
-        self.rows = rows if rows is not None else []
+    moments: list[int] = field(default_factory=list)
+    paths: list[bytes] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.moments)
@@ -89,8 +82,7 @@ class Records:
         return self.pick(sorted(range(len(places)), key=places.__getitem__))
 
     def numbered(self) -> Records:
-        """Number records of which several may have the same position, in their current order, so that they are
-        distinct."""
+        """Number records that have the same position, in their current order, so that they are distinct."""
         counts: dict[tuple[int, bytes], int] = {}
         paths = []
         for place in zip(self.moments, self.paths, strict=True):
@@ -154,6 +146,7 @@ def missing_columns(made: pa.RecordBatch | pa.Table, rows: RowType) -> list[str]
 
 def _in_type(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     """Convert a column to this type. Times may lose digits that the type lacks."""
+    check_times(column.type, kind)
     try:
         return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
     except pa.ArrowException:

@@ -52,7 +52,6 @@ class Row(tuple[Any, ...]):
         return dict(zip(self._fields, self, strict=True))
 
     def _replace(self, **changed: Any) -> Row:
-        """Return the same row with other values in some columns."""
         return row_class(self._fields)(tuple((self._asdict() | changed).values()))
 
     def __repr__(self) -> str:
@@ -68,10 +67,7 @@ def _restore(names: tuple[str, ...], values: tuple[Any, ...]) -> Row:
 
 @lru_cache(maxsize=1_024)
 def row_class(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Row]:
-    """Return the class of rows with these columns; calling it makes a row of their values.
-
-    It takes its attributes from ``namedtuple``, because the interpreter reads those without running Python code.
-    """
+    """Return the class of rows with these columns. Attributes of a ``namedtuple`` are read without Python code."""
     plain = namedtuple("Row", names, rename=True)  # type: ignore[misc]
     lent = {name: plain.__dict__[name] for name in names if name in plain._fields}
     made = type("Row", (Row,), {"__slots__": (), "_fields": names, **lent})
@@ -88,9 +84,8 @@ def untyped(value: Any) -> Row:
     """Make a row of a stream that declares no schema: the columns are those of the value itself."""
     if isinstance(value, Row):
         return value
-    if isinstance(value, Mapping):
-        return row_class(tuple(value))(value.values())
-    raise InvalidArgument(f"a function returned {value!r}: return a dict or a row, or yield several")
+    columns = _mapping(value)
+    return row_class(tuple(columns))(columns.values())
 
 
 class RowType:

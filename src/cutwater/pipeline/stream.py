@@ -9,19 +9,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import AlreadyExists, InvalidArgument
-from cutwater.pipeline import aggregates
+from cutwater.pipeline import aggregates, functions
 from cutwater.pipeline.aggregates import Aggregator
 from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS
 from cutwater.pipeline.clocks.watermarks import WAYS, Watermark, WatermarkFunction, strategy_of
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN, valid_tag
-from cutwater.pipeline.explain import explained
-from cutwater.pipeline.functions import (
-    BatchFunction,
-    BroadcastFunction,
-    CoProcessFunction,
-    PartitionFunction,
-    ProcessFunction,
-)
 from cutwater.pipeline.graph import (
     Graph,
     GraphNode,
@@ -33,6 +25,7 @@ from cutwater.pipeline.graph import (
     TransformNode,
     UnionNode,
     WindowNode,
+    explained,
     is_name,
 )
 from cutwater.pipeline.keyed_state.keys import MAX_PARALLELISM, KeyReader, KeySpec
@@ -124,15 +117,7 @@ class Pipeline:
         come after it, and ``_stream`` is the number that a log stream has there.
         """
         return run_test(
-            self,
-            topics,
-            drain=drain,
-            drain_firings=drain_firings,
-            streams=streams,
-            slices=slices,
-            batches=batches,
-            from_savepoint=from_savepoint,
-            allow_non_restored_state=allow_non_restored_state,
+            self, topics, drain, drain_firings, streams, slices, batches, from_savepoint, allow_non_restored_state
         )
 
     def run(self, **options: Any) -> Any:
@@ -216,33 +201,25 @@ class Stream:
         self,
         *,
         key: KeySpec,
-        function: ProcessFunction | BatchFunction,
+        function: functions.ProcessFunction | functions.BatchFunction,
         uid: str = "",
         schema: Schema | None = None,
         dead_letters: bool = False,
     ) -> Stream:
         """Apply a function with state and timers per key."""
-        _require_function("process", function, ProcessFunction, BatchFunction)
-        batches = isinstance(function, BatchFunction)
+        _require_function("process", function, functions.ProcessFunction, functions.BatchFunction)
+        batches = isinstance(function, functions.BatchFunction)
         if batches and dead_letters:
             raise InvalidArgument(f"{uid or 'process'}: a function of batches fails as a whole, it has no dead letters")
-        return self._operator(
-            "process",
-            uid,
-            function,
-            ("process_batch" if batches else "process",),
-            (self,),
-            (key,),
-            schema,
-            dead_letters,
-        )
+        method = "process_batch" if batches else "process"
+        return self._operator("process", uid, function, (method,), (self,), (key,), schema, dead_letters)
 
     def connect(
         self,
         other: Stream,
         *,
         key: KeySpec | tuple[KeySpec, KeySpec],
-        function: CoProcessFunction,
+        function: functions.CoProcessFunction,
         uid: str = "",
         schema: Schema | None = None,
         dead_letters: bool = False,
@@ -250,7 +227,7 @@ class Stream:
         """Apply a function of two streams with the same keys. ``key`` is for both streams, or is a pair with one for
         each."""
         self._require_same_pipeline(other)
-        _require_function("connect", function, CoProcessFunction)
+        _require_function("connect", function, functions.CoProcessFunction)
         pair: Any = key if isinstance(key, tuple) and len(key) == 2 else (key, key)
         return self._operator(
             "connect", uid, function, ("process1", "process2"), (self, other), pair, schema, dead_letters
@@ -261,29 +238,21 @@ class Stream:
         rules: Stream,
         *,
         key: KeySpec,
-        function: BroadcastFunction,
+        function: functions.BroadcastFunction,
         uid: str = "",
         schema: Schema | None = None,
         dead_letters: bool = False,
     ) -> Stream:
         """Apply a function of this stream, by key, and of ``rules``, which all keys see."""
         self._require_same_pipeline(rules)
-        _require_function("broadcast", function, BroadcastFunction)
-        return self._operator(
-            "broadcast",
-            uid,
-            function,
-            ("process", "process_broadcast"),
-            (self, rules),
-            (key, None),
-            schema,
-            dead_letters,
-        )
+        _require_function("broadcast", function, functions.BroadcastFunction)
+        methods = ("process", "process_broadcast")
+        return self._operator("broadcast", uid, function, methods, (self, rules), (key, None), schema, dead_letters)
 
     def process_partition(
         self,
         *,
-        function: PartitionFunction,
+        function: functions.PartitionFunction,
         parallelism: int,
         uid: str = "",
         schema: Schema | None = None,
@@ -291,7 +260,7 @@ class Stream:
     ) -> Stream:
         """Apply a function to each of ``parallelism`` partitions, without keys. Its result may depend on that
         number."""
-        _require_function("process_partition", function, PartitionFunction)
+        _require_function("process_partition", function, functions.PartitionFunction)
         if type(parallelism) is not int or parallelism < 1:
             raise InvalidArgument(f"the parallelism of process_partition is {parallelism!r}: give a number from 1 on")
         for state in declared_states(function):
@@ -300,10 +269,9 @@ class Stream:
                     f"the state {state.name!r} of a PartitionFunction is a {state.kind} state, which needs a key: use "
                     "OperatorListState or UnionListState"
                 )
-        stream = self._operator(
+        return self._operator(
             "process_partition", uid, function, ("process",), (self,), (None,), schema, dead_letters, parallelism
         )
-        return stream
 
     def window(
         self,
@@ -311,7 +279,7 @@ class Stream:
         key: KeySpec,
         window: Window,
         aggregate: Mapping[str, str | Aggregator],
-        allowed_lateness: Duration = 0,
+        allowed_lateness: Duration | None = None,
         trigger: Trigger | None = None,
         uid: str = "",
         dead_letters: bool = False,
@@ -346,7 +314,7 @@ class Stream:
             self._order, (self._port,), uid, "window", None, ("process",), (reader,), (), None, dead_letters,
             self._pipeline.max_parallelism,
             window=window, trigger=trigger or Trigger.watermark(), aggregates=dict(aggregate),
-            lateness_ms=milliseconds(allowed_lateness, "allowed_lateness"),
+            lateness_ms=0 if allowed_lateness is None else milliseconds(allowed_lateness, "allowed_lateness"),
         )  # fmt: skip
         return self._add(node)
 

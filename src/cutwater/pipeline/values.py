@@ -3,8 +3,9 @@ has.
 
 Payload and state travel as Arrow between workers and stay in memory within one. Both must look the same to a function.
 So a value is converted, as soon as a function writes it, to the form that Arrow would return: an integer in a
-``double`` becomes a float, milliseconds in a ``timestamp`` become a ``datetime``, a ``float`` loses the digits that it
-cannot hold. A value that does not fit is refused at once, while the call that produced it can still be undone.
+``double`` becomes a float, a ``datetime`` gets the zone UTC, a ``float`` loses the digits that it cannot hold. A value
+that does not fit is refused at once, while the call that produced it can still be undone. So is an integer in a
+``timestamp``: pipelines count milliseconds and appends count microseconds, and no check can tell them apart.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from cutwater.durations import integer_is_no_time
 from cutwater.errors import InvalidArgument
 from cutwater.schema_text import shown
 
@@ -27,7 +29,6 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LOCAL_EPOCH: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _FLOAT32: Final = struct.Struct("<f")
-
 
 TIME_MS_MAX: Final = 4 * 10**15
 """Event times are at most this many milliseconds, some 126,000 years, away from 1970. So they fit into 64-bit integers
@@ -53,20 +54,44 @@ def far_off(time_ms: int) -> str:
     )
 
 
+def to_datetime(time_ms: int) -> datetime:
+    """Convert milliseconds since 1970, such as ``ctx.watermark``, to a ``datetime`` in UTC, for ``timestamp``s."""
+    try:
+        return EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        raise InvalidArgument(
+            f"{time_ms} ms is no time of the years 1 to 9999: a time is milliseconds since 1970, and a watermark is "
+            "beyond these years before the first event time is known, and at the end of the input"
+        ) from None
+
+
 def from_milliseconds(kind: pa.DataType | None) -> Converter:
     """Return the function that converts a time in milliseconds to a value of this type."""
-    return _as_is if kind is None or pa.types.is_integer(kind) else converter(kind)
+    if kind is None or not pa.types.is_timestamp(kind):
+        return _as_is
+    return to_datetime if kind.tz else lambda time_ms: to_datetime(time_ms).replace(tzinfo=None)
+
+
+def check_times(given: pa.DataType, kind: pa.DataType) -> None:
+    """Refuse a column of integers for one of times, also inside nested types: Arrow would take the integers as counts
+    of the unit that the column of times happens to have."""
+    if pa.types.is_timestamp(kind):
+        if pa.types.is_integer(given):
+            raise _integer_time(f"a {shown(given)}", kind)
+    elif pa.types.is_struct(kind) and pa.types.is_struct(given):
+        for field in kind:
+            if (index := given.get_field_index(field.name)) >= 0:
+                check_times(given.field(index).type, field.type)
+    elif pa.types.is_map(kind) and pa.types.is_map(given):
+        check_times(given.key_type, kind.key_type)
+        check_times(given.item_type, kind.item_type)
+    elif pa.types.is_nested(kind) and hasattr(kind, "value_type") and hasattr(given, "value_type"):
+        check_times(given.value_type, kind.value_type)
 
 
 def converter(kind: pa.DataType) -> Converter:
-    """Return a function that converts a value of this type to its one form, or raises ``InvalidArgument``. Null stays
-    null."""
-    if pa.types.is_null(kind):
-        return _as_is
-    nested = _nested(kind)
-    if nested is not None:
-        return nested
-    for holds, make in _SCALARS:
+    """Return a function that converts a value to the one form of its type, or refuses it. Null stays null."""
+    for holds, make in _CONVERTERS:
         if holds(kind):
             return make(kind)
     raise InvalidArgument(f"values of type {kind} are not supported: use one of Spark SQL's types")
@@ -74,48 +99,38 @@ def converter(kind: pa.DataType) -> Converter:
 
 def copier(kind: pa.DataType) -> Converter | None:
     """Return a function that copies a value so deeply that the copy may be changed, or None if values are immutable."""
-    if pa.types.is_map(kind):
-        of_item = copier(kind.item_type) or _as_is
-        return lambda value: None if value is None else {key: of_item(item) for key, item in value.items()}
-    if pa.types.is_list(kind):
-        of_value = copier(kind.value_type) or _as_is
-        return lambda value: None if value is None else [of_value(item) for item in value]
-    if pa.types.is_struct(kind):
-        fields = {field.name: copier(field.type) or _as_is for field in kind}
-        return lambda value: None if value is None else {name: fields[name](item) for name, item in value.items()}
-    return None
+    return _rebuilder(kind, dict) if pa.types.is_nested(kind) else None
 
 
 def decoder(kind: pa.DataType) -> Converter | None:
-    """Return a function that converts a value from Arrow to its one form, or None if Arrow already returns that form.
-
-    Arrow returns a map as pairs and an instant in its own zone; everything else is as ``converter`` makes it.
-    """
-    if pa.types.is_map(kind) or pa.types.is_timestamp(kind):
-        return converter(kind)
-    if pa.types.is_list(kind):
-        return converter(kind) if decoder(kind.value_type) else None
-    if pa.types.is_struct(kind):
-        return converter(kind) if any(decoder(field.type) for field in kind) else None
-    return None
+    """Return a function that converts a value from Arrow to its one form, or None: only maps and instants differ."""
+    changes = _contains(kind, lambda own: pa.types.is_map(own) or pa.types.is_timestamp(own))
+    return converter(kind) if changes else None
 
 
 def encoder(kind: pa.DataType) -> Converter | None:
-    """Return a function that converts a value to the form that Arrow takes, or None if Arrow takes it as it is. Maps
-    become pairs."""
-    if pa.types.is_map(kind):
-        of_item = encoder(kind.item_type) or _as_is
-        return lambda value: None if value is None else [(key, of_item(item)) for key, item in value.items()]
-    if pa.types.is_list(kind):
-        of_value = encoder(kind.value_type)
-        return None if of_value is None else lambda value: None if value is None else list(map(of_value, value))
+    """Return a function that converts a value to the form that Arrow takes, or None: only maps differ."""
+    return _rebuilder(kind, list) if _contains(kind, pa.types.is_map) else None
+
+
+def _contains(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
     if pa.types.is_struct(kind):
-        fields = {field.name: encoder(field.type) for field in kind}
-        if not any(fields.values()):
-            return None
-        full = {name: encode or _as_is for name, encode in fields.items()}
-        return lambda value: None if value is None else {name: full[name](item) for name, item in value.items()}
-    return None
+        return any(_contains(field.type, wanted) for field in kind)
+    return wanted(kind) or (pa.types.is_list(kind) and _contains(kind.value_type, wanted))
+
+
+def _rebuilder(kind: pa.DataType, make_map: type[dict[Any, Any]] | type[list[Any]]) -> Converter:
+    """Return a function that makes all containers in a value anew, and maps as ``make_map`` makes them of pairs."""
+    if pa.types.is_map(kind):
+        of_item = _rebuilder(kind.item_type, make_map)
+        return lambda value: None if value is None else make_map([(key, of_item(item)) for key, item in value.items()])
+    if pa.types.is_list(kind):
+        of_value = _rebuilder(kind.value_type, make_map)
+        return lambda value: None if value is None else [of_value(item) for item in value]
+    if pa.types.is_struct(kind):
+        fields = {field.name: _rebuilder(field.type, make_map) for field in kind}
+        return lambda value: None if value is None else {name: fields[name](item) for name, item in value.items()}
+    return _as_is
 
 
 def encoded(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
@@ -138,35 +153,37 @@ def _refused(value: Any, kind: pa.DataType, hint: str = "") -> InvalidArgument:
     return InvalidArgument(f"{value!r} is not a value of type {shown(kind)}{hint and ': ' + hint}")
 
 
-def _text(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is str or value is None:
-            return value
-        if isinstance(value, str):
-            return str(value)
-        raise _refused(value, kind, "decode bytes and format other values before")
-
-    return convert
+def _integer_time(what: object, kind: pa.DataType) -> InvalidArgument:
+    without = "" if kind.tz else f"; a {shown(kind)} has no zone, so add .replace(tzinfo=None)"
+    return InvalidArgument(
+        f"{integer_is_no_time(what)}; in a pipeline, ctx.event_time and to_datetime(ms) of cutwater.pipeline give "
+        f"one{without}"
+    )
 
 
-def _bytes(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is bytes or value is None:
-            return value
-        if isinstance(value, bytes | bytearray | memoryview):
-            return bytes(value)
-        raise _refused(value, kind, "encode text before")
+def _plain(
+    exact: type, also: type | tuple[type, ...], make: Converter, hint: str
+) -> Callable[[pa.DataType], Converter]:
+    """Return what makes converters to one Python type: values of ``exact`` stay, values of ``also`` are converted."""
 
-    return convert
+    def of_kind(kind: pa.DataType) -> Converter:
+        def convert(value: Any) -> Any:
+            if type(value) is exact or value is None:
+                return value
+            if isinstance(value, also) and not isinstance(value, bool | datetime):
+                return make(value)
+            raise _refused(value, kind, hint)
+
+        return convert
+
+    return of_kind
 
 
-def _boolean(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if value is None or value is True or value is False:
-            return value
-        raise _refused(value, kind)
-
-    return convert
+_text: Final = _plain(str, str, str, "decode bytes and format other values before")
+_bytes: Final = _plain(bytes, (bytes, bytearray, memoryview), bytes, "encode text before")
+_boolean: Final = _plain(bool, (), bool, "")
+_double: Final = _plain(float, (int, float), float, "give an integer or a float")
+_date: Final = _plain(date, date, _as_is, "give a datetime.date")
 
 
 def _integer(kind: pa.DataType) -> Converter:
@@ -180,17 +197,6 @@ def _integer(kind: pa.DataType) -> Converter:
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return int(value)
         raise _refused(value, kind, f"give an integer from {low} to {high}")
-
-    return convert
-
-
-def _double(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is float or value is None:
-            return value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        raise _refused(value, kind, "give an integer or a float")
 
     return convert
 
@@ -226,18 +232,8 @@ def _decimal(kind: pa.DataType) -> Converter:
     return convert
 
 
-def _date(kind: pa.DataType) -> Converter:
-    def convert(value: Any) -> Any:
-        if value is None or (isinstance(value, date) and not isinstance(value, datetime)):
-            return value
-        raise _refused(value, kind, "give a datetime.date")
-
-    return convert
-
-
 def _timestamp(kind: pa.DataType) -> Converter:
     zone = UTC if kind.tz else None
-    epoch = EPOCH if kind.tz else _LOCAL_EPOCH
 
     def convert(value: Any) -> Any:
         if value is None:
@@ -246,38 +242,11 @@ def _timestamp(kind: pa.DataType) -> Converter:
             if (value.tzinfo is None) == (zone is None):
                 return value if value.tzinfo is zone else value.astimezone(zone)
             raise _refused(value, kind, "it must have a time zone" if zone else "it must not have a time zone")
-        if isinstance(value, int) and not isinstance(value, bool):
-            try:
-                return epoch + timedelta(milliseconds=value)
-            except OverflowError:
-                hint = "integers are milliseconds since 1970 here, and this is beyond the years 1 to 9999; are these"
-                raise _refused(value, kind, f"{hint} microseconds, as append() takes them?") from None
-        raise _refused(value, kind, "give a datetime, or milliseconds since 1970 as an integer")
+        if isinstance(value, int):
+            raise _integer_time(value, kind)
+        raise _refused(value, kind, "give a datetime")
 
     return convert
-
-
-_SCALARS: Final[Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], Converter]]]] = (
-    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _text),
-    (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), _bytes),
-    (pa.types.is_boolean, _boolean),
-    (pa.types.is_integer, _integer),
-    (pa.types.is_float32, _float),
-    (pa.types.is_float64, _double),
-    (pa.types.is_decimal128, _decimal),
-    (pa.types.is_date32, _date),
-    (pa.types.is_timestamp, _timestamp),
-)
-
-
-def _nested(kind: pa.DataType) -> Converter | None:
-    if pa.types.is_map(kind):
-        return _map(kind)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _list(kind)
-    if pa.types.is_struct(kind):
-        return _struct(kind)
-    return None
 
 
 def _list(kind: pa.DataType) -> Converter:
@@ -323,3 +292,20 @@ def _struct(kind: pa.DataType) -> Converter:
         return {name: of_field(value.get(name)) for name, of_field in fields.items()}
 
     return convert
+
+
+_CONVERTERS: Final[Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], Converter]]]] = (
+    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _text),
+    (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), _bytes),
+    (pa.types.is_boolean, _boolean),
+    (pa.types.is_integer, _integer),
+    (pa.types.is_float32, _float),
+    (pa.types.is_float64, _double),
+    (pa.types.is_decimal128, _decimal),
+    (pa.types.is_date32, _date),
+    (pa.types.is_timestamp, _timestamp),
+    (pa.types.is_map, _map),
+    (lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind), _list),
+    (pa.types.is_struct, _struct),
+    (pa.types.is_null, lambda kind: _as_is),
+)

@@ -25,8 +25,7 @@ def migrated(
     operators: Iterable[OperatorInfo],
     before: Iterable[OperatorInfo],
 ) -> ClockSnapshot | None:
-    """Convert the clocks. ``operators`` are those of the program, ``before`` those of the savepoint. Clocks of an older
-    rule go on under the current one."""
+    """Convert the clocks. ``operators`` are those of the program, ``before`` those of the savepoint."""
     now = current(snapshot)
     if now is None:
         return None

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline.keyed_state.keys import key_bytes
-from cutwater.pipeline.operators.partition_operator import UnionListState, divided
+from cutwater.pipeline.operators.partition_operator import UnionListState
 from cutwater.savepoints.manifest import Manifest
 from cutwater.savepoints.program import BATCHES, KEYED, PARTITIONS, WINDOW, OperatorInfo, ProgramInfo, StateInfo
 from cutwater.savepoints.tables import PREFIX, as_type, to_chunk
@@ -33,8 +33,7 @@ WINDOW_FIELDS = ("start", "end", "pending", "fires_at")
 
 
 class Restoration(Struct, frozen=True):
-    """Operators that go on with state, as they were before, and what is left behind and what begins empty, by uid and
-    name."""
+    """Operators that go on with state, as they were; what is left behind and what begins empty, by uid and name."""
 
     operators: tuple[OperatorInfo, ...]
     left_behind: tuple[str, ...]
@@ -181,7 +180,6 @@ def widened(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _list(column: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the lists of a column with other elements, and the same lengths."""
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
     return pa.ListArray.from_arrays(ends, values, type=kind, mask=column.is_null())
@@ -227,7 +225,7 @@ def evolved(table: pa.RecordBatch, before: OperatorInfo, after: OperatorInfo) ->
 
 
 def _accumulators(before: OperatorInfo, after: OperatorInfo) -> list[int]:
-    """Return the index, among the fields of a stored window, of each aggregate that the window has now."""
+    """Return the place in a stored window of each aggregate that the window has now."""
     places = {name: len(WINDOW_FIELDS) + index for index, name in enumerate(before.aggregates)}
     return [places[name] for name in after.aggregates]
 
@@ -243,8 +241,8 @@ def _windows(column: pa.Array, before: OperatorInfo, after: OperatorInfo) -> pa.
 
 
 def redistributed(table: pa.RecordBatch, after: OperatorInfo) -> pa.RecordBatch:
-    """Distribute the state of all partitions over their current number: lists are divided evenly, and each partition
-    gets all of a union."""
+    """Distribute the state of all partitions over their current number. Lists are divided into contiguous parts whose
+    sizes differ by at most one, larger ones first; each partition gets all of a union."""
     count = after.partitions
     data = [key_bytes(number) for number in range(count)]
     order = pc.sort_indices(table.column("key_group"))
@@ -266,7 +264,8 @@ def _divided(column: pa.Array, is_union: bool, count: int) -> pa.Array:
         sizes: Sequence[int] = [len(items)] * count
         items = pa.concat_arrays(list(repeat(items, count)))
     else:
-        sizes = [len(part) for part in divided(range(len(items)), count)]
+        size, larger = divmod(len(items), count)
+        sizes = [size + (index < larger) for index in range(count)]
     ends = pa.array(list(accumulate(sizes, initial=0)), pa.int32())
     is_empty = pa.array([size == 0 for size in sizes], pa.bool_())
     return pa.ListArray.from_arrays(ends, items, type=column.type, mask=is_empty)

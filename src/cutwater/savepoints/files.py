@@ -19,8 +19,6 @@ from msgspec import Struct
 
 from cutwater.runtime.permissions import make_directory, open_file
 
-_READ_BYTES = 1 << 20
-
 
 class FileSummary(Struct, frozen=True):
     """What reading a whole file tells about it. ``rows`` is −1 if it is not a complete Parquet file."""
@@ -31,8 +29,7 @@ class FileSummary(Struct, frozen=True):
 
 
 class Files(Protocol):
-    """Operations on files. Paths are texts with ``/`` between their parts. A missing file raises
-    ``FileNotFoundError``."""
+    """Operations on files, by paths with ``/``. A missing file raises ``FileNotFoundError``."""
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory; none if the directory does not exist."""
@@ -48,8 +45,7 @@ class Files(Protocol):
         """Delete a file, or a directory with its contents. It need not exist."""
 
     def settle(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
-        """Make files durable that other processes have written, and read them. The result has the paths as they are
-        given."""
+        """Make files durable that other processes have written, and read them."""
 
     def look(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
         """Read files. Missing files are left out."""
@@ -127,12 +123,9 @@ def _sync(path: str) -> None:
 
 
 def _seen(path: str) -> FileSummary:
-    digest, size = hashlib.sha256(), 0
     with open(path, "rb") as file:
-        while part := file.read(_READ_BYTES):
-            digest.update(part)
-            size += len(part)
-    return FileSummary(size, digest.hexdigest(), rows_of(path))
+        digest = hashlib.file_digest(file, "sha256")
+        return FileSummary(file.tell(), digest.hexdigest(), rows_of(path))
 
 
 def rows_of(source: str | bytes) -> int:

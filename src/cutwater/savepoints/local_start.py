@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from msgspec import Struct
 
 from cutwater.errors import Refused
-from cutwater.pipeline.clocks.clock import ClockSnapshot
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.keyed_state.chunks import chunk_schema
+from cutwater.pipeline.local.local_runner import LocalStart
 from cutwater.pipeline.plan import Plan
 from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.evolution import evolved_chunk, restoration
@@ -16,20 +15,8 @@ from cutwater.savepoints.program import OperatorInfo, ProgramInfo, described
 from cutwater.savepoints.savepoint import Path, Savepoint, open_savepoint
 
 
-class LocalStart(Struct, frozen=True):
-    """How a test begins. ``state`` has chunks by uid, as ``Machine.restore`` takes them. ``streams`` has, by topic, the
-    log streams that the clocks know."""
-
-    glsn: int
-    clock: ClockSnapshot | None
-    streams: dict[str, list[int]]
-    state: dict[str, pa.Table]
-    dropped_late: dict[str, int]
-
-
 def local_start(given: Path | Savepoint, plan: Plan, *, allow_non_restored_state: bool = False) -> LocalStart:
-    """Return what a run would begin with. Refuses what a run would refuse, as far as that can be known without its
-    log."""
+    """Return what a run would begin with. Refuses what a run refuses, as far as that is known without its log."""
     savepoint = given if isinstance(given, Savepoint) else open_savepoint(given)
     made, info = savepoint.manifest, described(plan)
     if made.ended:

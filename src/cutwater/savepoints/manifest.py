@@ -102,7 +102,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 def encoded(manifest: Manifest) -> bytes:
     """Encode a manifest with its checksum."""
-    whole = msgspec.structs.replace(manifest, checksum=_checksum(manifest))
+    plain = msgspec.to_builtins(manifest)
+    whole = {**plain, "checksum": _checksum(plain)}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 
@@ -122,7 +123,7 @@ def decoded(data: bytes, where: str) -> Manifest:
         )
     whole = {"rule": 1, **plain, "clock": with_rule(plain.get("clock"))}
     require_known_rule(whole["rule"], f"the savepoint {where}", f"use the Cutwater that made it, {made_by}")
-    if plain.get("checksum") != _plain_checksum(plain):
+    if plain.get("checksum") != _checksum(plain):
         raise damaged(f"{where}/{NAME}", "it does not have the checksum that it names")
     try:
         return msgspec.convert(whole, Manifest)
@@ -142,10 +143,6 @@ def damaged(path: str, what: str) -> SavepointDamaged:
     )
 
 
-def _plain_checksum(plain: dict[str, Any]) -> str:
+def _checksum(plain: dict[str, Any]) -> str:
     """Return the checksum of a manifest as it was written: older ones have fewer fields."""
     return hashlib.sha256(msgspec.json.encode({**plain, "checksum": ""})).hexdigest()
-
-
-def _checksum(manifest: Manifest) -> str:
-    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(manifest, checksum=""))).hexdigest()

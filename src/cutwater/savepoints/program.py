@@ -25,8 +25,7 @@ BATCHES: Final = "batches"
 
 
 class StateInfo(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One state of an operator. ``type`` is the type that the user declares, ``stored`` the type that is kept for a
-    key; both as text."""
+    """One state of an operator: the type that the user declares, and the stored type of a key, both as text."""
 
     name: str
     kind: str
@@ -55,16 +54,6 @@ class OperatorInfo(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     partitions: int = 0
     window: str = ""
     aggregates: dict[str, str] = {}
-
-    @property
-    def hashed_groups(self) -> int | None:
-        """The number of key groups that keys are divided into by their hash; None if a key is the number of its
-        group."""
-        return self.max_parallelism if self.layout in (KEYED, WINDOW) else None
-
-    @property
-    def groups(self) -> int:
-        return self.partitions or self.max_parallelism
 
     def state(self, name: str) -> StateInfo | None:
         return next((state for state in self.states if state.name == name), None)
@@ -150,7 +139,6 @@ def _key(plan: Plan, node: OperatorNode, spec: OperatorSpec) -> str:
 
 
 def _text(uid: str, name: str, kind: pa.DataType, stored: pa.DataType) -> str:
-    """Return a type as text. A type without a text, which only Arrow knows, cannot be in a savepoint."""
     if pa.types.is_null(kind) and not pa.types.is_null(stored):
         return shown(stored)
     text = shown(kind)

@@ -126,8 +126,7 @@ def _shown(key: Any) -> str:
 
 
 def to_chunk(table: pa.RecordBatch, schema: pa.Schema, hashed_groups: int | None) -> pa.RecordBatch:
-    """Convert rows to a chunk. ``table`` already has the states of ``schema``, in their types. Key groups are computed
-    from ``hashed_groups``, or are the table's own if keys are not hashed."""
+    """Convert rows with the states of ``schema`` to a chunk. Without ``hashed_groups``, groups are the table's own."""
     data = as_type(table.column("key_bytes"), pa.binary())
     hashes = hashes_of(map(crc32, data.to_pylist()), len(data))
     groups = as_type(table.column("key_group"), pa.int32())
@@ -153,8 +152,7 @@ def to_chunk(table: pa.RecordBatch, schema: pa.Schema, hashed_groups: int | None
 
 
 def as_type(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    """Return a column as one array of exactly this type. Tools that write Parquet may name its inner fields
-    differently."""
+    """Return a column as one array of exactly this type. Tools may name the inner fields of Parquet differently."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     return column if column.type.equals(kind) else column.cast(kind)

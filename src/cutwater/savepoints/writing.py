@@ -21,6 +21,7 @@ from cutwater.pipeline.keyed_state.keys import key_bytes
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
 from cutwater.pipeline.stream import Pipeline
+from cutwater.pipeline.values import check_times
 from cutwater.savepoints.files import Files
 from cutwater.savepoints.manifest import (
     FORMAT,
@@ -110,8 +111,7 @@ def copied_savepoint(source: Savepoint, target: Path, *, files: Files | None = N
 def write_savepoint(
     target: Path, manifest: Manifest, tables: Mapping[str, pa.Table], *, files: Files | None = None
 ) -> Savepoint:
-    """Write tables, as ``Savepoint.table`` returns them, under a manifest whose operators get these rows and files. The
-    result is a separate savepoint with a new id."""
+    """Write tables, as ``Savepoint.table`` returns them, under a manifest, as a separate savepoint with a new id."""
     checked = {
         state.operator.uid: _checked(state.operator, tables[state.operator.uid])
         for state in manifest.operators
@@ -147,7 +147,6 @@ def _checked(operator: OperatorInfo, table: pa.Table) -> pa.Table:
 
 
 def _ascending(times: pa.Array) -> pa.Array:
-    """Return the timers of each key as operators keep them: each once, in ascending order."""
     if times.null_count == len(times):
         return times
     rows = times.to_pylist()
@@ -213,29 +212,29 @@ def _bootstrapped(operator: OperatorInfo, table: pa.Table) -> pa.Table:
     for state in operator.states:
         kind = parse_type(state.stored)
         column = table[state.name] if state.name in table.column_names else pa.nulls(size, kind)
-        try:
-            columns[f"{PREFIX}{state.name}"] = column.cast(kind)
-        except _MISFITS:
-            raise InvalidArgument(
-                f"the column {state.name!r} for {operator.uid!r} is {shown(column.type)}: the state is kept as "
-                f"{state.stored}"
-            ) from None
+        columns[f"{PREFIX}{state.name}"] = _cast(operator, state.name, column, kind, "the state is kept as")
     return pa.table([columns[field.name] for field in schema], schema=schema)
 
 
 def _with_key_types(operator: OperatorInfo, table: pa.Table) -> pa.Table:
     """Convert the key's columns to the types that the program declares, because the bytes of a key depend on them."""
     for field in key_fields(operator) if operator.key else ():
-        column = table[field.name]
-        try:
-            cast = column.cast(field.type)
-        except _MISFITS:
-            raise InvalidArgument(
-                f"the column {field.name!r} for {operator.uid!r} is {shown(column.type)}: the key is "
-                f"{shown(field.type)}, and not every value is one"
-            ) from None
+        cast = _cast(operator, field.name, table[field.name], field.type, "the key is")
         table = table.set_column(table.column_names.index(field.name), field, cast)
     return table
+
+
+def _cast(operator: OperatorInfo, name: str, column: Any, kind: pa.DataType, what: str) -> Any:
+    where = f"the column {name!r} for {operator.uid!r}"
+    try:
+        check_times(column.type, kind)
+        return column.cast(kind)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}: {error.message}") from None
+    except _MISFITS:
+        raise InvalidArgument(
+            f"{where} is {shown(column.type)}: {what} {shown(kind)}, and not every value is one"
+        ) from None
 
 
 def _bytes(table: pa.Table, keys: Sequence[str]) -> list[bytes]:

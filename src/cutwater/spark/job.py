@@ -254,9 +254,10 @@ class _Program:
     def _checked(self, where: Any, parallelism: int, slices: int) -> int | None:
         """Refuse known errors before Spark starts. Returns the end of the run as a position, which every restart uses
         again: "now" means when the job was started, not when its program was last started."""
-        from cutwater.spark.pipeline.runner import check_writes, checked, connected, until_position  # noqa: PLC0415
+        from cutwater.pipeline.local.run_checks import check_writes  # noqa: PLC0415
+        from cutwater.spark.pipeline.runner import checked, connected, until_position  # noqa: PLC0415
 
-        check_writes(self._pipeline)
+        check_writes(self._pipeline.name, self._pipeline.graph)
         end: Any = self._start.until
         if isinstance(end, str) and end != "now":
             end = datetime.fromisoformat(end)

@@ -1,5 +1,5 @@
-"""The files of a replica, and the volumes that hold them: segments, commit contexts, hard state, staged parts.
+"""Files of a storage node: its volumes, their replicas (``replica``) and staged parts.
 
-``interface`` is what a storage node needs; ``replica_storage`` implements it with files, ``memory`` without.
+``files`` are the operations that everything here is built on, ``format`` the layouts of bytes.
 Not here: the bytes of an entry (``format``), decisions about what to store (``core``), threads (``storagenode``).
 """

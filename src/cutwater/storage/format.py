@@ -15,19 +15,10 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from cutwater.core.replica.deduplication import DedupCheckpoint
-from cutwater.core.replica.recovery import HardState
 from cutwater.format.checksum import Buffer, crc32c
 from cutwater.format.entry_codec import NO_TIME, NUMBER_MAX, RunningEventTime
 from cutwater.format.errors import DamagedFile, NewerFormat
-from cutwater.types import (
-    GLSN,
-    LLSN,
-    CommitContext,
-    CutTime,
-    Epoch,
-    EventTime,
-)
+from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Epoch, EventTime
 
 VERSION = 1
 
@@ -261,32 +252,12 @@ def decode_whole(data: bytes, magic: bytes, path: Path) -> bytes:
     return body
 
 
-def _decode_body(data: bytes, magic: bytes, path: Path, kind: type[T]) -> T:
+def encode_struct(magic: bytes, content: Struct) -> bytes:
+    return encode_whole(magic, msgspec.msgpack.encode(content))
+
+
+def decode_struct(data: bytes, magic: bytes, path: Path, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(decode_whole(data, magic, path), type=kind)
     except msgspec.MsgspecError as error:
         raise DamagedFile(path, f"its checksum is right but its content is not: {error}") from error
-
-
-def encode_manifest(manifest: ReplicaManifest) -> bytes:
-    return encode_whole(MANIFEST, msgspec.msgpack.encode(manifest))
-
-
-def decode_manifest(data: bytes, path: Path) -> ReplicaManifest:
-    return _decode_body(data, MANIFEST, path, ReplicaManifest)
-
-
-def encode_hard_state(hard_state: HardState) -> bytes:
-    return encode_whole(HARD_STATE, msgspec.msgpack.encode(hard_state))
-
-
-def decode_hard_state(data: bytes, path: Path) -> HardState:
-    return _decode_body(data, HARD_STATE, path, HardState)
-
-
-def encode_dedup(checkpoint: DedupCheckpoint) -> bytes:
-    return encode_whole(DEDUP, msgspec.msgpack.encode(checkpoint))
-
-
-def decode_dedup(data: bytes, path: Path) -> DedupCheckpoint:
-    return _decode_body(data, DEDUP, path, DedupCheckpoint)

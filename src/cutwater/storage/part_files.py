@@ -19,7 +19,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from struct import Struct as Layout
 
-import msgspec
 from msgspec import Struct, structs
 
 from cutwater.core.publish.staged import PartSize, StagedPart
@@ -35,8 +34,8 @@ from cutwater.format.entry_codec import (
 )
 from cutwater.format.errors import DamagedFile, DiskFull, StorageBroken
 from cutwater.storage.files import TEMPORARY, File, OsFiles, StorageFiles, is_full
-from cutwater.storage.format import STAGED, WHOLE_START_BYTES, decode_whole, encode_whole, whole_bytes
-from cutwater.storage.interface import StorageFinding
+from cutwater.storage.format import STAGED, WHOLE_START_BYTES, decode_struct, encode_struct, whole_bytes
+from cutwater.storage.results import StorageFinding
 from cutwater.types import Batch
 
 SUFFIX = ".part"
@@ -167,16 +166,16 @@ class StagingFiles:
         """Yield all frames of a part. Raises ``Damaged`` at the first difference from what was staged."""
         if self._open(held.path) != held:
             raise DamagedFile(held.path, "it is not what it was when it was staged", _ADVICE)
-        progress = _Progress(PartSize())
-        while progress.size.bytes < held.size.bytes:
-            data = self.read(held, progress.size.bytes, VERIFY_BYTES)
+        size = PartSize()
+        while size.bytes < held.size.bytes:
+            data = self.read(held, size.bytes, VERIFY_BYTES)
             try:
-                progress.take(data)
+                size = _grown(size, data)
             except InvalidArgument as error:
                 raise DamagedFile(held.path, error.message, _ADVICE) from error
             yield from frames_in(data)
-        if progress.size != held.size:
-            raise DamagedFile(held.path, f"it holds {progress.size}, not {held.size}", _ADVICE)
+        if size != held.size:
+            raise DamagedFile(held.path, f"it holds {size}, not {held.size}", _ADVICE)
 
     def verify(self, held: Held) -> list[StorageFinding]:
         """Read all of a part and check it."""
@@ -200,16 +199,13 @@ class StagingFiles:
         file = self._files.open(path)
         start = file.pread(WHOLE_START_BYTES, 0)
         header_bytes = min(whole_bytes(start, path), PART_HEADER_BYTES_MAX)
-        header = decode_whole(start + file.pread(header_bytes - len(start), len(start)), STAGED, path)
-        try:
-            found = msgspec.msgpack.decode(header, type=_Header)
-        except msgspec.MsgspecError as error:
-            raise DamagedFile(path, f"its checksum is right but its content is not: {error}", _ADVICE) from error
+        data = start + file.pread(header_bytes - len(start), len(start))
+        found = decode_struct(data, STAGED, path, _Header)
         part = StagedPart(found.run, found.batch, found.generation, found.topic, found.part, found.order)
         end_at = file.size() - END_BYTES
         size, staged_us = _decode_end(file.pread(END_BYTES, max(end_at, 0)), path)
         if path.name != name_of(part) or header_bytes + size.bytes != end_at:
-            raise DamagedFile(path, "its header, its length and its name contradict each other", _ADVICE)
+            raise DamagedFile(path, "its header, its length and its name contradict each other")
         return Held(part, size, staged_us, path, header_bytes, found.checked)
 
 
@@ -226,7 +222,7 @@ class PartWriter:
     def __init__(self, files: StorageFiles, part: StagedPart, path: Path, checked: bool = False) -> None:
         self.part, self.size = part, PartSize()
         self._files, self._path, self._checked = files, path, checked
-        header = encode_whole(STAGED, msgspec.msgpack.encode(_Header(**structs.asdict(part), checked=checked)))
+        header = encode_struct(STAGED, _Header(**structs.asdict(part), checked=checked))
         if len(header) > PART_HEADER_BYTES_MAX:
             raise InvalidArgument(f"a schema has at most {PART_HEADER_BYTES_MAX} bytes, this one {len(header)}")
         self._data_start = len(header)
@@ -235,11 +231,10 @@ class PartWriter:
 
     def append(self, data: Buffer) -> None:
         """Append whole frames, which are checked."""
-        progress = _Progress(self.size)
-        progress.take(data)
+        size = _grown(self.size, data)
         with _at(self._path.parent):
             self._file.pwritev([data], self._data_start + self.size.bytes)
-        self.size = progress.size
+        self.size = size
 
     def finish(self, staged_us: int) -> Held:
         """Complete the part. It is durable on return."""
@@ -260,18 +255,13 @@ class PartWriter:
             self._files.unlink(self._path)
 
 
-class _Progress:
-    """Counts frames, and checks that each is allowed in a part and follows the one before."""
-
-    def __init__(self, size: PartSize) -> None:
-        self.size = size
-
-    def take(self, data: Buffer) -> None:
-        entries, rows = self.size.entries, self.size.rows
-        for frame in frames_in(data):
-            _check_staged(frame.header, rows)
-            entries, rows = entries + 1, rows + frame.header.count
-        self.size = PartSize(entries, rows, self.size.bytes + len(data))
+def _grown(size: PartSize, data: Buffer) -> PartSize:
+    """Return the size of a part with these frames added. Each must be allowed in a part and follow the one before."""
+    entries, rows = size.entries, size.rows
+    for frame in frames_in(data):
+        _check_staged(frame.header, rows)
+        entries, rows = entries + 1, rows + frame.header.count
+    return PartSize(entries, rows, size.bytes + len(data))
 
 
 def _check_staged(header: FrameHeader, rows: int) -> None:
@@ -306,10 +296,10 @@ def _encode_end(size: PartSize, staged_us: int) -> bytes:
 
 def _decode_end(data: bytes, path: Path) -> tuple[PartSize, int]:
     if len(data) != END_BYTES or crc32c(data[: _END.size]) != int.from_bytes(data[_END.size :], "little"):
-        raise DamagedFile(path, "the checksum of its last bytes is wrong", _ADVICE)
+        raise DamagedFile(path, "the checksum of its last bytes is wrong")
     magic, entries, rows, size, staged_us = _END.unpack_from(data)
     if magic != _END_MAGIC:
-        raise DamagedFile(path, "it does not end as a staged part does", _ADVICE)
+        raise DamagedFile(path, "it does not end as a staged part does")
     return PartSize(entries, rows, size), staged_us
 
 

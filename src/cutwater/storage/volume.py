@@ -30,17 +30,15 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from cutwater.errors import InvalidArgument, Refused, WrongIdentity
 from cutwater.format.errors import DamagedFile, DiskFull, NodeExists, VolumeConflict, VolumeLocked, VolumeUnusable
 from cutwater.runtime.permissions import close_to_others
-from cutwater.storage.files import TEMPORARY, Lock, OsFiles, StorageFiles, is_full, replace
-from cutwater.storage.format import NODE, decode_whole, encode_whole
+from cutwater.storage.files import TEMPORARY, Lock, OsFiles, StorageFiles, is_full
+from cutwater.storage.node_identity import NODE_FILES, NodeIdentity, load_identity, merged, save_identity
 from cutwater.types import ClusterId, Incarnation, LogStreamId, StorageNodeId
 
-NODE_FILE_BYTES_MAX = 64 * 1024
 PID_BYTES_MAX = 20
 NEW = ".new"
 REMOVED = ".removed"
@@ -50,30 +48,6 @@ SERVER_KEY_NAME = "server-key"
 
 
 N = TypeVar("N", bound=int)
-
-
-NODE_FILES = ("node", "node.copy")
-"""Files of the node's identity, which no other server knows, so there are two.
-
-The copy is written first: before a start uses its number, both files have it.
-"""
-
-
-class NodeIdentity(Struct, frozen=True):
-    """The node that owns the data.
-
-    ``cluster_key`` is None until the node has been added to a cluster. ``added`` lists volumes that were added while
-    the node ran and that it was not started with since. ``metadata_keys`` are the public keys of the metadata nodes
-    that the node trusts, by number.
-    """
-
-    cluster: ClusterId
-    node: StorageNodeId
-    node_key: str
-    cluster_key: str | None = None
-    incarnation: Incarnation = Incarnation(0)
-    added: tuple[str, ...] = ()
-    metadata_keys: dict[int, str] = {}
 
 
 def node_path(volume: Path, cluster: ClusterId, node: StorageNodeId) -> Path:
@@ -266,7 +240,7 @@ class NodeVolumes:
                     f"{self._path(next(iter(found)))} and {self._path(volume)} have different node keys, so they are "
                     "not of the same storage node: start each node with its own volumes"
                 )
-            identity = _newer(identity, other, self._path(volume))
+            identity = merged(identity, other, self._path(volume))
         identity = structs.replace(identity, added=added)
         for volume in self.volumes:
             if found.get(volume) != identity:
@@ -284,45 +258,12 @@ class NodeVolumes:
             )
 
     def _load(self, volume: Path) -> NodeIdentity | None:
-        """Return the newer of the readable copies, or None if there is no copy."""
-        found: list[NodeIdentity] = []
-        damage: DamagedFile | None = None
-        for name in NODE_FILES:
-            try:
-                identity = self._load_one(volume, self._path(volume) / name)
-            except DamagedFile as error:
-                damage = damage or error
-            else:
-                found += [identity] if identity is not None else []
-        if not found and damage is not None:
-            raise damage
-        return max(found, key=lambda identity: identity.incarnation, default=None)
-
-    def _load_one(self, volume: Path, path: Path) -> NodeIdentity | None:
-        if not self._files.exists(path):
-            return None
         with self._at(volume, "read"):
-            file = self._files.open(path)
-            data = file.pread(NODE_FILE_BYTES_MAX + 1, 0)
-        if len(data) > NODE_FILE_BYTES_MAX:
-            raise DamagedFile(
-                path, f"implausible size: {file.size()} bytes", "restore it from another volume of the node"
-            )
-        try:
-            identity = msgspec.msgpack.decode(decode_whole(data, NODE, path), type=NodeIdentity)
-        except msgspec.MsgspecError as error:
-            raise DamagedFile(path, str(error), "restore it from another volume of the node") from error
-        if (identity.cluster, identity.node) != (self._cluster, self._node):
-            raise WrongIdentity(
-                f"{path} says storage node {identity.node} of cluster {identity.cluster}, not {self._node} of "
-                f"{self._cluster}: the directory was renamed or copied; give it its old name back"
-            )
-        return identity
+            return load_identity(self._files, self._path(volume), self._cluster, self._node)
 
     def _save(self, volume: Path, identity: NodeIdentity) -> None:
         with self._at(volume):
-            for name in reversed(NODE_FILES):
-                replace(self._files, self._path(volume) / name, encode_whole(NODE, msgspec.msgpack.encode(identity)))
+            save_identity(self._files, self._path(volume), identity)
 
     def _scan(self, volume: Path) -> dict[LogStreamId, Path]:
         """Find every replica on this volume. Raises if one of them also lies on another volume."""
@@ -441,7 +382,7 @@ class NodeVolumes:
                 f"{self._path(volume)} has another node key than storage node {self._node}, so it is not of the same "
                 "node: choose another directory, or move that data away"
             )
-        _newer(self.identity, found, self._path(volume))
+        merged(self.identity, found, self._path(volume))
         if found.incarnation > self.identity.incarnation:
             raise Refused(
                 f"{self._path(volume)} was used by a later start of storage node {self._node} than this one, so it may "
@@ -453,7 +394,8 @@ class NodeVolumes:
         with self._changing:
             own = self._same(volume)
             if own is None:
-                raise self._not_a_volume(volume)
+                known = ", ".join(map(str, self.volumes))
+                raise VolumeUnusable(f"{volume} is not a volume of storage node {self._node}: choose one of {known}")
             others = tuple(other for other in self.volumes if other != own)
             if not others:
                 raise Refused(f"{own} is the only volume of storage node {self._node}: add another one first")
@@ -497,30 +439,8 @@ class NodeVolumes:
         path = self._path(volume) / STAGED_NAME
         return self._files.names(path) if self._files.is_dir(path) else []
 
-    def _not_a_volume(self, volume: Path) -> VolumeUnusable:
-        known = ", ".join(map(str, self.volumes))
-        return VolumeUnusable(f"{volume} is not a volume of storage node {self._node}: choose one of {known}")
-
-    def place(self, stream: LogStreamId, volume: Path | None = None) -> Path:
-        """Return the path of a replica, or where to create it: on the given volume, or on the one with most room for
-        it.
-
-        The replicas of a volume share its room, since they grow as well.
-        """
-        with self._changing:
-            if volume is not None and volume not in self.volumes:
-                raise self._not_a_volume(volume)
-            there = self.replicas.get(stream)
-            if there is not None:
-                if volume is not None and there.parent != self._path(volume):
-                    raise VolumeConflict(
-                        f"log stream {stream} already lies at {there}, so it cannot be created on {volume}: use that "
-                        "volume, or move the data first, while the node is stopped"
-                    )
-                return there
-            return self._path(volume or self._roomiest()) / f"lsid={stream}"
-
     def _roomiest(self) -> Path:
+        """Return the volume with most room for one more replica. Those there share it, since they grow as well."""
         # Copy to lists, because other threads remove replicas.
         parents = [path.parent for path in (*list(self.replicas.values()), *list(self._making.values()))]
         counts = {volume: parents.count(self._path(volume)) for volume in self.volumes}
@@ -528,16 +448,16 @@ class NodeVolumes:
         return max(self.volumes, key=lambda volume: (room[volume] // (counts[volume] + 1), -counts[volume]))
 
     @contextmanager
-    def creating(self, stream: LogStreamId, volume: Path | None = None) -> Iterator[Path]:
-        """Choose the path for a new replica. It is renamed to its final name at the end.
+    def creating(self, stream: LogStreamId) -> Iterator[Path]:
+        """Choose the path for a new replica, on the volume with most room. It is renamed to its final name at the end.
 
         So a directory with the final name is always complete, and an empty one is never taken for a new replica.
         """
         with self._changing:
-            path = self.place(stream, volume)
-            if stream in self.replicas:
-                raise VolumeConflict(f"log stream {stream} already lies at {path}, so it cannot be created")
-            self._making[stream] = path
+            there = self.replicas.get(stream)
+            if there is not None:
+                raise VolumeConflict(f"log stream {stream} already lies at {there}, so it cannot be created")
+            path = self._making[stream] = self._path(self._roomiest()) / f"lsid={stream}"
         try:
             making = path.with_name(path.name + NEW)
             yield making
@@ -580,19 +500,6 @@ class NodeVolumes:
             for name in self._files.names(path):
                 self._files.unlink(path / name)
             path.rmdir()
-
-
-def _newer(identity: NodeIdentity, other: NodeIdentity, path: Path) -> NodeIdentity:
-    """Merge two identities, since a start may have died between two volumes. Later values count; keys never change."""
-    keys = {key for key in (identity.cluster_key, other.cluster_key) if key is not None}
-    if len(keys) > 1:
-        raise WrongIdentity(f"{path} belongs to another cluster with the same id: start each node with its own volumes")
-    return structs.replace(
-        identity,
-        cluster_key=keys.pop() if keys else None,
-        incarnation=Incarnation(max(identity.incarnation, other.incarnation)),
-        metadata_keys=other.metadata_keys | identity.metadata_keys,
-    )
 
 
 def _streams(names: Iterable[str]) -> list[LogStreamId]:

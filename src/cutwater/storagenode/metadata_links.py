@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from cutwater.core.requests import Request
 from cutwater.errors import CutwaterError, Unavailable, WrongIdentity
@@ -23,7 +24,10 @@ from cutwater.protocol.errors import Unproven, WrongCluster
 from cutwater.protocol.metadata_api import ASK
 from cutwater.protocol.methods import Notice
 from cutwater.protocol.storage_api import JOIN, JoinAnswer, JoinArguments
+from cutwater.storage.volume import NodeVolumes
+from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.peer_connections import Link
+from cutwater.types import MetadataNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.identity.server_book import ServerBook
@@ -38,33 +42,31 @@ JOIN_AGAIN_SECONDS = 1.0
 COVERED_BY = 2
 
 
-class Joining(Protocol):
-    """The node's membership in the cluster."""
-
-    def introduce(self) -> JoinArguments: ...
-
-    async def adopt(self, answer: JoinAnswer) -> None:
-        """Remember the cluster; raises ``WrongIdentity`` if it is not the one that the node belongs to."""
-
-    def joined(self) -> None: ...
-
-    def turned_away(self, error: CutwaterError) -> None:
-        """Handle keys that do not match: the node cannot continue."""
-
-
 class MetadataLinks:
+    """``on_joined`` is called when a metadata node knows this node; ``on_turned_away`` when keys do not match, so that
+    the node cannot continue."""
+
     def __init__(
         self,
-        endpoint: Endpoint,
-        addresses: Sequence[str],
-        tls: ssl.SSLContext | None,
+        node: StorageNode,
+        volumes: NodeVolumes,
         book: ServerBook,
-        node: Joining,
         spawn: Callable[[Awaitable[None]], None],
+        on_joined: Callable[[], None],
+        on_turned_away: Callable[[CutwaterError], None],
     ) -> None:
-        self._node, self._spawn, self._book = node, spawn, book
+        self._node, self._volumes, self._book, self._spawn = node, volumes, book, spawn
+        self._on_joined, self._on_turned_away = on_joined, on_turned_away
+        self._address = ""
+        """The address at which others reach this node."""
         self._joined: set[Connection] = set()
         self._troubles: dict[str, str] = {}
+        self._links: list[Link] = []
+
+    def connect(
+        self, endpoint: Endpoint, addresses: Sequence[str], tls: ssl.SSLContext | None, own_address: str
+    ) -> None:
+        self._address = own_address
         self._links = [self._link(endpoint, address, tls) for address in addresses]
 
     def tell(self, notice: Notice[Any], argument: object) -> bool:
@@ -84,7 +86,7 @@ class MetadataLinks:
         if len(self._joined) <= COVERED_BY:
             return tuple(self._joined)
         found = sorted(self._joined, key=lambda connection: connection.peer.name if connection.peer else "")
-        start = self._node.introduce().node
+        start = self._node.node
         return [found[(start + i) % len(found)] for i in range(COVERED_BY)]
 
     async def ask(self, request: Request, expected: type[A], *, timeout_ms: int) -> A:
@@ -112,11 +114,23 @@ class MetadataLinks:
         trouble = "it cannot be reached"
         for connection in list(self._joined):
             try:
-                await connection.call(JOIN, self._node.introduce(), timeout_ms=JOIN_MS_MAX)
+                await connection.call(JOIN, self._introduction(), timeout_ms=JOIN_MS_MAX)
                 return
             except CutwaterError as error:
                 trouble = error.message
         raise Unavailable(f"it is done here, but the metadata repository does not know it yet ({trouble}): ask again")
+
+    def _introduction(self) -> JoinArguments:
+        identity = self._volumes.identity
+        volumes = tuple(str(volume) for volume in self._volumes.volumes)
+        return JoinArguments(
+            identity.node, identity.node_key, identity.cluster_key, self._address, self._node.incarnation, volumes
+        )
+
+    async def trust(self, cluster_key: str, metadata_keys: Mapping[MetadataNodeId, str]) -> None:
+        """Remember the cluster and the keys of its metadata nodes."""
+        await self._node.in_thread(partial(self._volumes.adopt, cluster_key, metadata_keys))
+        self._book.note(METADATA_NODE, self._volumes.identity.metadata_keys)
 
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links))
@@ -150,7 +164,7 @@ class MetadataLinks:
 
     def _trouble(self, address: str, error: CutwaterError) -> None:
         if isinstance(error, WrongCluster):
-            self._node.turned_away(error)
+            self._on_turned_away(error)
         elif self._troubles.get(address) != error.code:
             self._troubles[address] = error.code
             _log.warning("the metadata repository at %s does not answer: %s", address, error.message)
@@ -160,11 +174,13 @@ class MetadataLinks:
         closed = connection.closed
         while not connection.is_closed:
             try:
-                received = await connection.call(JOIN, self._node.introduce(), timeout_ms=JOIN_MS_MAX)
+                received = await connection.call(JOIN, self._introduction(), timeout_ms=JOIN_MS_MAX)
                 answer: JoinAnswer = received.value
-                await self._node.adopt(answer)
+                self._volumes.check_cluster_key(answer.cluster_key)
+                if answer.known:
+                    await self.trust(answer.cluster_key, answer.metadata_keys)
             except WrongIdentity as error:
-                self._node.turned_away(error)
+                self._on_turned_away(error)
                 return
             except CutwaterError as error:
                 self._trouble(address, error)
@@ -175,7 +191,7 @@ class MetadataLinks:
                     _log.info("the metadata repository at %s knows this storage node", address)
                     self._troubles.pop(address, None)
                     self._joined.add(connection)
-                    self._node.joined()
+                    self._on_joined()
                     return
                 if self._troubles.get(address) != "unknown":
                     self._troubles[address] = "unknown"

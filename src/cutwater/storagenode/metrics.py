@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cutwater.runtime.counter_metrics import counter_metrics
 from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.server import StorageNodeServer
@@ -36,30 +37,11 @@ class NodeCollector(Collector):
 
     def _counters(self) -> Iterator[Metric]:
         counters, scrub = self._server.node.counters, self._server.scrubber.progress
+        yield from counter_metrics(PREFIX, counters)
         for name, text, value in (
-            ("appends", "Batches that clients sent to replicas here as heads", counters.appends),
-            ("append_bytes", "Bytes of those batches", counters.append_bytes),
-            ("entries_refused", "Entries of other heads that were not taken", counters.entries_refused),
-            ("reports", "Reports to the metadata repository", counters.reports),
-            ("commits", "Commits that the metadata repository sent", counters.commits),
-            ("reads", "Ranges that were read", counters.reads),
-            ("read_bytes", "Bytes of those ranges", counters.read_bytes),
-            ("syncs_served", "Rounds of sync in which this node was the source", counters.syncs_served),
-            ("sync_sent_bytes", "Bytes of entries sent to learners", counters.sync_sent_bytes),
-            ("syncs_begun", "Rounds of sync in which this node learned", counters.syncs_begun),
-            ("sync_received_bytes", "Bytes received while learning", counters.sync_received_bytes),
-            ("damage_met", "Times that something was found damaged", counters.damage_met),
-            ("entries_repaired", "Damaged entries replaced by a copy of a peer's", counters.entries_repaired),
-            ("contexts_repaired", "Damaged commit contexts replaced by a copy of a peer's", counters.contexts_repaired),
             ("scrub_passes", "Times that everything here was read and checked", scrub.passes),
             ("scrub_bytes", "Bytes that were read to be checked", scrub.bytes),
             ("scrub_findings", "Damage that was found by reading everything", scrub.findings),
-            ("parts_staged", "Parts that were staged completely", counters.parts_staged),
-            ("parts_copied", "Staged parts that were copied from another holder", counters.parts_copied),
-            ("parts_dropped", "Staged parts that were not needed any more", counters.parts_dropped),
-            ("stage_bytes", "Bytes that were staged", counters.staged_bytes),
-            ("groups_published", "Groups that were handed to a replica here as head", counters.groups_published),
-            ("groups_failed", "Times that a group could not be handed over", counters.groups_failed),
         ):
             yield CounterMetricFamily(PREFIX + name, text, value=value)
         outcomes = CounterMetricFamily(

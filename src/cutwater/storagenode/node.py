@@ -38,11 +38,12 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.format.errors import DiskFull
-from cutwater.protocol.storage_api import AppendAnswer, AppendArguments, Complaint
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.protocol import storage_api as api
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.counters import NodeCounters
-from cutwater.storagenode.outside import AppendWaiter, Outside, Stores
+from cutwater.storagenode.outside import Outside
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.replica_stores import VolumeStores
 from cutwater.storagenode.replica.sync_scheduler import HandingOver
 from cutwater.storagenode.replica.writer import Job, Writer
 from cutwater.storagenode.validation.entry_validation import check_entry
@@ -60,6 +61,7 @@ from cutwater.types import (
     StorageNodeId,
     UncommitReport,
 )
+from cutwater.wire.calls.incoming_calls import Call
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +77,6 @@ WRITER_SECONDS_MAX = 60.0
 REPLICATE_BYTES_MAX = 256 * 1024 * 1024
 """Limit of entries from other heads that wait for the disk of one replica."""
 
-NO_REVISION = Revision(0)
-
 T = TypeVar("T")
 
 
@@ -88,7 +88,7 @@ class StorageNode:
         node: StorageNodeId,
         incarnation: Incarnation,
         outside: Outside,
-        stores: Stores,
+        stores: VolumeStores,
         threads: Executor | None = None,
     ) -> None:
         self.node, self.incarnation = node, incarnation
@@ -106,7 +106,7 @@ class StorageNode:
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._handing_over = HandingOver(outside.may_wait_for_disk, outside.flush_peers, self._report_if_due)
-        self._waiters: dict[Waiter, tuple[AppendWaiter, int]] = {}
+        self._waiters: dict[Waiter, tuple[Call[api.AppendArguments], int]] = {}
         self._waiting_bytes = 0
         self._next_waiter = 0
         self._sequence = 0
@@ -162,7 +162,7 @@ class StorageNode:
         """Begin nothing new from here on. Must be called on the event loop before ``stop``."""
         self._is_stopping = True
         for driver in self.replicas.values():
-            driver.end()
+            driver.writer.end()
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
@@ -192,7 +192,7 @@ class StorageNode:
             _log.warning("storage node %s is %s now: %s", self.node, state.name, why, extra={"state": state.name})
             self.report_soon()
 
-    def _open(self, stream: LogStreamId, storage: ReplicaStorage) -> None:
+    def _open(self, stream: LogStreamId, storage: SegmentStorage) -> None:
         driver = self.replicas[stream] = ReplicaDriver(self.node, stream, storage, self)
         self.leader_epoch = max(self.leader_epoch, driver.replica.hard_state.leader_epoch)
         if driver.problem:
@@ -211,7 +211,7 @@ class StorageNode:
 
     # Appends and the chain.
 
-    def append(self, arguments: AppendArguments, batch: Batch, asker: AppendWaiter) -> None:
+    def append(self, arguments: api.AppendArguments, batch: Batch, asker: Call[api.AppendArguments]) -> None:
         """Append a batch. ``batch`` is the one of the arguments, with its body."""
         driver, size = self.replicas.get(arguments.stream) or self.driver(arguments.stream), len(batch.body)
         self._outside.take_room(size)
@@ -380,7 +380,7 @@ class StorageNode:
 
         self._chore(stream, job)
 
-    def _begin(self, stream: LogStreamId, storage: ReplicaStorage) -> None:
+    def _begin(self, stream: LogStreamId, storage: SegmentStorage) -> None:
         """Open a replica whose files were created or found."""
         if self._is_stopping:
             storage.close()
@@ -417,7 +417,7 @@ class StorageNode:
 
     def _tick(self) -> None:
         for driver in self.replicas.values():
-            driver.tick()
+            driver.writer.tick()
         self.report_soon()
         self._ticking = self._loop.call_later(REPORT_EVERY_SECONDS, self._tick)
 
@@ -432,9 +432,9 @@ class StorageNode:
         through: GLSN | None = None
         is_followed = False
         for stream, driver in self.replicas.items():
-            replica, report = driver.replica, driver.report()
-            if report is not None:
-                reports.append(report)
+            replica, of_replica = driver.replica, driver.report()
+            if of_replica is not None:
+                reports.append(of_replica)
             elif replica.trusted:
                 # Something is being removed from its files, and a report without this replica would mean that it is
                 # gone. The replica asks for a report when that is done.
@@ -448,19 +448,19 @@ class StorageNode:
         if self.unreadable:
             invalid += [stream for stream in self.unreadable if stream not in self.leftovers]
         self._sequence += 1
-        self._outside.send_report(
-            Report(
-                self.node,
-                self.incarnation,
-                self._sequence,
-                self.leader_epoch,
-                self.state,
-                tuple(reports),
-                through or GLSN(0),
-                tuple(invalid),
-                is_followed,
-            )
+        report = Report(
+            self.node,
+            self.incarnation,
+            self._sequence,
+            self.leader_epoch,
+            self.state,
+            tuple(reports),
+            through or GLSN(0),
+            tuple(invalid),
+            is_followed,
         )
+        if self._outside.tell_metadata(api.REPORT, report):
+            self.counters.reports += 1
 
     # Methods for replicas (``replica_driver.Host``).
 
@@ -487,9 +487,7 @@ class StorageNode:
         if known is not None:
             asker, size = known
             self._waiting_bytes -= size
-            driver = self.replicas.get(effect.ack.stream)
-            revision = NO_REVISION if driver is None else driver.replica.revision
-            asker.answer(AppendAnswer(effect.ack, effect.last_sequence, revision))
+            asker.answer(api.AppendAnswer(effect.ack, effect.last_sequence, self.revision(effect.ack.stream)))
             self.counters.outcomes["acknowledged"] += 1
 
     def fail(self, waiter: Waiter, error: CutwaterError) -> None:
@@ -506,7 +504,7 @@ class StorageNode:
             self._loop.call_soon(self._report_if_due)
 
     def complain(self, stream: LogStreamId, peer: StorageNodeId) -> None:
-        self._outside.send_complaint(Complaint(stream, self.node, peer))
+        self._outside.tell_metadata(api.COMPLAINT, api.Complaint(stream, self.node, peer))
 
     def ask_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         try:
@@ -519,7 +517,7 @@ class StorageNode:
         self._outside.feed_group(self.replicas[stream], group)
 
     def tell_group(self, outcome: GroupOutcome) -> None:
-        self._outside.send_outcome(outcome)
+        self._outside.tell_metadata(api.GROUP_OUTCOME, outcome)
 
     def damage_met(self, stream: LogStreamId, error: Damaged) -> None:
         if stream in self.leftovers:

@@ -115,13 +115,11 @@ class Peers:
     ) -> None:
         self._endpoint, self._tls, self._book = endpoint, tls, book
         self._on_lost, self._spawn = on_lost, spawn
-        self._addresses: dict[StorageNodeId, str] = {}
         self._links: dict[StorageNodeId, Link] = {}
 
     def learn(self, addresses: dict[StorageNodeId, str]) -> None:
         """Take new addresses. Connections are opened before they are needed."""
         for peer, address in addresses.items():
-            self._addresses[peer] = address
             link = self._links.get(peer)
             if link is not None and link.address == address:
                 continue

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -17,23 +17,21 @@ from msgspec import Struct, structs
 from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
-    GroupOutcome,
     LeaderMessage,
-    PublishGroup,
     Replicate,
     SyncRequest,
     UnsealReplica,
 )
 from cutwater.core.producer_session import Fate
-from cutwater.core.requests import Catalog, CatalogRequest, StagedAnswer, StagedRequest
-from cutwater.errors import CutwaterError, Damaged, ResourceExhausted, Unavailable
+from cutwater.core.requests import Catalog, StagedAnswer
+from cutwater.errors import CutwaterError, ResourceExhausted
 from cutwater.protocol import scan_api
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.method_access import STORAGE_NODE_ACCESS
 from cutwater.runtime.threads import to_the_end
 from cutwater.storage.part_files import StagingFiles
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.disk_space import RESERVE_BYTES, RoomWatch
 from cutwater.storagenode.memory_budget import BUDGET_BYTES, MemoryBudget, release_unused
@@ -46,7 +44,6 @@ from cutwater.storagenode.repair.damage_repair import Mender, damage_of, verifie
 from cutwater.storagenode.repair.scrubbing import Scrubber, ScrubOptions
 from cutwater.storagenode.repair.stuck_replicas import StuckReplicas, stuck_replicas
 from cutwater.storagenode.repair.syncing import Syncing
-from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.replica.replica_stores import VolumeStores
 from cutwater.storagenode.serving.push_reads import Following
 from cutwater.storagenode.serving.reading import Reading
@@ -54,7 +51,7 @@ from cutwater.storagenode.serving.scanning import Scanning
 from cutwater.storagenode.validation.content_checks import ContentChecks
 from cutwater.storagenode.validation.entry_validation import check_batch
 from cutwater.storagenode.validation.topic_forms import KnownTopics
-from cutwater.types import Entry, Incarnation, LogStreamId, MetadataNodeId, Report, Revision, StorageNodeId
+from cutwater.types import Entry, Incarnation, LogStreamId, MetadataNodeId, Revision, StorageNodeId
 from cutwater.wire.addresses import format_address
 from cutwater.wire.calls.handlers import LATER, Later, Methods
 from cutwater.wire.calls.incoming_calls import Call, Notification
@@ -141,34 +138,36 @@ class StorageNodeServer:
             lambda: self.node.backlog_bytes,
             self.node.in_thread,
         )
-        self.take_room = self.room.take
+        self.take_room, self.disk_is_full = self.room.take, self.room.found_full
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
-        self._metadata: MetadataLinks | None = None
+        self._metadata = MetadataLinks(self.node, volumes, self._book, self._spawn, self._joined, self._turned_away)
+        self.tell_metadata = self._metadata.tell
         self._syncing = Syncing(self.node)
         self.memory = MemoryBudget(options.memory_bytes_max)
         self._verify_lock = asyncio.Lock()
-        self.topics = KnownTopics(self._ask_catalog)
+        self.topics = KnownTopics(lambda request: self._metadata.ask(request, Catalog, timeout_ms=CATALOG_ASK_MS_MAX))
         name = f"checks of storage node {volumes.identity.node}"
         self.content = ContentChecks(self.topics, self.node.replicas, self.memory, name)
         staged_files = StagingFiles(volumes.staging)
         self.staging = PartStore(
             self.node,
             staged_files,
-            self.room.has,
-            self.disk_is_full,
+            self.room,
             self.topics,
             self.memory,
             options.staged_bytes_max,
         )
-        self._methods = self._table()
+        self._methods = Methods(STORAGE_NODE_ACCESS, self._book)
         self._client_tls = options.tls.client if options.tls else None
         peer_endpoint = self._endpoint(PEER_OPTIONS)
         self.peers = Peers(peer_endpoint, self._client_tls, self._book, self.node.peer_lost, self._spawn)
         self._mender = Mender(self.node, self.peers, self._spawn)
+        self.mend = self._mender.mend
         self.scrubber = Scrubber(self.node, options.scrub)
-        self._publishing = Publishing(self.node, self.staging, staged_files, self.peers, self.room.has, self._spawn)
-        self._methods.answers(api.KEEP_UP)(self._publishing.keep_up)
+        self._publishing = Publishing(self.node, self.staging, staged_files, self.peers, self.room, self._spawn)
+        self.publish, self.feed_group = self._publishing.publish, self._publishing.feed
+        self._register(self._methods)
 
     @property
     def port(self) -> int:
@@ -193,7 +192,7 @@ class StorageNodeServer:
     @property
     def metadata_joined(self) -> int:
         """How many metadata nodes know this node and get its reports now."""
-        return self._metadata.joined if self._metadata is not None else 0
+        return self._metadata.joined
 
     @property
     def damage(self) -> tuple[api.DamageStatus, ...]:
@@ -228,14 +227,17 @@ class StorageNodeServer:
             self.node.stop_reporting()
             self.node.stop(1.0)
             raise
-        self._metadata = MetadataLinks(
-            self._endpoint(WireOptions()), options.metadata, self._client_tls, self._book, self, self._spawn
-        )
+        self._metadata.connect(self._endpoint(WireOptions()), options.metadata, self._client_tls, self.address)
         self._spawn(self.room.watch())
         self._spawn(self._mender.try_again_for_ever())
         self._spawn(self.scrubber.scrub_for_ever())
         self._spawn(StuckReplicas(self.node, lambda: self.damage).watch_for_ever())
-        self._spawn(self.staging.tidy_for_ever(self._ask_staged, options.staged_ask_seconds))
+        self._spawn(
+            self.staging.tidy_for_ever(
+                lambda request: self._metadata.ask(request, StagedAnswer, timeout_ms=STAGED_ASK_MS_MAX),
+                options.staged_ask_seconds,
+            )
+        )
 
     async def stop(self, *, timeout_ms: int = 5_000) -> bool:
         """Accept nothing new, answer requests in progress, and make everything durable. Returns whether that was
@@ -249,8 +251,7 @@ class StorageNodeServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._metadata is not None:
-            await self._metadata.close()
+        await self._metadata.close()
         await self.peers.close()
         self._publishing.stop()
         self.staging.stop()
@@ -300,14 +301,6 @@ class StorageNodeServer:
 
     # Methods for the node (``node.Outside``).
 
-    def send_report(self, report: Report) -> None:
-        if self._metadata is not None and self._metadata.tell(api.REPORT, report):
-            self.node.counters.reports += 1
-
-    def send_complaint(self, complaint: api.Complaint) -> None:
-        if self._metadata is not None:
-            self._metadata.tell(api.COMPLAINT, complaint)
-
     def replicate(self, peer: StorageNodeId, message: Replicate, *, is_first: bool) -> None:
         body = message.entry.batch.body
         self.peers.require(peer).notify(api.REPLICATE, _with_body(message, b""), body, is_alone=is_first)
@@ -318,64 +311,24 @@ class StorageNodeServer:
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         self._spawn(self._syncing.learn(self.peers.require(source), request))
 
-    def publish(self, group: PublishGroup) -> None:
-        self._publishing.publish(group)
-
-    def feed_group(self, driver: ReplicaDriver, group: PublishGroup) -> None:
-        self._publishing.feed(driver, group)
-
-    def send_outcome(self, outcome: GroupOutcome) -> None:
-        if self._metadata is not None:
-            self._metadata.tell(api.GROUP_OUTCOME, outcome)
-
-    async def _ask_staged(self, request: StagedRequest) -> StagedAnswer:
-        if self._metadata is None:
-            raise Unavailable("the metadata repository is not known yet")
-        return await self._metadata.ask(request, StagedAnswer, timeout_ms=STAGED_ASK_MS_MAX)
-
-    async def _ask_catalog(self, request: CatalogRequest) -> Catalog:
-        if self._metadata is None:
-            raise Unavailable("the metadata repository is not known yet")
-        return await self._metadata.ask(request, Catalog, timeout_ms=CATALOG_ASK_MS_MAX)
-
-    def mend(self, stream: LogStreamId, error: Damaged) -> None:
-        self._mender.mend(stream, error)
-
     def may_wait_for_disk(self) -> bool:
         # With several disks, one that hangs must not block the others.
         return self.options.may_wait_for_disk and len(self.volumes.volumes) == 1
 
-    def disk_is_full(self) -> None:
-        self.room.found_full()
+    # Membership in the cluster.
 
-    # Membership in the cluster (``metadata_links.Joining``).
-
-    def introduce(self) -> api.JoinArguments:
-        identity = self.volumes.identity
-        volumes = tuple(str(volume) for volume in self.volumes.volumes)
-        return api.JoinArguments(
-            identity.node, identity.node_key, identity.cluster_key, self.address, self.node.incarnation, volumes
-        )
-
-    async def adopt(self, answer: api.JoinAnswer) -> None:
-        self.volumes.check_cluster_key(answer.cluster_key)
-        if answer.known:
-            await self.node.in_thread(partial(self.volumes.adopt, answer.cluster_key, answer.metadata_keys))
-            self._book.note(METADATA_NODE, self.volumes.identity.metadata_keys)
-
-    def joined(self) -> None:
+    def _joined(self) -> None:
         self.node.report_soon()
         self.topics.refresh()
 
-    def turned_away(self, error: CutwaterError) -> None:
+    def _turned_away(self, error: CutwaterError) -> None:
         if not self.fatal.done():
             self.fatal.set_result(error)
 
     # Requests.
 
-    def _table(self) -> Methods:
+    def _register(self, methods: Methods) -> None:
         reading = Reading(self.node, self.memory)
-        methods = Methods(STORAGE_NODE_ACCESS, self._book)
         methods.answers(api.APPEND)(self._append)
         methods.answers(api.READ)(reading.read)
         methods.answers(api.COPY)(reading.copy)
@@ -396,6 +349,7 @@ class StorageNodeServer:
         methods.answers(api.FINISH_PART)(self.staging.finish_part)
         methods.answers(api.DISCARD_PART)(self.staging.discard_part)
         methods.answers(api.FETCH)(self.staging.fetch)
+        methods.answers(api.KEEP_UP)(self._publishing.keep_up)
         methods.answers(api.STAGED)(lambda call: self.staging.summary())
         methods.answers(api.VERIFY_STAGED)(self.staging.verify)
         methods.answers(api.ADD_VOLUME)(self._add_volume)
@@ -405,7 +359,6 @@ class StorageNodeServer:
         methods.hears(api.ENTRY_REFUSED)(self._entry_refused)
         methods.hears(api.LEADER_SAYS)(self._leader_says)
         methods.hears(api.ADDRESSES)(self._learn_addresses)
-        return methods
 
     def _append(self, call: Call[api.AppendArguments]) -> Later:
         # Only this node can mark the batch as checked, and it gets no place in the log before it is checked.
@@ -420,7 +373,9 @@ class StorageNodeServer:
 
         def refuse(reason: str) -> None:
             refused = api.EntryRefused(message.stream, message.entry.epoch, self.node.node, reason)
-            _tell(lambda: notification.connection.notify(api.ENTRY_REFUSED, refused))
+            # The sender finds out otherwise what cannot be sent now.
+            with suppress(CutwaterError):
+                notification.connection.notify(api.ENTRY_REFUSED, refused)
 
         self.node.replicate(_with_body(message, bytes(notification.body), _sender(notification)), refuse)
 
@@ -430,7 +385,7 @@ class StorageNodeServer:
 
     def _leader_says(self, notification: Notification[LeaderMessage]) -> None:
         # Only a metadata node that this node has joined may give orders.
-        if self._metadata is not None and self._metadata.has_joined(notification.connection):
+        if self._metadata.has_joined(notification.connection):
             message = notification.argument
             if isinstance(message, CommitMessage | CatchUp) and message.revision > self.topics.revision:
                 self.topics.refresh(message.revision)
@@ -439,7 +394,7 @@ class StorageNodeServer:
             self.node.leader_says(message)
 
     def _learn_addresses(self, notification: Notification[api.Addresses]) -> None:
-        if self._metadata is not None and self._metadata.has_joined(notification.connection):
+        if self._metadata.has_joined(notification.connection):
             told = notification.argument
             if told.revision < self._servers_revision:
                 # It comes from a metadata node that has been cut off from the others for a while.
@@ -456,9 +411,7 @@ class StorageNodeServer:
 
     async def _learn_metadata_keys(self, keys: dict[MetadataNodeId, str]) -> None:
         if self.volumes.identity.cluster_key is not None:
-            adopt = partial(self.volumes.adopt, self.volumes.identity.cluster_key, keys)
-            await self.node.in_thread(adopt)
-            self._book.note(METADATA_NODE, self.volumes.identity.metadata_keys)
+            await self._metadata.trust(self.volumes.identity.cluster_key, keys)
 
     def _fate(self, call: Call[api.FateArguments]) -> Fate:
         asked = call.argument
@@ -538,8 +491,7 @@ class StorageNodeServer:
     async def _tell_volumes(self) -> api.NodeSelfDescription:
         """Report the current volumes; they are in the catalog when this returns."""
         await self.room.look_aside()
-        if self._metadata is not None:
-            await self._metadata.introduce()
+        await self._metadata.introduce()
         return self.describe()
 
 
@@ -555,11 +507,3 @@ def _sender(notification: Notification[Any]) -> StorageNodeId:
     assert peer is not None
     assert peer.server is not None
     return StorageNodeId(int(peer.server.name))
-
-
-def _tell(send: Callable[[], None]) -> None:
-    """Send a message. The receiver finds out otherwise what cannot be sent now."""
-    try:
-        send()
-    except CutwaterError:
-        return

@@ -166,7 +166,7 @@ async def _ride_and_kill(directory: Path, cluster: LocalCluster, people: list[Ri
     os.kill(victim.pid, signal.SIGKILL)
     say(f"{SECONDS_BEFORE:.0f} s later: storage node {victim.id} is killed (SIGKILL, in the middle of everything).")
     await asyncio.sleep(SECONDS_DEAD)
-    await asyncio.to_thread(local_cluster.start_storage_node, directory, cluster, victim)
+    await asyncio.to_thread(local_cluster.start_again, directory, cluster, victim)
     say(f"{SECONDS_DEAD:.0f} s later: it is started again, and learns what it missed.\n")
     await asyncio.gather(*riding)
     return killed_at

@@ -1,4 +1,4 @@
-"""Transport: connections that carry calls and streams, over TCP, TLS, one event loop or memory.
+"""Transport: connections that carry calls and streams, over TCP, TLS or within one event loop.
 
 ``messages`` and ``codec`` define the bytes, ``connection`` puts everything together on one transport.
 ``calls`` has requests and streams, ``identity`` establishes which peer is connected, ``listen`` accepts connections.

@@ -43,7 +43,7 @@ async def connect(
 
     async def attach() -> None:
         if door is not None:
-            await inprocess_transport.attach(connection, door, host, port)
+            inprocess_transport.attach(connection, door, host, port)
             return
         name = server_hostname if tls is not None else None
         try:
@@ -70,7 +70,7 @@ async def greeted(
             await connection.opened
     except TimeoutError:
         connection.abort()
-        silent = ": somebody listens there, but does not greet, and may be no Cutwater server" if is_attached else ""
+        silent = ": a process listens there, but does not greet, and may be no Cutwater server" if is_attached else ""
         raise DeadlineExceeded(f"{address} could not be connected to within {timeout_ms} ms{silent}") from None
     except ssl.SSLError as error:
         connection.abort()

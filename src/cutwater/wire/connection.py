@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 from msgspec import Raw
-from msgspec.structs import replace
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted, Unavailable
 from cutwater.protocol.errors import ConnectionLost, Unproven, encode_error, from_wire, why_lost
@@ -27,21 +26,11 @@ from cutwater.wire.calls.outbox import Outbox
 from cutwater.wire.calls.outgoing_calls import Calling
 from cutwater.wire.calls.streams import WINDOW_BYTES, WINDOW_ITEMS, SharedCredit, StreamReceiver
 from cutwater.wire.codec import FrameDecoder
-from cutwater.wire.frame_transport import FrameProtocol, FrameQueue, FrameTransport
-from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, PeerIdentity
-from cutwater.wire.identity.handshake import (
-    Endpoint,
-    Expect,
-    Peer,
-    accepted_at,
-    encode_hello,
-    encode_proof,
-    judge_hello,
-    judge_proof,
-    judge_welcome,
-)
+from cutwater.wire.identity.auth import Authenticator
+from cutwater.wire.identity.handshake import Endpoint, Expect, Greeting, Peer
+from cutwater.wire.inprocess_transport import FrameQueue, InProcessTransport
 from cutwater.wire.keepalive import Keepalive, KeepaliveVerdict
-from cutwater.wire.messages import ENCODE, FrameKind, Welcome, WireFrame
+from cutwater.wire.messages import ENCODE, FrameKind, WireFrame
 from cutwater.wire.options import Budget
 from cutwater.wire.states import ConnectionSnapshot, ConnectionState
 
@@ -51,15 +40,14 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class Connection(FrameProtocol):
+class Connection(asyncio.BufferedProtocol):
     """One connection with a peer.
 
     ``client.connect``, a listener or a ``MemoryNetwork`` makes it. Users get it only when it is open.
 
-    With ``token``, this side is the one that connects; otherwise it is the one that accepts. With ``refusal``, this
-    side does not greet the peer and only sends it this error. The listener sets ``on_open`` and ``on_closed``.
-    ``expect`` checks the server at the other end before this side proves anything to it. ``dialled`` is the address of
-    that server.
+    With ``token``, this side is the one that connects; otherwise it is the one that accepts. The listener sets
+    ``on_open`` and ``on_closed``. ``expect`` checks the server at the other end before this side proves anything to it.
+    ``dialled`` is the address of that server.
     """
 
     def __init__(
@@ -71,7 +59,6 @@ class Connection(FrameProtocol):
         dialled: str = "",
         authenticate: Authenticator | None = None,
         budget: Budget | None = None,
-        refusal: CutwaterError | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_closed: Callable[[Connection], None] | None = None,
     ) -> None:
@@ -81,14 +68,7 @@ class Connection(FrameProtocol):
         self.peer: Peer | None = None
         self.error: CutwaterError | None = None
         """Why the connection failed. Either side may have found the error."""
-        self._hello = None
-        if token is not None:
-            self._hello = encode_hello(endpoint, token, is_proof_wanted=expect is not None, dialled=dialled)
-        self._expect = expect
-        self._unproven: tuple[Peer, bytes, bytes] | None = None
-        """A server that has not proved its identity yet, with the HELLO and WELCOME that its proof must sign."""
-        self._authenticate = authenticate
-        self._refusal = refusal
+        self._greeting = Greeting(endpoint, token, expect, dialled, authenticate)
         self._on_open = on_open
         self._on_closed = on_closed
         self._loop = loop = asyncio.get_running_loop()
@@ -113,13 +93,12 @@ class Connection(FrameProtocol):
         self._decoder: FrameDecoder | FrameQueue = self._from_bytes
         self._is_direct = False
         self._is_deaf = False
-        """Received frames are left alone: an authenticator is at work, answers pile up, or the connection failed."""
+        """Received frames are left alone: answers pile up, or the connection failed."""
         self._is_choked = False
         """Reading has stopped because answers pile up."""
         self._told_until = 0
         """Position in the sent bytes (``Outbox.position``) at which the last notice ends."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._judging: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._has_said_goaway = False
         self._has_heard_goaway = False
@@ -127,14 +106,8 @@ class Connection(FrameProtocol):
         self._keepalive: Keepalive
         self._scratch = receive_buffer()
         self._on: list[Callable[[WireFrame], None]] = [self._out_of_place] * (max(FrameKind) + 1)
-        self._on[FrameKind.HELLO] = self._take_hello
-        self._on[FrameKind.WELCOME] = self._take_welcome
+        self._on[FrameKind.HELLO] = self._on[FrameKind.WELCOME] = self._on[FrameKind.PROOF] = self._greet
         self._on[FrameKind.GOAWAY] = self._take_goaway
-
-    @property
-    def greeting_ms_max(self) -> int:
-        """Longest time for the TLS handshake, before this side sends its first message."""
-        return self.options.handshake_ms_max if self._refusal is None else self.options.linger_ms_max
 
     def __repr__(self) -> str:
         peer = self.peer
@@ -329,17 +302,14 @@ class Connection(FrameProtocol):
         address = transport.get_extra_info("peername")
         self._address = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
         self._has_tls = transport.get_extra_info("ssl_object") is not None
-        if isinstance(transport, FrameTransport):
+        if isinstance(transport, InProcessTransport):
             self._decoder = transport.inbox
             transport.inbox.limit(self.options.handshake_bytes_max, self._admit)
         self._outbox.attach(transport)
         transport.set_write_buffer_limits(self.options.send_high_bytes, self.options.send_low_bytes)
-        if self._refusal is not None:
-            self.fail(self._refusal)
-            return
         self._later("handshake", self.options.handshake_ms_max, self._handshake_is_late)
-        if self._hello is not None:
-            self._outbox.send(FrameKind.HELLO, 0, self._hello)
+        if self._greeting.hello:
+            self._outbox.send(FrameKind.HELLO, 0, self._greeting.hello)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         self._is_direct = False
@@ -388,7 +358,8 @@ class Connection(FrameProtocol):
         if self.state is ConnectionState.CLOSED:
             return
         if self.state is not ConnectionState.FAILED:
-            self._fall(self._why_lost(exc))
+            is_greeting = self.state is ConnectionState.GREETING and bool(self._greeting.hello)
+            self._fall(why_lost(self._address, exc, is_greeting=is_greeting, has_tls=self._has_tls))
         self.state = ConnectionState.CLOSED
         self._transport = None
         self._outbox.detach()
@@ -477,67 +448,13 @@ class Connection(FrameProtocol):
 
     # Handshake.
 
-    def _take_hello(self, frame: WireFrame) -> None:
-        if self._hello is not None:
-            self._out_of_place(frame)
-        transport = self._require_transport()
-        theirs, welcome, peer = judge_hello(self.endpoint, frame.header, self._address, accepted_at(transport))
-        self._on[FrameKind.HELLO] = self._out_of_place
-        hello = bytes(frame.header) if welcome.nonce else b""
-        if self._authenticate is None:
-            self._welcome(hello, welcome, peer, ANONYMOUS)
-            return
-        certificate = transport.get_extra_info("peercert") or {}
-        shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, self._address)
-        identity = self._authenticate(shown)
-        if isinstance(identity, PeerIdentity):
-            self._welcome(hello, welcome, peer, identity)
-            return
-        self._is_deaf = True
-        transport.pause_reading()
-        self._judging = self._loop.create_task(self._judge(hello, welcome, peer, identity))
-
-    async def _judge(self, hello: bytes, welcome: Welcome, peer: Peer, identity: Awaitable[PeerIdentity]) -> None:
-        try:
-            self._welcome(hello, welcome, peer, await identity)
-        except CutwaterError as error:
-            self.fail(error)
-        except Exception:
-            _log.exception("%r: its authenticator failed", self)
-            self.fail(Unavailable("this side cannot tell at the moment who the peer is: try again later"))
-        else:
-            self._listen_again()
-
-    def _welcome(self, hello: bytes, welcome: Welcome, peer: Peer, identity: PeerIdentity) -> None:
-        """Send the WELCOME. A client is connected now; a peer that claims to be a server must prove which one first."""
-        if self.state is not ConnectionState.GREETING:
-            return
-        encoded = ENCODE(welcome)
-        self._outbox.send(FrameKind.WELCOME, 0, encoded)
-        peer = replace(peer, identity=identity)
-        if hello:
-            self._unproven = peer, hello, encoded
-            self._on[FrameKind.PROOF] = self._take_proof
-        else:
+    def _greet(self, frame: WireFrame) -> None:
+        reply, peer = self._greeting.take(frame, self._require_transport(), self._address)
+        if reply is not None:
+            kind, header = reply
+            self._outbox.send(kind, 0, header)
+        if peer is not None:
             self._open(peer)
-
-    def _take_proof(self, frame: WireFrame) -> None:
-        assert self._unproven is not None
-        peer, hello, welcome = self._unproven
-        self._unproven = None
-        self._open(replace(peer, server=judge_proof(hello, welcome, frame.header.signature, self._address)))
-
-    def _take_welcome(self, frame: WireFrame) -> None:
-        hello = self._hello
-        if hello is None:
-            self._out_of_place(frame)
-            return
-        peer, is_proof_wanted = judge_welcome(self.endpoint, hello, frame.header, self._address)
-        if self._expect is not None:
-            self._expect(peer.server)
-        if is_proof_wanted and self.endpoint.key is not None:
-            self._outbox.send(FrameKind.PROOF, 0, encode_proof(self.endpoint.key, hello, bytes(frame.header)))
-        self._open(peer)
 
     def _open(self, peer: Peer) -> None:
         self.peer = peer
@@ -623,16 +540,10 @@ class Connection(FrameProtocol):
         for name in ("handshake", "tick"):
             if name in self._timers:
                 self._timers.pop(name).cancel()
-        if self._judging is not None:
-            self._judging.cancel()
         if not self._opened.done():
             self._opened.set_result(None)
         self._calling.lost(error.message, error)
         self._serving.lost()
-
-    def _why_lost(self, exc: Exception | None) -> CutwaterError:
-        is_greeting = self.state is ConnectionState.GREETING and self._hello is not None
-        return why_lost(self._address, exc, is_greeting=is_greeting, has_tls=self._has_tls)
 
     def _not_open(self) -> ConnectionLost:
         if self.error is not None:

@@ -1,24 +1,34 @@
-"""Connects two sides that run on the same event loop: frames are passed without sockets.
+"""Connects two sides that run on the same event loop: whole frames are passed without sockets (ADR 0031).
 
 A server that allows it can be reached this way from its own event loop, at its usual address. All other peers go
 through the operating system. The same ``Connection`` runs on both ends, with the same greetings, limits and errors, so
 it behaves as over a socket. Frames are delivered in the next turn of the loop, as a socket would, and a side that does
-not read makes the other one wait. A body is not copied on the way, so what is sent must never change afterwards
-(``frame_transport.lasting``).
+not read makes the other one wait. Headers are encoded, frames are not: a body is not copied on the way, so what is sent
+must never change afterwards (``outbox.lasting``).
 
-``wire.memory`` is for tests: it can inject faults as networks do. Here no faults occur.
+``FrameQueue`` takes the place of the ``FrameDecoder`` for bytes: it has the same limits, asks the same question before
+it takes a large message, and raises the same errors. One conformance suite runs on this and on every other transport.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from cutwater.protocol.errors import FrameTooLarge
 from cutwater.protocol.methods import Body
-from cutwater.wire.connection import Connection
-from cutwater.wire.frame_transport import FrameProtocol, FrameQueue, FrameTransport
+from cutwater.wire.codec import LARGE_BYTES, Admit, whole_frame
+from cutwater.wire.messages import FIXED_BYTES, WireFrame
 
-Door = Callable[[], Awaitable[Connection]]
+if TYPE_CHECKING:
+    from cutwater.wire.connection import Connection
+
+TURN_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes that one side may read in one turn of the event loop, so that others get their turn."""
+
+Door = Callable[[], "Connection"]
 """Returns the other end of a new connection."""
 
 _doors: dict[tuple[asyncio.AbstractEventLoop, str, int], Door] = {}
@@ -39,22 +49,78 @@ def door_to(host: str, port: int) -> Door | None:
     return _doors.get((asyncio.get_running_loop(), host, port))
 
 
-async def attach(connection: FrameProtocol, door: Door, host: str, port: int) -> None:
+def attach(connection: Connection, door: Door, host: str, port: int) -> None:
     """Connect ``connection`` to the other end that ``door`` returns."""
-    other = await door()
+    other = door()
     loop = asyncio.get_running_loop()
-    near, far = NearTransport(loop, connection, (host, port)), NearTransport(loop, other, (host, 0))
+    near, far = InProcessTransport(loop, connection, (host, port)), InProcessTransport(loop, other, (host, 0))
     near.peer, far.peer = far, near
     other.connection_made(far)
     connection.connection_made(near)
 
 
-class NearTransport(FrameTransport):
+class FrameQueue:
+    """Frames that were sent and not yet taken. They count as unsent bytes of the sender (``waiting_bytes``), so the
+    sender's limits apply to them.
+
+    No frame is taken out before ``limit`` was called.
+    """
+
+    __slots__ = ("_admit", "_turn_bytes", "_waiting", "frame_bytes_max", "frames", "header_bytes_max", "waiting_bytes")
+
+    is_amid_frame = False
+    held_bytes = 0
+
+    def __init__(self) -> None:
+        self.frame_bytes_max = self.header_bytes_max = 0
+        self.frames = 0
+        """Number of frames that were ever taken."""
+        self.waiting_bytes = 0
+        self._admit: Admit | None = None
+        self._turn_bytes = 0
+        """Bytes that may still be taken in this turn of the event loop."""
+        self._waiting: deque[tuple[int, int, bytes, Body]] = deque()
+
+    def limit(self, bytes_max: int, admit: Admit) -> None:
+        """Set the limit for the greeting. Both limits are raised after it."""
+        self.frame_bytes_max = self.header_bytes_max = bytes_max
+        self._admit = admit
+
+    def put(self, kind: int, call: int, header: bytes, body: Body) -> None:
+        self._waiting.append((kind, call, header, body))
+        self.waiting_bytes += FIXED_BYTES + len(header) + len(body)
+
+    def begin_turn(self) -> None:
+        self._turn_bytes = TURN_BYTES_MAX
+
+    def next_frame(self) -> WireFrame | None:
+        """Return the next frame, or None if there is none or the turn is over."""
+        if not self._waiting or self._turn_bytes <= 0 or self._admit is None:
+            return None
+        kind, call, header, body = self._waiting.popleft()
+        size = len(header) + len(body)
+        self.waiting_bytes -= FIXED_BYTES + size
+        self._turn_bytes -= FIXED_BYTES + size
+        if len(header) > self.header_bytes_max:
+            raise FrameTooLarge("a header", len(header), self.header_bytes_max)
+        if size > self.frame_bytes_max:
+            raise FrameTooLarge("a message", size, self.frame_bytes_max)
+        self.frames += 1
+        if size > LARGE_BYTES and not self._admit(kind, call, size):
+            return WireFrame(kind, 0, call, None, b"", size, True)
+        return whole_frame(kind, 0, call, header, body, size)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self.waiting_bytes = 0
+
+
+class InProcessTransport(asyncio.Transport):
     """One end of a connection. Its inbox holds frames of the other end that its own protocol has not taken yet."""
 
-    peer: NearTransport
+    peer: InProcessTransport
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, protocol: FrameProtocol, peer_address: tuple[str, int]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, protocol: Connection, peer_address: tuple[str, int]) -> None:
         super().__init__({"peername": peer_address})
         self._loop, self._protocol = loop, protocol
         self.inbox = FrameQueue()
@@ -65,14 +131,8 @@ class NearTransport(FrameTransport):
 
     # Calls from the protocol.
 
-    def get_protocol(self) -> FrameProtocol:
-        return self._protocol
-
     def is_closing(self) -> bool:
         return self._is_closing
-
-    def is_reading(self) -> bool:
-        return not self._is_reading_paused and not self._is_closing
 
     def pause_reading(self) -> None:
         self._is_reading_paused = True
@@ -84,9 +144,6 @@ class NearTransport(FrameTransport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high = 64 * 1024 if high is None else high
         self._low = self._high // 4 if low is None else low
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low, self._high
 
     def get_write_buffer_size(self) -> int:
         return self.peer.inbox.waiting_bytes

@@ -1,12 +1,15 @@
-"""Decisions for stores to keep: a history that the order layer would accept, made from a seed."""
+"""Decisions for stores to keep: a history that the order layer would accept, made from a seed; and appends as a leader
+makes them."""
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cut import StreamCommit
 from cutwater.core.order.state import OrderState
+from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -14,6 +17,7 @@ from cutwater.types import (
     CutTime,
     DecisionIndex,
     Epoch,
+    LeaderEpoch,
     LogStreamId,
     MetadataNodeId,
     StorageNodeId,
@@ -66,3 +70,31 @@ class History:
 def cursors(count: int, bytes_each: int, random: Random) -> tuple[d.Decision, ...]:
     """Decisions that take so much room and cannot be compressed to much less."""
     return tuple(d.CommitCursor(random.randbytes(bytes_each // 2).hex(), GLSN(n)) for n in range(count))
+
+
+class Begun:
+    """An append that was begun. ``is_begun`` is what ``begin_append`` returned, ``told`` what it reported."""
+
+    def __init__(
+        self, store: MetadataStore, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[d.Decision, ...]
+    ) -> None:
+        self.store, self.epoch, self.after, self.decisions = store, epoch, after, decisions
+        self.told: list[Exception | None] = []
+        self._is_told = asyncio.Event()
+        self.is_begun = store.begin_append(epoch, after, decisions, self._tell)
+
+    def _tell(self, outcome: Exception | None) -> None:
+        self.told.append(outcome)
+        self._is_told.set()
+
+    async def outcome(self) -> Exception | None:
+        """What was reported, once. Only for an append that was begun."""
+        assert self.is_begun
+        await asyncio.wait_for(self._is_told.wait(), 10)
+        (told,) = self.told
+        return told
+
+    async def finish(self) -> None:
+        """Go on as a leader does: unless it is reported as stored, call ``append``, which succeeds or raises."""
+        if not self.is_begun or await self.outcome() is not None:
+            await self.store.append(self.epoch, self.after, self.decisions)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
+from benchmarks.local_etcd import MISSING, LocalEtcd
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ReadOnly, ResourceExhausted
@@ -22,7 +23,6 @@ from cutwater.metadata.stores.etcd_store import EtcdStore, delete, put
 from cutwater.metadata.stores.open_store import open_store
 from cutwater.metadata.stores.store_errors import DamagedStore
 from cutwater.metadata.stores.store_interface import NOBODY
-from cutwater.testing.local_etcd import MISSING, LocalEtcd
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch
 from tests.integration.stores.conftest import CLUSTER, ETCD_OPTIONS, Etcd
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History, cursors

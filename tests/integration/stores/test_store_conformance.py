@@ -10,10 +10,11 @@ import pytest
 
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, LeaderFenced, Unavailable
+from cutwater.metadata.stores import sqlite_store
 from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, LoadedState, MetadataStore
 from cutwater.types import DecisionIndex, LeaderEpoch
 from tests.integration.stores.conftest import Backend
-from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History, cursors
+from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, Begun, History, cursors
 
 E0, E1, E2 = LeaderEpoch(0), LeaderEpoch(1), LeaderEpoch(2)
 
@@ -280,3 +281,100 @@ async def test_closing_ends_what_is_under_way(backend: Backend) -> None:
         with pytest.raises(Unavailable, match="was closed: open it again"):
             await attempt()
     await store.close()
+
+
+# Appends that are begun. A store may refuse to begin any; then ``append`` is the way, and the result is the same.
+
+
+async def test_appends_that_are_begun_one_after_the_other_are_stored_in_this_order(backend: Backend) -> None:
+    store, history = await store_led_by_one(backend), History()
+    begun, told = list[Begun](), list[int]()
+    for number, count in enumerate((6, 1, 4, 1, 9)):
+        after = history.state.index
+        append = Begun(store, E1, after, history.next(count))
+        begun.append(append)
+        if append.is_begun:
+            outcome = asyncio.ensure_future(append.outcome())
+            outcome.add_done_callback(lambda _, number=number: told.append(number))
+    for append in begun:
+        await append.finish()
+    assert told == sorted(told)
+    assert all(append.told == [None] for append in begun if append.is_begun)
+    expected = LoadedState(LeaderInfo(E1, ONE, HERE), Snapshot(), tuple(history.made))
+    assert await store.load() == expected
+    assert await (await backend.reopen()).load() == expected
+
+
+async def test_an_append_that_is_begun_after_one_that_fails_fails_too(backend: Backend) -> None:
+    store, history, other = await store_led_by_one(backend), History(1), History(2)
+    await store.append(E1, START, history.next(6))
+    before = await store.load()
+    other.next(6)
+    first = Begun(store, E1, DecisionIndex(5), other.next(2))
+    second = Begun(store, E1, DecisionIndex(7), other.next(1))
+    for append in (first, second):
+        if append.is_begun:
+            assert isinstance(await append.outcome(), LeaderFenced)
+        with pytest.raises(LeaderFenced, match=f"so nothing can follow decision {append.after}"):
+            await append.finish()
+    assert await store.load() == before
+    await Begun(store, E1, DecisionIndex(6), history.next(2)).finish()
+    assert (await store.load()).decisions == tuple(history.made)
+
+
+async def test_a_deposed_leader_stores_nothing_that_it_begins(backend: Backend) -> None:
+    one, two, history = await backend.open(), await backend.open(), History()
+    await one.acquire(ONE, HERE, E0)
+    await Begun(one, E1, START, history.next(3)).finish()
+    await two.acquire(TWO, THERE, E1)
+    before = await two.load()
+    for decisions in (history.next(), ()):
+        with pytest.raises(LeaderFenced, match="metadata node 2 leads in epoch 2"):
+            await Begun(one, E1, DecisionIndex(3), decisions).finish()
+    assert await two.load() == before
+
+
+async def test_the_same_append_begun_again_succeeds_and_is_stored_once(backend: Backend) -> None:
+    """The first report may have been lost. An append without decisions confirms that the epoch leads."""
+    store, history = await store_led_by_one(backend), History()
+    decisions = history.next(6)
+    for _ in range(3):
+        await Begun(store, E1, START, decisions).finish()
+    await Begun(store, E1, DecisionIndex(6), ()).finish()
+    assert (await store.load()).decisions == tuple(history.made)
+
+
+async def test_an_append_that_was_begun_is_reported_at_its_deadline_and_may_be_repeated(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, history = await store_led_by_one(backend), History()
+    await store.append(E1, START, history.next(2))
+    decisions = history.next()
+    monkeypatch.setattr(sqlite_store, "TIMEOUT_MS", 80)
+    backend.stall()
+    append = Begun(store, E1, DecisionIndex(2), decisions)
+    if append.is_begun:
+        assert isinstance(await append.outcome(), DeadlineExceeded)
+    backend.resume()
+    # It may have happened or not. The same append settles that, and nothing is stored twice.
+    await Begun(store, E1, DecisionIndex(2), decisions).finish()
+    assert (await store.load()).decisions == tuple(history.made)
+    assert len(append.told) == append.is_begun
+
+
+async def test_closing_reports_an_append_that_was_begun_and_nothing_begins_after_it(backend: Backend) -> None:
+    store, history = await store_led_by_one(backend), History()
+    decisions = history.next()
+    backend.stall()
+    append = Begun(store, E1, START, decisions)
+    await store.close(timeout_ms=100)
+    if append.is_begun:
+        assert isinstance(await append.outcome(), Unavailable)
+    backend.resume()
+    late = Begun(store, E1, START, decisions)
+    assert not late.is_begun
+    with pytest.raises(Unavailable, match="was closed: open it again"):
+        await late.finish()
+    await asyncio.sleep(0.05)
+    assert late.told == []
+    assert len(append.told) == append.is_begun

@@ -29,13 +29,12 @@ from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.client import connect
 from cutwater.wire.codec import FrameDecoder
 from cutwater.wire.connection import Connection
-from cutwater.wire.frame_transport import FrameProtocol
 from cutwater.wire.identity.handshake import Endpoint
-from cutwater.wire.inprocess_transport import NearTransport
+from cutwater.wire.inprocess_transport import InProcessTransport
 from cutwater.wire.listen.server import Listener, listen
-from cutwater.wire.memory import Faults, MemoryListener, MemoryNetwork
 from cutwater.wire.messages import FIXED, FIXED_BYTES, FrameKind, WireFrame
 from cutwater.wire.options import ListenerOptions, WireOptions
+from tests.memory_network import Faults, MemoryListener, MemoryNetwork
 
 # Lets the tests of this folder import ``wire_kit`` by name.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -91,7 +90,7 @@ class Raw(asyncio.BufferedProtocol):
         return error
 
 
-class NearRaw(Raw, FrameProtocol):
+class NearRaw(Raw):
     """Sends any frames: bytes are cut where they say that a frame ends."""
 
     def __init__(self, *, stays: bool) -> None:
@@ -99,7 +98,7 @@ class NearRaw(Raw, FrameProtocol):
         self._unsent = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(NearTransport, transport).inbox.limit(1 << 26, lambda kind, call, size: True)
+        cast(InProcessTransport, transport).inbox.limit(1 << 26, lambda kind, call, size: True)
         super().connection_made(transport)
 
     def frames_received(self) -> None:
@@ -240,7 +239,7 @@ class Near(Tcp):
         door = inprocess_transport.door_to("127.0.0.1", listener.port)
         assert door is not None
         assert isinstance(raw, NearRaw)
-        await inprocess_transport.attach(raw, door, "127.0.0.1", listener.port)
+        inprocess_transport.attach(raw, door, "127.0.0.1", listener.port)
 
 
 class Tls(Tcp):

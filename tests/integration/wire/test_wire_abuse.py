@@ -23,10 +23,10 @@ from cutwater.wire.calls.outbox import FLUSH_BYTES
 from cutwater.wire.calls.streams import SharedCredit, StreamSender
 from cutwater.wire.codec import encode_frame
 from cutwater.wire.connection import Connection
-from cutwater.wire.memory import Faults
 from cutwater.wire.messages import FIXED, FrameKind, GoAway, PeerLimits
 from cutwater.wire.options import ListenerOptions, WireOptions
 from cutwater.wire.states import ConnectionState
+from tests.memory_network import Faults
 
 ECHO = Method[None, None]("echo", None, None)
 GIVE = Method[int, None]("give", int, None)

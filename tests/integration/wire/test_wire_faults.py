@@ -24,9 +24,9 @@ from cutwater.wire.calls.incoming_calls import Call, Notification
 from cutwater.wire.calls.streams import SharedCredit, StreamSender
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint
-from cutwater.wire.memory import Faults, MemoryLink, MemoryNetwork
 from cutwater.wire.options import WireOptions
 from cutwater.wire.states import ConnectionState
+from tests.memory_network import Faults, MemoryLink, MemoryNetwork
 
 ECHO = Method[int, int]("echo", int, int)
 SLEEP = Method[int, int]("sleep", int, int)

@@ -28,7 +28,7 @@ from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.client import connect
 from cutwater.wire.codec import encode_frame
 from cutwater.wire.connection import Connection
-from cutwater.wire.identity.auth import Credentials, PeerIdentity, TokenAuthenticator, by_certificate
+from cutwater.wire.identity.auth import CertificateOrToken, Credentials, PeerIdentity, TokenAuthenticator
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint, judge_hello, judge_welcome
 from cutwater.wire.listen import server as wire_server
 from cutwater.wire.messages import FrameKind, Hello, PeerLimits
@@ -74,42 +74,27 @@ async def test_a_token_is_asked_for(network: Any) -> None:
     assert (await connection.call(WHO, None, timeout_ms=1_000)).value == "ali"
 
 
-async def test_an_authenticator_may_take_its_time(network: Any) -> None:
-    async def slowly(credentials: Credentials) -> PeerIdentity:
-        await asyncio.sleep(0.05)
+async def test_an_authenticator_sees_what_the_peer_shows(network: Any) -> None:
+    def judge(credentials: Credentials) -> PeerIdentity:
         if credentials.token != "yes":
             raise Unauthenticated("thought about it: no")
         return PeerIdentity(f"{credentials.role} {credentials.name}")
 
-    listener = await network.listen(methods, authenticate=slowly)
+    listener = await network.listen(methods, authenticate=judge)
     with pytest.raises(Unauthenticated, match="thought about it"):
         await network.connect(listener, token="no")
     connection = await network.connect(listener, token="yes")
     assert (await connection.call(WHO, None, timeout_ms=1_000)).value == "client c1"
 
 
-async def test_an_authenticator_that_breaks_lets_nobody_in(network: Any, caplog: pytest.LogCaptureFixture) -> None:
-    async def later(credentials: Credentials) -> PeerIdentity:
+async def test_an_authenticator_that_breaks_lets_no_peer_in(network: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def judge(credentials: Credentials) -> PeerIdentity:
         raise KeyError("a secret")
 
-    def at_once(credentials: Credentials) -> PeerIdentity:
-        raise KeyError("a secret")
-
-    for authenticate in (later, at_once):
-        listener = await network.listen(methods, authenticate=authenticate)
-        with caplog.at_level(logging.CRITICAL, "cutwater.wire"), pytest.raises(CutwaterError) as caught:
-            await network.connect(listener)
-        assert "secret" not in str(caught.value)
-
-
-async def test_an_authenticator_that_hangs_is_not_waited_for(network: Any) -> None:
-    async def never(credentials: Credentials) -> PeerIdentity:
-        await asyncio.sleep(60)
-        return PeerIdentity("")
-
-    listener = await network.listen(methods, authenticate=never, options=QUICK)
-    with pytest.raises(DeadlineExceeded, match="no handshake within 100 ms"):
+    listener = await network.listen(methods, authenticate=judge)
+    with caplog.at_level(logging.CRITICAL, "cutwater.wire"), pytest.raises(CutwaterError) as caught:
         await network.connect(listener)
+    assert "secret" not in str(caught.value)
 
 
 async def test_no_common_version(network: Any) -> None:
@@ -204,7 +189,7 @@ async def test_who_greets_byte_by_byte_is_sent_away(network: Any) -> None:
 async def test_a_listener_that_says_nothing_is_not_waited_for(tcp: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        for more, why in (({}, ": somebody listens there, but does not greet"), ({"tls": _any_tls()}, "$")):
+        for more, why in (({}, ": a process listens there, but does not greet"), ({"tls": _any_tls()}, "$")):
             told = f"127.0.0.1:{port} could not be connected to within 80 ms{why}"
             with pytest.raises(DeadlineExceeded, match=told):
                 await connect(Endpoint(ClusterId(1), "client"), "127.0.0.1", port, timeout_ms=80, **more)
@@ -235,7 +220,7 @@ async def test_where_nobody_listens(tcp: Any) -> None:
 async def test_where_nobody_listens_in_memory(memory: Any) -> None:
     listener = await memory.listen()
     await listener.close()
-    with pytest.raises(ConnectionLost, match="nobody listens"):
+    with pytest.raises(ConnectionLost, match="it has no listener"):
         await memory.connect(listener)
 
 
@@ -251,13 +236,6 @@ async def test_a_full_listener_says_so(network: Any) -> None:
         while listener.gate.snapshot().connections > 1:
             await asyncio.sleep(0.005)
     await network.connect(listener)
-
-
-async def test_a_closing_listener_says_so(network: Any) -> None:
-    listener = await network.listen()
-    listener.gate._is_closing = True
-    with pytest.raises(Unavailable, match="closing"):
-        await network.connect(listener)
 
 
 # ------------------------------------------------------------------------------------------------------------- TLS
@@ -281,7 +259,7 @@ async def test_a_listener_of_another_name_is_not_trusted(tls: Any) -> None:
 
 
 async def test_mutual_tls_says_who_the_client_is(tls: Any, certificates: Any) -> None:
-    listener = await tls.listen(methods, tls=certificates.server(mutual=True), authenticate=by_certificate)
+    listener = await tls.listen(methods, tls=certificates.server(mutual=True), authenticate=CertificateOrToken({}))
     connection = await tls.connect(listener, tls=certificates.client(mutual=True))
     assert (await connection.call(WHO, None, timeout_ms=1_000)).value == "client-1"
 
@@ -304,7 +282,7 @@ async def test_mutual_tls_lets_nobody_in_without_a_certificate(
 
 
 async def test_tls_without_a_client_certificate_is_no_identity(tls: Any) -> None:
-    listener = await tls.listen(methods, authenticate=by_certificate)
+    listener = await tls.listen(methods, authenticate=CertificateOrToken({}))
     with pytest.raises(Unauthenticated, match="client certificate"):
         await tls.connect(listener)
 

@@ -318,7 +318,7 @@ def test_a_key_that_cannot_be_fails_with_its_record_alone() -> None:
     made.sink("out", uid="out")
     made.dead_letters.sink("dead", uid="dead")
     rows = p.graph.nodes[0].rows  # type: ignore[attr-defined]
-    machine = Machine(Plan("test", p.graph, {"in": rows}), packed=True)
+    machine = Machine(Plan("test", p.graph, {"in": rows}))
     for glsn in range(1, 7, 3):
         records = Records()
         for place, time in enumerate((1, 50, 2)):

@@ -108,7 +108,6 @@ def test_a_value_comes_back_from_arrow_as_it_was_made(text: str) -> None:
     [
         ("double", 3, 3.0),
         ("float", 0.1, struct.unpack("<f", struct.pack("<f", 0.1))[0]),
-        ("timestamp", 1500, datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)),
         ("timestamp", datetime(2026, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 1, 1, tzinfo=UTC)),
         ("decimal(5,1)", 7, Decimal("7.0")),
         ("binary", bytearray(b"x"), b"x"),
@@ -125,7 +124,7 @@ def test_what_is_handed_over_takes_the_form_of_the_type(text: str, given: Any, m
     [
         ("double", "1"), ("double", True), ("int", 2**31), ("int", 1.0), ("bigint", False), ("string", b"x"),
         ("binary", "x"), ("boolean", 1), ("date", datetime(2026, 1, 1)), ("timestamp", datetime(2026, 1, 1)),
-        ("timestamp_ntz", datetime(2026, 1, 1, tzinfo=UTC)), ("timestamp", 2**62), ("decimal(3,1)", Decimal("123.4")),
+        ("timestamp_ntz", datetime(2026, 1, 1, tzinfo=UTC)), ("timestamp", 1.5), ("decimal(3,1)", Decimal("123.4")),
         ("decimal(3,1)", 0.5), ("array<int>", "12"), ("map<string,int>", {None: 1}), ("struct<a:int>", {"b": 1}),
         ("float", 1e300),
     ],
@@ -147,14 +146,6 @@ def test_rows_have_columns_by_name_and_by_position() -> None:
         _ = row["usr"]
     assert rows.from_columns(rows.to_arrays([row, row])) == [row, row]
     assert rows.from_columns(rows.to_arrays([])) == []
-
-
-def test_microseconds_of_our_time_in_a_column_of_times_are_found_out() -> None:
-    """Appends count in microseconds, pipelines in milliseconds."""
-    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    assert converter(TIMESTAMP)(1_769_860_800_000) == noon
-    with pytest.raises(InvalidArgument, match=r"milliseconds since 1970 here, .* are these microseconds, as append"):
-        converter(TIMESTAMP)(1_769_860_800_000_000)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,13 @@ def test_a_row_between_sliding_windows_is_not_late() -> None:
     assert late(result) == "a7"
 
 
+@pytest.mark.parametrize("given", [{}, {"allowed_lateness": None}, {"allowed_lateness": 0}, {"allowed_lateness": "0s"}])
+def test_without_allowed_lateness_a_complete_window_is_over(given: dict[str, Any]) -> None:
+    result = windows(Tumbling(10), "a1 a12 a3", **given)
+    assert shown(result) == ["a[0,10)=1", "a[10,20)=12"]
+    assert late(result) == "a3"
+
+
 def test_within_the_allowed_lateness_each_late_row_gives_the_result_again() -> None:
     result = windows(Tumbling(10), "a1 a12 a3 b4 a16 a5", allowed_lateness=5)
     assert shown(result) == ["a[0,10)=1", "a[0,10)=1,3", "b[0,10)=4", "a[10,20)=12,16"]

@@ -17,12 +17,11 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from cutwater.cli.framework.client import open_client
 from cutwater.cli.framework.command import command, verbs
-from cutwater.cli.framework.declarations import DeclaredOptions, IdleOption, WatermarkOption, parse_declared
 from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
 from cutwater.cli.framework.interrupts import Interrupts
 from cutwater.cli.framework.target import LogTarget
+from cutwater.cli.framework.times import DeclaredOptions, IdleOption, WatermarkOption, parse_declared
 from cutwater.cli.io import inputs
 from cutwater.cli.io.inputs import STANDARD_INPUT, InputRecords
 from cutwater.cli.io.ndjson import Rows
@@ -124,7 +123,7 @@ def append(
     if key_field is not None and key is not None:
         raise InvalidArgument("--key and --key-field both say what the key is: say one")
     appended = Appended(topic)
-    with open_client(log, may_create=create, patient=True) as client:
+    with log.client(may_create=create, patient=True) as client:
         if create:
             with suppress(AlreadyExists):
                 client.create_topic(topic)

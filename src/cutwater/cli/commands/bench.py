@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,11 +17,12 @@ from cutwater.admin.load_test import LoadMeasurement, LoadPlan, measure, own_top
 from cutwater.cli.framework.command import command, verbs
 from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
 from cutwater.cli.framework.interrupts import Interrupts
-from cutwater.cli.framework.target import LogTarget
+from cutwater.cli.framework.target import LogTarget, open_embedded
 from cutwater.cli.io.output import show, table
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster.credentials import Access
 from cutwater.errors import InvalidArgument
+from cutwater.runtime.deadlines import TIMEOUT_SECONDS
 
 app = verbs()
 
@@ -92,11 +92,7 @@ def _served(log: LogTarget) -> Iterator[tuple[str, Path | None]]:
         with log.serving() as url:
             yield url, log.disk
         return
-    logging.getLogger("cutwater").setLevel(logging.ERROR)
-    # Imports both servers, which takes long and is not needed by other commands.
-    from cutwater import embedded  # noqa: PLC0415
-
-    with _folder() as folder, embedded.open(folder) as client:
+    with _folder() as folder, open_embedded(folder, TIMEOUT_SECONDS, may_create=True) as client:
         yield client.servers, folder
 
 

@@ -6,7 +6,7 @@ import enum
 from typing import Annotated
 
 import typer
-from typer._completion_shared import get_completion_script
+from typer.completion import show_callback
 
 from cutwater.cli.framework.command import command, verbs
 
@@ -21,6 +21,7 @@ class Shell(enum.StrEnum):
 
 @command(app, has_output=False)
 def completion(
+    context: typer.Context,
     shell: Annotated[Shell, typer.Argument(help="The shell that is to complete commands.")],
 ) -> None:
     """Print a script that lets a shell complete commands.
@@ -28,4 +29,4 @@ def completion(
     For bash, add this to ~/.bashrc: eval "$(cutwater completion bash)". For zsh, the same to ~/.zshrc after compinit.
     For fish, write it to ~/.config/fish/completions/cutwater.fish.
     """
-    print(get_completion_script(prog_name="cutwater", complete_var="_CUTWATER_COMPLETE", shell=shell.value))
+    show_callback(context, context.command.params[0], shell.value)

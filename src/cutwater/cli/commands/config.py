@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import copy
 from math import isfinite
 from typing import Annotated, Any
@@ -42,11 +42,13 @@ def show(
     """Show options that the environment or a file sets, and for which commands. Checks all of them as commands
     would."""
     files = config_file.read(frozenset(main.ENTRIES))
-    for name in main.ENTRIES:
-        config_file.default_map(files, main.load(name), (name,))
+    loaded = {name: main.load(name) for name in main.ENTRIES}
+    for name, loaded_command in loaded.items():
+        config_file.default_map(files, loaded_command, (name,))
+    leaves = dict(_leaves((), loaded))
     found: list[Configured] = []
     commands: dict[tuple[str, bytes, str], list[str]] = {}
-    for words, leaf in _leaves():
+    for words, leaf in leaves.items():
         for option, setting in _configured(files, words, leaf):
             key = option, encode(setting.value), setting.origin
             if key not in commands:
@@ -55,7 +57,7 @@ def show(
                 found.append(Configured(option, value, setting.origin, commands[key]))
             commands[key].append(" ".join(words))
     found.sort(key=lambda one: (one.option, str(one.value), one.origin))
-    known = {variable for words, leaf in _leaves() for variable in _variables(words, leaf).values()}
+    known = {variable for words, leaf in leaves.items() for variable in _variables(words, leaf).values()}
     for variable in sorted(os.environ):
         if variable.startswith(f"{main.VARIABLES}_") and variable not in known | {config_file.VARIABLE}:
             found.append(Configured("?", "(not shown)", f"{variable}, which no command knows", []))
@@ -65,19 +67,13 @@ def show(
     show_result(found, table(columns, rows, f"files: {looked}") if rows else f"nothing is set; files: {looked}")
 
 
-def _leaves() -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(words: tuple[str, ...], commands: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield every command, with the words that call it."""
-    for name in main.ENTRIES:
-        yield from _leaves_of((name,), main.load(name))
-
-
-def _leaves_of(words: tuple[str, ...], loaded: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    verbs = getattr(loaded, "commands", None)
-    if verbs is None:
-        yield words, loaded
-        return
-    for verb, found in verbs.items():
-        yield from _leaves_of((*words, verb), found)
+    for name, found in commands.items():
+        if hasattr(found, "commands"):
+            yield from _leaves((*words, name), found.commands)
+        else:
+            yield (*words, name), found
 
 
 def _configured(

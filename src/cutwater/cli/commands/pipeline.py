@@ -18,6 +18,7 @@ import typer
 
 from cutwater.cli.framework.command import Bundle, command, noun
 from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
+from cutwater.cli.framework.options import under
 from cutwater.cli.framework.security import TokenOption
 from cutwater.cli.framework.target import TimeoutOption
 from cutwater.cli.framework.times import parse_position
@@ -42,7 +43,7 @@ app = noun("Pipelines: programs over the log that run on Spark.")
 MARGIN_SECONDS = 5.0
 """Time for an answer that is given at the last moment to arrive here."""
 LOOK_SECONDS = 2.0
-_END, _SAVEPOINTS, _SPARK, _METRICS = "Where it ends", "Savepoints", "Spark", "Metrics"
+_end, _savepoints, _spark, _metrics = map(under, ("Where it ends", "Savepoints", "Spark", "Metrics"))
 
 JobsOption = Annotated[
     Path | None,
@@ -101,71 +102,36 @@ class PipelineRunOptions(Bundle):
     start: Annotated[str, typer.Option(metavar="earliest|latest|GLSN", help="Where a new checkpoint begins.")] = (
         "earliest"
     )
-    until: Annotated[
-        str | None, typer.Option(metavar="now|GLSN|@TIME", help="The last position.", rich_help_panel=_END)
-    ] = None
-    available_now: Annotated[
-        bool, typer.Option("--available-now", help="The same as --until now.", rich_help_panel=_END)
-    ] = False
-    drain: Annotated[
-        bool,
-        typer.Option(
-            "--drain", help="Treat that position as the end of the input: all windows close.", rich_help_panel=_END
-        ),
-    ] = False
+    until: Annotated[str | None, _end(metavar="now|GLSN|@TIME", help="The last position.")] = None
+    available_now: Annotated[bool, _end("--available-now", help="The same as --until now.")] = False
+    drain: Annotated[bool, _end("--drain", help="Treat that position as the end of the input: all windows close.")] = (
+        False
+    )
     drain_firings: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="How many timers that are registered while it drains fire, per key and operator.",
-            rich_help_panel=_END,
+        _end(
+            metavar="N", min=0, help="How many timers that are registered while it drains fire, per key and operator."
         ),
     ] = 10
-    from_savepoint: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Begin with this state.", rich_help_panel=_SAVEPOINTS)
-    ] = None
+    from_savepoint: Annotated[str | None, _savepoints(metavar="PATH", help="Begin with this state.")] = None
     replay_output: Annotated[
-        bool,
-        typer.Option(
-            "--replay-output", help="Publish again what is published under its name.", rich_help_panel=_SAVEPOINTS
-        ),
+        bool, _savepoints("--replay-output", help="Publish again what is published under its name.")
     ] = False
     allow_non_restored_state: Annotated[
-        bool,
-        typer.Option(
-            "--allow-non-restored-state",
-            help="Leave out state of operators that FILE does not have.",
-            rich_help_panel=_SAVEPOINTS,
-        ),
+        bool, _savepoints("--allow-non-restored-state", help="Leave out state of operators that FILE does not have.")
     ] = False
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Spark's checkpoint, if not the job's own.", rich_help_panel=_SPARK),
-    ] = None
-    retain: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=2, help="How many micro-batches to keep for going back.", rich_help_panel=_SPARK),
-    ] = None
-    trigger: Annotated[
-        str | None,
-        typer.Option(metavar="'5 seconds'", help="How often a micro-batch begins.", rich_help_panel=_SPARK),
-    ] = None
+    checkpoint: Annotated[str | None, _spark(metavar="DIR", help="Spark's checkpoint, if not the job's own.")] = None
+    retain: Annotated[int | None, _spark(metavar="N", min=2, help="How many micro-batches to keep for going back.")] = (
+        None
+    )
+    trigger: Annotated[str | None, _spark(metavar="'5 seconds'", help="How often a micro-batch begins.")] = None
     max_records_per_trigger: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="How large a micro-batch may be.", rich_help_panel=_SPARK)
+        int | None, _spark(metavar="N", min=1, help="How large a micro-batch may be.")
     ] = None
-    master: Annotated[
-        str, typer.Option(help="Where Spark runs; by default in processes of this machine.", rich_help_panel=_SPARK)
-    ] = ""
+    master: Annotated[str, _spark(help="Where Spark runs; by default in processes of this machine.")] = ""
 
-    metrics: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Where Prometheus can read metrics.", rich_help_panel=_METRICS),
-    ] = None
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="--metrics may be reached from other machines.", rich_help_panel=_METRICS),
-    ] = False
+    metrics: Annotated[str | None, _metrics(metavar="HOST:PORT", help="Where Prometheus can read metrics.")] = None
+    insecure: Annotated[bool, _metrics("--insecure", help="--metrics may be reached from other machines.")] = False
 
     def asked(self, file: str, root: Path | None, token: str) -> JobOptions:
         path, variable = split_name(file)

@@ -6,15 +6,20 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from cutwater.admin.operations import StorageNodeStatus, describe_storage_node
 from cutwater.cli.framework.command import command, noun
-from cutwater.cli.framework.exit_codes import Settings, leave_at_once
-from cutwater.cli.framework.listen_limits import ListenLimits
-from cutwater.cli.framework.logs import LogOptions
-from cutwater.cli.framework.security import Security, ServerSecurity
+from cutwater.cli.framework.exit_codes import leave_at_once
+from cutwater.cli.framework.security import Security
+from cutwater.cli.framework.server_options import (
+    AdvertiseOption,
+    ClusterIdOption,
+    ListenOption,
+    MetricsOption,
+    ServerOptions,
+    announce,
+)
 from cutwater.cli.framework.target import ClusterTarget, TimeoutOption
 from cutwater.cli.io.output import show, table
 from cutwater.core.text import counted
@@ -32,12 +37,11 @@ volume_app = noun("Volumes of a storage node that runs.")
 app.add_typer(volume_app, name="volume")
 
 MIB = 1024 * 1024
-_SERVING, _SECURITY, _DISK = "Serving", "Security", "Disk"
 
 
 @command(app)
 def start(
-    cluster_id: Annotated[int, typer.Option(min=1, envvar="CUTWATER_CLUSTER_ID", help="Number of the cluster.")],
+    cluster_id: ClusterIdOption,
     node_id: Annotated[
         int, typer.Option("--id", min=1, envvar="CUTWATER_SN_ID", help="Number of the storage node in the cluster.")
     ],
@@ -48,17 +52,8 @@ def start(
         str,
         typer.Option(envvar="CUTWATER_METADATA", metavar="HOST:PORT,…", help="Where the metadata repository listens."),
     ],
-    listen: Annotated[
-        str, typer.Option(envvar="CUTWATER_LISTEN", metavar="HOST:PORT", help="Where to listen; port 0 chooses one.")
-    ] = "127.0.0.1:7101",
-    advertise: Annotated[
-        str,
-        typer.Option(
-            envvar="CUTWATER_ADVERTISE",
-            metavar="HOST:PORT",
-            help="The address for other processes, if it is not the one of --listen.",
-        ),
-    ] = "",
+    listen: ListenOption = "127.0.0.1:7101",
+    advertise: AdvertiseOption = None,
     error_if_exists: Annotated[
         bool, typer.Option("--error-if-exists", help="Do not start if this node has data already.")
     ] = False,
@@ -85,10 +80,7 @@ def start(
             help="How fast all data is read in the background and its checksums are verified; 0 turns it off.",
         ),
     ] = ScrubOptions().bytes_per_second / MIB,
-    metrics: Annotated[
-        str | None,
-        typer.Option(envvar="CUTWATER_METRICS", metavar="HOST:PORT", help="Where Prometheus can read metrics."),
-    ] = None,
+    metrics: MetricsOption = None,
     stop_seconds: Annotated[
         float, typer.Option(min=0.1, envvar="CUTWATER_STOP_SECONDS", help="How long stopping may take.")
     ] = STOP_SECONDS,
@@ -104,22 +96,20 @@ def start(
         ),
     ] = False,
     *,
-    security: ServerSecurity,
-    limits: ListenLimits,
-    logs: LogOptions,
+    server: ServerOptions,
 ) -> None:
     """Run a storage node until SIGTERM or SIGINT. Prints one line when it serves; logs go to standard error."""
-    logs.configure()
+    server.configure_logs()
     options = NodeStartOptions(
         ClusterId(cluster_id),
         StorageNodeId(node_id),
         tuple(volumes),
         listen,
         tuple(address.strip() for address in metadata.split(",") if address.strip()),
-        advertise,
+        advertise or "",
         error_if_exists,
-        security.insecure,
-        security.tls(),
+        server.insecure,
+        server.tls(),
         metrics,
         reserve_mib * MIB,
         stop_seconds,
@@ -127,22 +117,19 @@ def start(
         staged_max_mib * MIB,
         staged_ask_every,
         scrub_bytes_per_second=round(scrub_mib_per_second * MIB),
-        listener=limits.options(),
+        listener=server.listener(),
         forget_metadata_keys=forget_metadata_keys,
     )
     run_storage_node(options, _announce, leave_at_once)
 
 
 def _announce(serving: NodeServing) -> None:
-    if Settings.is_json:
-        print(msgspec.json.encode(serving).decode(), flush=True)
-        return
     damaged = f" ({serving.unreadable} of them cannot be opened)" if serving.unreadable else ""
     metrics = f", metrics at {serving.metrics}" if serving.metrics is not None else ""
-    print(
+    announce(
+        serving,
         f"storage node {serving.node} of cluster {serving.cluster} serves at {serving.address} with "
         f"{counted(serving.replicas, 'replica')}{damaged}, opened in {serving.opened_ms} ms{metrics}",
-        flush=True,
     )
 
 

@@ -6,12 +6,12 @@ import enum
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cutwater.cli.framework.client import end_of_holder, open_client
 from cutwater.cli.framework.command import command, verbs
 from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.framework.times import Start, parse_position, parse_start
@@ -74,8 +74,8 @@ def subscribe(
     printing = _Printing(wanted, begin, end, follows, output, count, log.timeout, on_malformed)
     is_over = False
     while not is_over:
-        with open_client(log) as client:
-            is_over = printing.run(client, end_of_holder(log))
+        with log.client() as client:
+            is_over = printing.run(client, log.end_of_holder())
 
 
 def _pattern(topics: list[str]) -> re.Pattern[str]:
@@ -87,24 +87,20 @@ def _pattern(topics: list[str]) -> re.Pattern[str]:
         raise InvalidArgument(f"{topics[0]!r} is no regular expression: {error}") from None
 
 
+@dataclass
 class _Printing:
     """Prints a subscription. Remembers its position, so that it can continue with another client."""
 
-    def __init__(
-        self,
-        topics: list[str] | re.Pattern[str],
-        start: Start,
-        stop: int | datetime | None,
-        follow: bool,
-        output: RecordOutput,
-        left: int | None,
-        timeout: float,
-        on_malformed: OnMalformed = OnMalformed.ERROR,
-    ) -> None:
-        self._on_malformed, self._skipped = on_malformed, 0
-        self._topics, self._start, self._stop, self._follow = topics, start, stop, follow
-        self._output, self._left, self._timeout = output, left, timeout
-        self._looks_in_vain = 0
+    _topics: list[str] | re.Pattern[str]
+    _start: Start
+    _stop: int | datetime | None
+    _follow: bool
+    _output: RecordOutput
+    _left: int | None
+    _timeout: float
+    _on_malformed: OnMalformed = OnMalformed.ERROR
+    _skipped: int = 0
+    _looks_in_vain: int = 0
 
     def run(self, client: Client, is_lost: Callable[[], bool]) -> bool:
         """Print until the end. Returns whether that was all; otherwise the log has to be opened again."""

@@ -8,11 +8,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cutwater.cli.framework.client import open_client
 from cutwater.cli.framework.command import command, noun
-from cutwater.cli.framework.declarations import IdleOption, WatermarkOption, parse_declared
 from cutwater.cli.framework.exit_codes import Settings
 from cutwater.cli.framework.target import LogTarget
+from cutwater.cli.framework.times import IdleOption, WatermarkOption, parse_declared
 from cutwater.cli.io.output import show, table, text
 from cutwater.core.text import counted
 from cutwater.durations import milliseconds, shown
@@ -67,7 +66,7 @@ def create(
 ) -> None:
     """Create a topic. Returns when it takes appends."""
     ahead_ms = _ahead_ms(event_time_ahead_max)
-    with open_client(log, may_create=True) as client:
+    with log.client(may_create=True) as client:
         created = client.create_topic(
             name,
             streams=streams,
@@ -160,7 +159,7 @@ def change(
     retention, ahead_ms = None, _ahead_ms(event_time_ahead_max)
     if retention_hours is not None or retention_bytes is not None:
         retention = _retention(retention_hours or 0.0, retention_bytes or 0)
-    with open_client(log) as client:
+    with log.client() as client:
         changed = client.change_topic(name, streams=streams, retention=retention, event_time_ahead_max=ahead_ms)
     having = f"log stream{'s' if len(changed.streams) > 1 else ''} {text(changed.streams)}"
     show({"topic": name, "streams": changed.streams}, f"topic {name!r} is changed, and has {having}")
@@ -197,7 +196,7 @@ def declare(
     declared = parse_declared(watermark, idle)
     if declared is None:
         raise InvalidArgument("nothing is declared: give --watermark TIME, --idle or both")
-    with open_client(log) as client:
+    with log.client() as client:
         acks = client.declare(name, watermark=declared.watermark, idle=declared.idle, stream=stream)
     what = [f"the watermark {declared.watermark.isoformat()}"] if declared.watermark is not None else []
     said = " and ".join([*what, "idleness"] if idle else what)

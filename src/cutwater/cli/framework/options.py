@@ -1,25 +1,20 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how options are made."""
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from cutwater.cli.framework.exit_codes import Settings
 
 
-class LogFormat(enum.StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(enum.StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+def under(heading: str) -> Callable[..., Any]:
+    """Return ``typer.Option`` for options that help lists under this heading."""
+    return partial(typer.Option, rich_help_panel=heading)
 
 
 class OutputFormat(enum.StrEnum):
@@ -46,10 +41,4 @@ OutputOption = Annotated[
     typer.Option(
         "--output", "-o", envvar="CUTWATER_OUTPUT", callback=_set_output, is_eager=True, help="For people or programs."
     ),
-]
-LogFormatOption = Annotated[
-    LogFormat, typer.Option("--log-format", envvar="CUTWATER_LOG_FORMAT", help="How logs on standard error look.")
-]
-LogLevelOption = Annotated[
-    LogLevel, typer.Option("--log-level", envvar="CUTWATER_LOG_LEVEL", help="The least important logs to show.")
 ]

@@ -1,4 +1,4 @@
-"""Options for TLS and tokens: those of servers, and those of commands that talk to servers."""
+"""Options for TLS and tokens of commands that talk to servers; servers share those for TLS."""
 
 from __future__ import annotations
 
@@ -6,51 +6,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cutwater.cli.framework.command import Bundle
+from cutwater.cli.framework.options import under
 from cutwater.client.cluster.credentials import Access
 from cutwater.errors import InvalidArgument
-from cutwater.wire.identity.tls import Tls, TlsFiles, client_tls, load_tls, read_tokens
+from cutwater.wire.identity.tls import client_tls
 
-_PANEL = "Security"
+security_option = under("Security")
 
-InsecureOption = Annotated[
-    bool,
-    typer.Option(
-        "--insecure",
-        envvar="CUTWATER_INSECURE",
-        help="Listen beyond this machine without TLS.",
-        rich_help_panel=_PANEL,
-    ),
-]
 TlsCertificateOption = Annotated[
-    Path | None,
-    typer.Option(envvar="CUTWATER_TLS_CERTIFICATE", help="A certificate to show to others.", rich_help_panel=_PANEL),
+    Path | None, security_option(envvar="CUTWATER_TLS_CERTIFICATE", help="A certificate to show to others.")
 ]
-TlsKeyOption = Annotated[
-    Path | None, typer.Option(envvar="CUTWATER_TLS_KEY", help="Its private key.", rich_help_panel=_PANEL)
-]
+TlsKeyOption = Annotated[Path | None, security_option(envvar="CUTWATER_TLS_KEY", help="Its private key.")]
 TlsAuthorityOption = Annotated[
-    Path | None,
-    typer.Option(envvar="CUTWATER_TLS_CA", help="Certificates of the trusted authority.", rich_help_panel=_PANEL),
-]
-TokensOption = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="CUTWATER_TOKENS",
-        help="A file with a NAME and a TOKEN in each line: clients that show one need no certificate.",
-        rich_help_panel=_PANEL,
-    ),
+    Path | None, security_option(envvar="CUTWATER_TLS_CA", help="Certificates of the trusted authority.")
 ]
 TokenOption = Annotated[
     str,
-    typer.Option(
+    security_option(
         envvar="CUTWATER_TOKEN",
         metavar="TOKEN",
         help="Authenticates instead of a certificate; better set in the environment, where other users do not see it.",
         show_default=False,
-        rich_help_panel=_PANEL,
     ),
 ]
 
@@ -73,25 +50,3 @@ class Security(Bundle):
 
 
 NOBODY = Security()
-
-
-@dataclass(frozen=True)
-class ServerSecurity(Bundle):
-    insecure: InsecureOption = False
-    tls_certificate: TlsCertificateOption = None
-    tls_key: TlsKeyOption = None
-    tls_ca: TlsAuthorityOption = None
-    tokens: TokensOption = None
-
-    def tls(self) -> Tls | None:
-        if self.tls_certificate is None and self.tls_key is None and self.tls_ca is None:
-            if self.tokens is not None:
-                raise InvalidArgument(
-                    "--tokens needs TLS: give --tls-certificate, --tls-key and --tls-ca, too. Servers know each other "
-                    "by their certificates, and a token must not travel in the clear"
-                )
-            return None
-        if self.tls_certificate is None or self.tls_key is None or self.tls_ca is None:
-            raise InvalidArgument("TLS needs all of --tls-certificate, --tls-key and --tls-ca")
-        files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)
-        return load_tls(files, None if self.tokens is None else read_tokens(self.tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shlex
 import signal
@@ -9,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
 import typer
 
@@ -19,7 +20,7 @@ from cutwater.cli.framework.command import Bundle
 from cutwater.cli.framework.interrupts import Interrupts
 from cutwater.cli.framework.security import NOBODY, Security
 from cutwater.client.cluster.credentials import ANYONE, Access
-from cutwater.client.cluster.holder_file import with_secret
+from cutwater.client.cluster.holder_file import read_holder, with_secret
 from cutwater.client.cluster.log_directory import (
     CLUSTER_FILE,
     FILES_OF_LOG,
@@ -29,7 +30,10 @@ from cutwater.client.cluster.log_directory import (
     other_files,
 )
 from cutwater.client.cluster.metadata_client import parse_servers, require_listener
-from cutwater.errors import InvalidArgument, NotFound, Unavailable
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from cutwater.client.client import Client
 
 T = TypeVar("T")
 V = TypeVar("V", str | None, Path | None)
@@ -149,18 +153,45 @@ class LogTarget(Bundle):
         if isinstance(place, str):
             yield place
             return
-        # The servers of an embedded log write many log messages that do not help the user of a command.
-        logging.getLogger("cutwater").setLevel(logging.ERROR)
-        if not may_create:
-            check_log(place)
-        # Imports both servers, which takes long and is not needed by other commands.
-        from cutwater import embedded  # noqa: PLC0415
-
-        with embedded.open_to_administer(place, self.timeout):
-            holder = embedded.holder_of(place)
+        with open_embedded(place, self.timeout, may_create=may_create, to_administer=True):
+            holder = read_holder(place)
             if holder is None:
                 raise Unavailable(f"{place} was closed by the process that had it open: try again")
             yield holder.servers
+
+    @contextmanager
+    def client(self, *, may_create: bool = False, patient: bool = False) -> Iterator[Client]:
+        """Yield a connected client; an embedded log is opened, unless another process has it open. ``patient``: try
+        until the time is up even if no server listens there."""
+        place = self.place
+        self.check_runs()
+        logging.getLogger("cutwater").setLevel(logging.ERROR)
+        if isinstance(place, str):
+            if not patient:
+                asyncio.run(require_listener(parse_servers(place), self.local))
+            # Imports Arrow, which takes long and is not needed for help.
+            from cutwater.client.client import connect  # noqa: PLC0415
+
+            access = self.access()
+            try:
+                client = connect(place, timeout=self.timeout, tls=access.tls, token=access.token)
+            except CutwaterError as error:
+                if self.local is not None and error.retriable:
+                    error.message += f". `cutwater cluster health --dir {self.local}` says what is wrong"
+                raise
+        else:
+            client = open_embedded(place, self.timeout, may_create=may_create)
+        with client:
+            yield client
+
+    def end_of_holder(self) -> Callable[[], bool]:
+        """Return a function that tells whether the process that had opened an embedded log has closed it. Then the log
+        can be opened again, by this process if no other does."""
+        place = self.place
+        if isinstance(place, str):
+            return lambda: False
+        before = read_holder(place)
+        return lambda: before is None or read_holder(place) != before or not before.lives()
 
     def administer(self, work: Callable[[Admin], Awaitable[T]], *, may_create: bool = False) -> T:
         """Run an operation on a cluster, and disconnect."""
@@ -182,6 +213,18 @@ class ClusterTarget(LogTarget):
 
     left_out = frozenset({"path"})
     timeout: TimeoutOption = 10.0
+
+
+def open_embedded(path: Path, timeout: float, *, may_create: bool, to_administer: bool = False) -> Client:
+    """Open an embedded log, or connect to the process that has it open. ``to_administer``: even if it is damaged."""
+    # Its servers write many log messages that do not help the user of a command.
+    logging.getLogger("cutwater").setLevel(logging.ERROR)
+    if not may_create:
+        check_log(path)
+    # Imports both servers, which takes long and is not needed by other commands.
+    from cutwater import embedded  # noqa: PLC0415
+
+    return embedded.open_to_administer(path, timeout) if to_administer else embedded.open(path, timeout=timeout)
 
 
 def check_log(path: Path) -> None:

@@ -1,16 +1,23 @@
-"""Parses positions and times from a command line."""
+"""Parses positions, times and declarations of event time from a command line."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import typer
 
 from cutwater.errors import InvalidArgument
 
 Start: TypeAlias = int | datetime | Literal["earliest", "latest"]
+WatermarkOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Declare that no record with an earlier event time follows; as 2026-01-31T12:00Z."
+    ),
+]
+IdleOption = Annotated[bool, typer.Option("--idle", help="Declare that nothing is expected until the next record.")]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _AGO = re.compile(r"-((?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+)")
@@ -57,3 +64,15 @@ def parse_start(text: str, now: datetime) -> Start:
         return parse_position(text, now)
     except InvalidArgument as error:
         raise InvalidArgument(f"{error.message}; or 'earliest' or 'latest'") from None
+
+
+class DeclaredOptions(NamedTuple):
+    watermark: datetime | None
+    idle: bool
+
+
+def parse_declared(watermark: str | None, idle: bool) -> DeclaredOptions | None:
+    """Return the declaration; None if nothing is declared."""
+    if watermark is None and not idle:
+        return None
+    return DeclaredOptions(None if watermark is None else parse_time(watermark, datetime.now(UTC)), idle)

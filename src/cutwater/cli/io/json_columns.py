@@ -142,7 +142,7 @@ def _timestamp(kind: pa.DataType, value: Any) -> datetime | pa.Scalar:
     digits = _digits(value)
     count = _count((found.replace(microsecond=0) - _EPOCH) // _SECOND, digits, kind, value)
     # A ``datetime`` has no nanoseconds.
-    return found if len(digits) <= 6 else pa.scalar(count, kind)
+    return found if len(digits.rstrip("0")) <= 6 else pa.scalar(count, kind)
 
 
 def _date(kind: pa.DataType, value: Any) -> date:

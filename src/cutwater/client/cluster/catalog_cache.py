@@ -132,12 +132,10 @@ class Catalogs:
             # A finished task whose result has not been taken yet was requested too early.
             loop = asyncio.get_running_loop()
             self._fetched_at = loop.time()
-            self._fetching = loop.create_task(self._ask())
+            asking = self._repository.ask(CatalogRequest(), Catalog, timeout_ms=FETCH_MS_MAX)
+            self._fetching = loop.create_task(asking)
             self._fetching.add_done_callback(self._fetched)
         return self._fetching
-
-    async def _ask(self) -> Catalog:
-        return await self._repository.ask(CatalogRequest(), Catalog, timeout_ms=FETCH_MS_MAX)
 
     def _fetched(self, task: asyncio.Task[Catalog]) -> None:
         if self._fetching is task:

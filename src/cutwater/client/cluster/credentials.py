@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -15,7 +16,7 @@ from cutwater.protocol.errors import ConnectionLost, Unproven
 from cutwater.wire.addresses import is_loopback, parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.identity.handshake import Endpoint, Expect
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint, Expect
 from cutwater.wire.identity.server_keys import ProvenServer
 from cutwater.wire.identity.tls import client_tls
 
@@ -83,8 +84,18 @@ async def open_connection(endpoint: Endpoint, address: str, access: Access, *, t
         if access.end is not None and (why := access.end()):
             raise ClientClosed(why) from error
         if isinstance(error.__cause__, ConnectionRefusedError):
-            raise ConnectionLost(error.message + _nobody_listens(host), outcome_unknown=False) from error
+            raise ConnectionLost(error.message + _no_listener(host), outcome_unknown=False) from error
         raise
+
+
+@asynccontextmanager
+async def admin_connection(address: str, access: Access, *, timeout_ms: int) -> AsyncIterator[Connection]:
+    """Connect to a server for a few calls of an operator, whatever cluster it belongs to."""
+    connection = await open_connection(Endpoint(ANY_CLUSTER, "admin"), address, access, timeout_ms=timeout_ms)
+    try:
+        yield connection
+    finally:
+        connection.abort()
 
 
 def _wants(address: str, keys: tuple[str, ...]) -> Expect:
@@ -98,7 +109,7 @@ def _wants(address: str, keys: tuple[str, ...]) -> Expect:
     return expect
 
 
-def _nobody_listens(host: str) -> str:
+def _no_listener(host: str) -> str:
     said = ". No server listens there: the server does not run, or listens elsewhere"
     if is_loopback(host):
         said += "; if it was an embedded log, the process that had opened it has closed it, or ended"

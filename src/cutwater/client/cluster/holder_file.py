@@ -10,7 +10,6 @@ only connect.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -20,11 +19,12 @@ from msgspec.structs import replace
 from cutwater.client.cluster.credentials import Access
 from cutwater.client.cluster.metadata_client import SCHEME
 from cutwater.errors import Refused
+from cutwater.runtime import processes
 
 HOLDER_FILE = "holder.json"
 
 
-class HolderFile(Struct, frozen=True):
+class Holder(Struct, frozen=True):
     """The content of the file. ``started``: when the process started, because pids are reused. ``token``: empty in logs
     that an earlier version holds open, which accepts every client. ``server_keys``: public keys of its servers; None in
     files of an earlier version."""
@@ -37,16 +37,18 @@ class HolderFile(Struct, frozen=True):
 
     def __repr__(self) -> str:
         """Leave out the secret: this text gets into messages and logs."""
-        return f"{type(self).__name__}(pid={self.pid}, servers={self.servers!r}, started={self.started})"
+        return f"Holder(pid={self.pid}, servers={self.servers!r}, started={self.started})"
+
+    def lives(self) -> bool:
+        """Return whether the process that wrote this still runs."""
+        return processes.lives_on(self.pid, self.started)
 
 
-H = TypeVar("H", bound=HolderFile)
-
-
-def read_holder(directory: Path, kind: type[H]) -> H | None:
-    """Return the content of the file; None if there is no file, or it is incomplete."""
+def read_holder(directory: Path) -> Holder | None:
+    """Return the process that has the log open, or had it and ended without closing it. None if there is no file, or it
+    is incomplete."""
     try:
-        return msgspec.json.decode((directory / HOLDER_FILE).read_bytes(), type=kind)
+        return msgspec.json.decode((directory / HOLDER_FILE).read_bytes(), type=Holder)
     except PermissionError as error:
         raise Refused(
             f"{directory} is open in a process of another user, and this user may not read {HOLDER_FILE} there, which "
@@ -74,7 +76,7 @@ def with_secret(servers: str, access: Access) -> Access:
     directory = directory_of(servers)
     if directory is None or access.token:
         return access
-    holder = read_holder(directory, HolderFile)
+    holder = read_holder(directory)
     if holder is None or holder.servers != servers:
         # A reopened log listens elsewhere, and its secret must not go to a process that listens here now.
         return replace(access, server_keys=())

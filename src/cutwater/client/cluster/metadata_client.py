@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
-from cutwater.core.requests import Answer, Request
+from cutwater.core.requests import Request
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotLeader, Unavailable
 from cutwater.protocol.access import STORAGE_NODE
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.protocol.metadata_api import ASK
 from cutwater.protocol.methods import Method, Received
 from cutwater.protocol.storage_api import A_CLIENT, COMPLAINT, Complaint
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.connection import Connection
@@ -130,19 +131,20 @@ class Repository:
     async def ask(self, request: Request, expected: type[A], *, timeout_ms: int, idempotent: bool = True) -> A:
         """Return the answer. An idempotent request is repeated, at another node, until the time is up. Any other
         request is repeated only as long as it certainly has not arrived."""
-        now = asyncio.get_running_loop().time
-        deadline = now() + timeout_ms / 1_000
+        deadline = Deadline(timeout_ms / 1_000)
         wait = RETRY_SECONDS_MIN
         why = ""
         while True:
             connection = None
             try:
                 connection = await self._connected(deadline)
-                answer = await self._call(connection, request, deadline, idempotent=idempotent)
+                # A node that does not answer takes only a part of the time, if another one may be asked.
+                at_most = ATTEMPT_MS_MAX if idempotent and len(self.addresses) > 1 else None
+                answer = (await connection.call(ASK, request, timeout_ms=deadline.left_ms(at_most))).value
                 break
             except CutwaterError as error:
                 may_ask_again = idempotent or connection is None or _was_not_done(error)
-                if not error.retriable or not may_ask_again or now() + wait >= deadline:
+                if not error.retriable or not may_ask_again or deadline.left <= wait:
                     if why and isinstance(error, DeadlineExceeded):
                         # The earlier error says more than that the time is up.
                         raise DeadlineExceeded(f"{error.message}. Before: {why}") from error
@@ -161,36 +163,26 @@ class Repository:
 
     async def call(self, method: Method[Any, A], argument: object, *, timeout_ms: int) -> A:
         """Call a method that any metadata node executes by itself, once."""
-        deadline = asyncio.get_running_loop().time() + timeout_ms / 1_000
+        deadline = Deadline(timeout_ms / 1_000)
         connection = await self._connected(deadline)
-        left = max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))
-        received: Received[A] = await connection.call(method, argument, timeout_ms=left)
+        received: Received[A] = await connection.call(method, argument, timeout_ms=deadline.left_ms())
         return received.value
 
     async def complain(self, stream: LogStreamId, node: StorageNodeId, *, timeout_ms: int) -> None:
         """Report that a storage node does not answer; the leader will probe it at once. No caller waits for the
         result."""
-        deadline = asyncio.get_running_loop().time() + timeout_ms / 1_000
         try:
-            connection = await self._connected(deadline)
+            connection = await self._connected(Deadline(timeout_ms / 1_000))
             connection.notify(COMPLAINT, Complaint(stream, A_CLIENT, node))
         except CutwaterError:
             return
 
-    async def _call(self, connection: Connection, request: Request, deadline: float, *, idempotent: bool) -> Answer:
-        left = max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))
-        # A node that does not answer takes only a part of the time, if another one may be asked.
-        timeout_ms = min(left, ATTEMPT_MS_MAX) if idempotent and len(self.addresses) > 1 else left
-        received = await connection.call(ASK, request, timeout_ms=timeout_ms)
-        return received.value
-
-    async def _connected(self, deadline: float) -> Connection:
+    async def _connected(self, deadline: Deadline) -> Connection:
         async with self._connecting:
             if self._connection is not None and self._connection.state is ConnectionState.OPEN:
                 return self._connection
             address = self.addresses[self._turn % len(self.addresses)]
-            left = int((deadline - asyncio.get_running_loop().time()) * 1_000)
-            timeout_ms = max(1, min(left, CONNECT_MS_MAX))
+            timeout_ms = deadline.left_ms(CONNECT_MS_MAX)
             connection = await open_connection(self._endpoint, address, self._access, timeout_ms=timeout_ms)
             if connection.peer is not None and connection.peer.role == STORAGE_NODE:
                 connection.abort()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from cutwater.client.cluster.credentials import Access, open_connection
@@ -19,7 +19,7 @@ CONNECT_MS_MAX = 3_000
 COMPLAIN_SECONDS = 0.5
 """Minimum interval between complaints about the same storage node."""
 
-Complain = Callable[[LogStreamId, StorageNodeId], Awaitable[None]]
+Complain = Callable[[LogStreamId, StorageNodeId], Coroutine[Any, Any, None]]
 
 
 class Nodes:
@@ -49,7 +49,8 @@ class Nodes:
             raise ClientClosed("this client was closed: make another one")
         task = self._connecting.get(address)
         if task is None:
-            task = self._connecting[address] = asyncio.get_running_loop().create_task(self._connect(address))
+            connecting = open_connection(self._endpoint, address, self._access, timeout_ms=CONNECT_MS_MAX)
+            task = self._connecting[address] = asyncio.get_running_loop().create_task(connecting)
             task.add_done_callback(lambda done: self._connected(address, done))
         try:
             # Several callers may wait for the same connection; one that gives up must not cancel it for the others.
@@ -73,12 +74,9 @@ class Nodes:
         now = asyncio.get_running_loop().time()
         if not self._is_closed and now - self._complained.get(node, -COMPLAIN_SECONDS) >= COMPLAIN_SECONDS:
             self._complained[node] = now
-            task = asyncio.get_running_loop().create_task(self._tell(stream, node))
+            task = asyncio.get_running_loop().create_task(self._complain(stream, node))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
-
-    async def _tell(self, stream: LogStreamId, node: StorageNodeId) -> None:
-        await self._complain(stream, node)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -89,9 +87,6 @@ class Nodes:
         for connection in (*self._open.values(), *self._left):
             connection.abort()
         self._open.clear()
-
-    async def _connect(self, address: str) -> Connection:
-        return await open_connection(self._endpoint, address, self._access, timeout_ms=CONNECT_MS_MAX)
 
     def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
         del self._connecting[address]

@@ -71,7 +71,7 @@ def _ahead_us(given: Duration | None) -> int:
     return 0 if given is None else milliseconds(given, "event_time_ahead_max=") * MILLISECOND
 
 
-def retention_of(given: timedelta | Retention | None) -> Retention:
+def _retention(given: timedelta | Retention | None) -> Retention:
     if given is None:
         return Retention()
     if isinstance(given, timedelta):
@@ -93,40 +93,38 @@ def _check_streams(given: object) -> int:
     return check_number("streams", given, "how many log streams the topic has")
 
 
-class Wanted(Struct, frozen=True):
-    """A topic that is to be created."""
-
-    name: str
-    streams: int
-    replication: int | None
-    schema: SchemaLike | None
-    event_time: str
-    retention: timedelta | Retention | None
-    event_time_ahead_max: Duration | None = None
-
-
 class Topics:
     def __init__(self, repository: Repository, catalogs: Catalogs) -> None:
         self._repository, self._catalogs = repository, catalogs
 
-    async def create(self, wanted: Wanted, exist_ok: bool, deadline: Deadline) -> Topic:
-        name, event_time, replication = wanted.name, wanted.event_time, wanted.replication
+    async def create(
+        self,
+        name: str,
+        streams: int,
+        replication: int | None,
+        schema: SchemaLike | None,
+        event_time: str,
+        retention: timedelta | Retention | None,
+        event_time_ahead_max: Duration | None,
+        exist_ok: bool,
+        deadline: Deadline,
+    ) -> Topic:
         check_topic(name)
         check_topic_name(name)
         if not isinstance(event_time, str):
             raise InvalidArgument(f"event_time= is the name of a column of schema=, such as 'at', not {event_time!r}")
-        streams, retention = _check_streams(wanted.streams), retention_of(wanted.retention)
+        streams, kept = _check_streams(streams), _retention(retention)
         if replication is not None:
             replication = check_number("replication", replication, "how many storage nodes hold each record")
-        ahead_us = _ahead_us(wanted.event_time_ahead_max)
-        if event_time and wanted.schema is None:
+        ahead_us = _ahead_us(event_time_ahead_max)
+        if event_time and schema is None:
             raise InvalidArgument("event_time= names a column of schema=: without a schema, event time is 'timestamp'")
-        encoded = b"" if wanted.schema is None else encode_schema(new_schema(wanted.schema, event_time))
+        encoded = b"" if schema is None else encode_schema(new_schema(schema, event_time))
         if exist_ok and (found := (await self._catalogs.fresh(deadline)).topics.get(name)) is not None:
             return self._existing(found, encoded, event_time)
         if replication is None:
             replication = await self._usual_replication(deadline)
-        request = CreateTopicRequest(name, streams, replication, encoded, event_time, retention, ahead_us)
+        request = CreateTopicRequest(name, streams, replication, encoded, event_time, kept, ahead_us)
         try:
             await self._repository.ask(request, Created, timeout_ms=deadline.left_ms(), idempotent=False)
         except ConnectionLost:
@@ -197,7 +195,7 @@ class Topics:
                 "times may be ahead"
             )
         ahead_us = None if event_time_ahead_max is None else _ahead_us(event_time_ahead_max)
-        kept = None if retention is None else retention_of(retention)
+        kept = None if retention is None else _retention(retention)
         if streams is not None:
             streams = _check_streams(streams)
         view = await self._catalogs.fresh(deadline)

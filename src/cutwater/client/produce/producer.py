@@ -20,9 +20,9 @@ from msgspec import structs
 from cutwater.client.append.declarations import DECLARATION_BYTES, Declared, declared_of, required
 from cutwater.client.append.plain_arrow import AppendRecords
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
-from cutwater.client.cluster.hedging import first_answer
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.cluster.node_connections import Nodes
+from cutwater.client.cluster.silence import first_answer
 from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed, InvalidRecord
 from cutwater.client.produce.producer_buffer import ProducerBuffer, Sent

@@ -19,7 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.append.router import now_us
 from cutwater.client.cluster.catalog_cache import Catalogs
 from cutwater.client.cluster.node_connections import Nodes
-from cutwater.client.cluster.silence import Watched
+from cutwater.client.cluster.silence import watched
 from cutwater.client.convert.conversion import Records, to_batch
 from cutwater.client.convert.encoding import Compression, Limits, encode
 from cutwater.client.convert.schemas import encode_schema
@@ -96,7 +96,7 @@ class AsyncStager:
         for node in stream.chain:
             address = self._catalogs.view.address(node)
             try:
-                async with Watched(self._catalogs, self._nodes, stream.stream, node):
+                async with watched(self._catalogs, self._nodes, stream.stream, node):
                     self._holders[node] = address, await self._nodes.connection(address, deadline)
             except ConnectionLost:
                 self._nodes.unreachable(stream.stream, node)
@@ -297,7 +297,7 @@ class AsyncStager:
         refusal: ResourceExhausted | None = None
         while True:
             try:
-                async with Watched(self._catalogs, self._nodes, stream.stream, node):
+                async with watched(self._catalogs, self._nodes, stream.stream, node):
                     await connection.call(method, argument, list(body), timeout_ms=deadline.left_ms())
                 return
             except ResourceExhausted as error:

@@ -3,11 +3,15 @@
 Many tasks, also in other processes, *stage* the rows of a batch; one driver then *publishes* it. Readers do not see
 staged rows. The rows that were published first under a batch number are final, so a batch may be repeated, even with
 other rows. ``Run``, ``Part`` and the results of ``publish`` are plain data that can be pickled.
+
+``PublishingCalls`` is a part of ``AsyncClient``, here because only few programs use it directly; Spark's sink does.
 """
 
 from __future__ import annotations
 
+import inspect
 import reprlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -23,7 +27,7 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, No
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId
 
-__all__ = ["Published", "Run", "RunStart", "Runs"]
+__all__ = ["Published", "PublishingCalls", "Run", "RunStart"]
 
 CATALOG_SECONDS = 1.0
 """Staging asks for the catalog no more often than this."""
@@ -52,19 +56,63 @@ class Published(Struct, frozen=True):
     count: int
 
 
-class Runs:
-    def __init__(
-        self,
-        catalogs: Catalogs,
-        nodes: Nodes,
-        repository: Repository,
-        limits: Limits,
-        compression: Compression | None,
-    ) -> None:
-        self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
-        self._limits, self._compression = limits, compression
+class PublishingCalls(ABC):
+    _catalogs: Catalogs
+    _nodes: Nodes
+    _repository: Repository
+    _limits: Limits
+    _compression: Compression | None
 
-    async def open(
+    def __init_subclass__(cls) -> None:
+        """Rename the methods, so that errors about arguments name a method as the caller knows it: as one of the client
+        class."""
+        for name, method in vars(PublishingCalls).items():
+            if inspect.isfunction(method) and PublishingCalls in cls.__bases__:
+                method.__qualname__ = f"{cls.__qualname__}.{name}"
+
+    @abstractmethod
+    def _deadline(self, timeout: float | None) -> Deadline: ...
+
+    async def open_run(
+        self,
+        name: str,
+        key: str,
+        *,
+        once: bool = False,
+        start: RunStart | None = None,
+        timeout: float | None = None,
+    ) -> Run:
+        """Return the run of this key: the one that it had before, or a new one. A new key takes the name over from the
+        previous run, which is ``RunFenced`` from then on. Without a name (``""``), no other run is affected. ``once``:
+        for a single batch, under a key that no other run has.
+
+        A new key under a name that has published is refused (``OutputExists``) before any run is fenced, unless
+        ``start`` says that the run begins after the input of that output, or that its rows are wanted again.
+
+        >>> run = log.open_run("totals", "key in a checkpoint")
+        >>> run.last_batch
+        -1
+        >>> log.open_run("totals", "key in a checkpoint").run == run.run
+        True
+        """
+        return await self._open_run(name, key, once, start, self._deadline(timeout))
+
+    async def check_run(
+        self, name: str, key: str, *, start: RunStart | None = None, timeout: float | None = None
+    ) -> None:
+        """Check that ``open_run`` would return a run: raise what it would raise. Opens nothing, and fences no run.
+
+        >>> run = log.open_run("checked", "key of the checked")
+        >>> _ = log.publish(run, 0, [log.stage(run, 0, "t", [b"a"])])
+        >>> log.check_run("checked", "key of the checked")
+        >>> log.check_run("checked", "another key")                                # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        cutwater.errors.OutputExists: 'checked' has published 1 row, ...
+        """
+        await self._open_run(name, key, False, start, self._deadline(timeout), is_question=True)
+
+    async def _open_run(
         self, name: str, key: str, once: bool, start: RunStart | None, deadline: Deadline, *, is_question: bool = False
     ) -> Run:
         given: dict[str, object] = {"name": name, "key": key}
@@ -82,12 +130,81 @@ class Runs:
         answer = await self._repository.ask(request, RunAnswer, timeout_ms=deadline.left_ms())
         return Run(answer.run, answer.generation, answer.last_batch, name, key)
 
-    async def of_name(self, name: str, deadline: Deadline) -> tuple[Run, ...]:
-        known = (await self._catalogs.description(deadline)).runs
+    async def find_runs(self, name: str, *, timeout: float | None = None) -> tuple[Run, ...]:
+        """Return all known runs of a name, oldest first, including those that are over. Opens and changes nothing.
+
+        >>> _ = log.open_run("found", "first key"), log.open_run("found", "second key")
+        >>> [run.key for run in log.find_runs("found")], log.find_runs("never opened")
+        (['first key', 'second key'], ())
+        """
+        known = (await self._catalogs.description(self._deadline(timeout))).runs
         own = sorted((run for run in known if name and run.name == name), key=lambda run: run.run)
         return tuple(Run(run.run, run.generation, run.last_batch, run.name, run.key) for run in own)
 
-    async def stager(self, run: Run, batch: int, topic: str, ordered: bool, deadline: Deadline) -> AsyncStager:
+    async def stage(
+        self,
+        run: Run,
+        batch: int,
+        topic: str,
+        records: Records,
+        *,
+        positions: Positions | None = None,
+        timeout: float | None = None,
+    ) -> Part | None:
+        """Store rows of a batch where no reader sees them; durable when it returns. None if there are no rows.
+
+        ``records`` are as for ``append``, of any number. With ``positions`` (bytes for each row, in order), the rows of
+        all parts are published in the order of their positions; either all parts of a topic have positions or none has.
+        Several tasks and processes may stage parts, and send them to the process that publishes.
+
+        >>> run = log.open_run("orders", "key of the orders")
+        >>> part = log.stage(run, 0, "t", [b"a", b"b"])
+        >>> part.rows, log.table("t").num_rows
+        (2, 0)
+        """
+        deadline = self._deadline(timeout)
+        _check_batch(run, batch)
+        if not rows_in(records):
+            return None
+        await self._catalogs.topic(topic, deadline)
+        wait = RETRY_SECONDS_MIN
+        failed: CutwaterError | None = None
+        while True:
+            try:
+                async with await self._stager(run, batch, topic, positions is not None, deadline) as stager:
+                    await stager.write(records, positions=positions, timeout=max(deadline.left, 0.001))
+                    return await stager.finish(timeout=max(deadline.left, 0.001))
+            except (Unavailable, NotFound) as error:
+                if not isinstance(error, DeadlineExceeded) or failed is None:
+                    failed = error
+                if topic not in self._catalogs.view.topics or deadline.left <= wait:
+                    raise failed from None
+            # A storage node has failed. All rows are staged again, on other nodes, which the catalog may name by then.
+            await deadline.pause(wait)
+            wait = min(wait * 2, RETRY_SECONDS_MAX)
+            try:
+                await self._catalogs.fresh(deadline)
+            except CutwaterError as error:
+                # The earlier failure says more.
+                raise failed from error
+
+    async def stager(
+        self, run: Run, batch: int, topic: str, *, ordered: bool = False, timeout: float | None = None
+    ) -> AsyncStager:
+        """Stage rows that come one batch after the other: ``write(rows)`` and then ``finish()``. Otherwise as
+        ``stage``. A failure of a storage node ends it; its rows have to be staged again.
+
+        >>> run = log.open_run("visits", "key of the visits")
+        >>> with log.stager(run, 0, "t") as stager:
+        ...     for value in (b"a", b"b"):
+        ...         stager.write([value])
+        ...     part = stager.finish()
+        >>> part.rows
+        2
+        """
+        return await self._stager(run, batch, topic, ordered, self._deadline(timeout))
+
+    async def _stager(self, run: Run, batch: int, topic: str, ordered: bool, deadline: Deadline) -> AsyncStager:
         """Return a stager that has begun: the nodes that will hold the part are known."""
         _check_batch(run, batch)
         info = await self._catalogs.topic(topic, deadline)
@@ -107,41 +224,32 @@ class Runs:
         await stager.begin(deadline)
         return stager
 
-    async def stage(
-        self, run: Run, batch: int, topic: str, records: Records, positions: Positions | None, deadline: Deadline
-    ) -> Part | None:
-        """Stage rows until they are staged or the time is up. After a failure of a storage node, stage all of them
-        again, on other nodes."""
-        _check_batch(run, batch)
-        if not rows_in(records):
-            return None
-        await self._catalogs.topic(topic, deadline)
-        wait = RETRY_SECONDS_MIN
-        failed: CutwaterError | None = None
-        while True:
-            try:
-                async with await self.stager(run, batch, topic, positions is not None, deadline) as stager:
-                    await stager.write(records, positions=positions, timeout=max(deadline.left, 0.001))
-                    return await stager.finish(timeout=max(deadline.left, 0.001))
-            except (Unavailable, NotFound) as error:
-                if not isinstance(error, DeadlineExceeded) or failed is None:
-                    failed = error
-                if topic not in self._catalogs.view.topics or deadline.left <= wait:
-                    raise failed from None
-            await deadline.pause(wait)
-            wait = min(wait * 2, RETRY_SECONDS_MAX)
-            await self._look_again(failed, deadline)
-
-    async def _look_again(self, failed: CutwaterError, deadline: Deadline) -> None:
-        """Fetch the catalog, which may have changed. If that fails, raise the earlier failure, which says more."""
-        try:
-            await self._catalogs.fresh(deadline)
-        except CutwaterError as error:
-            raise failed from error
-
     async def publish(
-        self, run: Run, batch: int, parts: Iterable[Part | None], position: int | None, deadline: Deadline
+        self,
+        run: Run,
+        batch: int,
+        parts: Iterable[Part | None],
+        *,
+        position: int | None = None,
+        timeout: float | None = None,
     ) -> tuple[Published, ...]:
+        """Publish a batch that consists of these parts, of one topic or several, and return when all of it is in the
+        log. The rows of each topic stay together, with consecutive positions. Readers see all of a topic's rows or
+        none.
+
+        A batch that was decided before stays as it was, and these parts are ignored. So a batch may be repeated after
+        any failure, even with other rows. If the time is up, the batch may or may not have been decided; once it is, it
+        will be published, even if this client ends. ``StagedExpired``: open the run again and stage the rows again.
+        ``position``: the GLSN up to which the input was read for this batch, if the input is this log.
+
+        >>> run = log.open_run("billing", "key of the billing")
+        >>> published = log.publish(run, 0, [log.stage(run, 0, "t", [b"a", b"b"])])
+        >>> [(group.topic, group.count) for group in published]
+        [('t', 2)]
+        >>> log.publish(run, 0, [log.stage(run, 0, "t", [b"other"])]) == published
+        True
+        """
+        deadline = self._deadline(timeout)
         _check_batch(run, batch)
         read: object = position
         if read is not None and (not isinstance(read, int) or isinstance(read, bool) or read < 0):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
-from cutwater.client.cluster.hedging import first_answer
 from cutwater.client.cluster.node_connections import Nodes
+from cutwater.client.cluster.silence import first_answer
 from cutwater.client.errors import ClientClosed
 from cutwater.client.read.lasting_damage import LastingDamage
 from cutwater.client.read.records import ColumnLayout, Record, runs_of
@@ -27,29 +27,43 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.methods import Method, Received
 from cutwater.protocol.storage_api import (
     EVENT_TIME,
     FIND,
     READ,
     EventTimeAnswer,
     EventTimeArguments,
+    FindAnswer,
     FindArguments,
+    ReadAnswerHeader,
     ReadArguments,
 )
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, BatchKind, CutTime, EventTime, LogStreamId, StorageNodeId
-from cutwater.wire.connection import Connection
 
 ASK_MS_MAX = 5_000
 RETRY_SECONDS_MIN = 0.005
 RETRY_SECONDS_MAX = 0.2
 
+Q = TypeVar("Q")
+A = TypeVar("A")
 T = TypeVar("T")
+FINAL = (Trimmed, InvalidArgument, ClientClosed)
+"""Errors that another replica would return, too."""
+
+
+class Behind(Unavailable):
+    """A replica is not far enough yet. Nothing is wrong with it; it only needs a moment."""
+
+    def __init__(self, stream: LogStreamId, glsn: GLSN) -> None:
+        super().__init__(f"a replica of log stream {stream} has not come to GLSN {glsn} yet")
 
 
 class PointReads:
-    def __init__(self, catalogs: Catalogs, nodes: Nodes) -> None:
-        self._catalogs, self._nodes = catalogs, nodes
+    def __init__(self, catalogs: Catalogs, nodes: Nodes, ask_ms_max: int = ASK_MS_MAX) -> None:
+        """``ask_ms_max``: how long one replica may take for an answer."""
+        self._catalogs, self._nodes, self._ask_ms_max = catalogs, nodes, ask_ms_max
 
     async def read(self, glsn: GLSN, stream: LogStreamId | None, deadline: Deadline) -> Record:
         view = self._catalogs.view
@@ -59,7 +73,10 @@ class PointReads:
             raise NotYetCommitted(f"GLSN {glsn} is not given out yet: the log ends at {view.catalog.high_watermark}")
         asked = [info for info in self._known(view, stream) if info.created_at < glsn <= info.last_glsn]
         found = await asyncio.gather(
-            *(self.ask(info, self._run_at(info.stream, glsn, deadline), deadline) for info in asked),
+            *(
+                self.ask(info, READ, ReadArguments(info.stream, glsn, 1), partial(_run_at, glsn), deadline)
+                for info in asked
+            ),
             return_exceptions=True,
         )
         for run in found:
@@ -80,7 +97,9 @@ class PointReads:
             # With several topics, the record may have been in any of them; naming one could be wrong.
             first_left, name = min(trimmed)
             raise Trimmed(glsn, first_left, name if len({name for _, name in trimmed}) == 1 else "")
-        raise no_record(glsn)
+        raise NoRecordHere(
+            f"GLSN {glsn} holds no record of a topic: it marks time, a producer's beginning, or a deleted topic"
+        )
 
     async def find(self, time: CutTime, streams: Iterable[StreamInfo], view: CatalogView, deadline: Deadline) -> GLSN:
         """Return the first position in these log streams that was committed at or after the time; after the end if
@@ -89,21 +108,21 @@ class PointReads:
         if time > view.catalog.cut_time:
             return GLSN(end + 1)
         asked = [info for info in streams if info.last_glsn]
-        found = await asyncio.gather(*(self.ask(info, self._from(info, time, deadline), deadline) for info in asked))
+        found = await asyncio.gather(
+            *(self.ask(info, FIND, FindArguments(info.stream, time), partial(_found, info), deadline) for info in asked)
+        )
         return min((glsn for glsn in found if glsn is not None), default=GLSN(end + 1))
 
     async def event_time(self, info: StreamInfo, at: GLSN, deadline: Deadline) -> EventTimeAnswer:
         """Return how far the event time of this log stream had come after a position."""
-        needed = min(at, info.last_glsn)
 
-        async def ask(connection: Connection) -> EventTimeAnswer:
-            arguments = EventTimeArguments(info.stream, at)
-            answer = (await connection.call(EVENT_TIME, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))).value
-            if answer.complete_through < needed:
-                raise Unavailable(f"a replica of log stream {info.stream} has not come to GLSN {needed} yet")
-            return answer
+        def accept(received: Received[EventTimeAnswer]) -> EventTimeAnswer:
+            needed = min(at, info.last_glsn)
+            if received.value.complete_through < needed:
+                raise Behind(info.stream, needed)
+            return received.value
 
-        return await self.ask(info, ask, deadline)
+        return await self.ask(info, EVENT_TIME, EventTimeArguments(info.stream, at), accept, deadline)
 
     def _known(self, view: CatalogView, stream: LogStreamId | None) -> list[StreamInfo]:
         if stream is None:
@@ -115,7 +134,7 @@ class PointReads:
 
     async def _record(self, run: CommittedBatch, glsn: GLSN, deadline: Deadline) -> Record:
         if run.batch.kind is not BatchKind.DATA:
-            raise what_it_is(run)
+            raise _what_it_is(run)
         for is_last in (False, True):
             view = self._catalogs.view
             info = view.streams.get(run.stream)
@@ -128,51 +147,37 @@ class PointReads:
                 await self._catalogs.fresh(deadline)
         raise NotFound(f"the topic of GLSN {glsn} was deleted")
 
-    def _run_at(
-        self, stream: LogStreamId, glsn: GLSN, deadline: Deadline
-    ) -> Callable[[Connection], Awaitable[CommittedBatch | None]]:
-        async def ask(connection: Connection) -> CommittedBatch | None:
-            arguments = ReadArguments(stream, glsn, 1)
-            received = await connection.call(READ, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
-            for run in runs_of(received.value, received.body):
-                if run.first_glsn <= glsn <= run.last_glsn:
-                    return run
-                if run.first_glsn > glsn:
-                    return None
-            if received.value.complete_through < glsn:
-                raise Unavailable(f"a replica of log stream {stream} has not come to GLSN {glsn} yet")
-            return None
+    async def ask(
+        self,
+        info: StreamInfo,
+        method: Method[Q, A],
+        arguments: Q,
+        accept: Callable[[Received[A]], T],
+        deadline: Deadline,
+    ) -> T:
+        """Return what ``accept`` makes of the answer of any replica. It raises if the answer is of no use, such as
+        ``Behind``. If one replica cannot answer, ask the next; if none can, ask again until the time is up, or until it
+        is certain that the only replica is damaged."""
 
-        return ask
+        async def ask_node(node: StorageNodeId) -> T:
+            try:
+                connection = await self._nodes.connection(self._catalogs.view.address(node), deadline)
+                timeout_ms = deadline.left_ms(self._ask_ms_max)
+                return accept(await connection.call(method, arguments, timeout_ms=timeout_ms))
+            except (ConnectionLost, DeadlineExceeded):
+                self._nodes.unreachable(info.stream, node)
+                raise
 
-    def _from(
-        self, info: StreamInfo, time: CutTime, deadline: Deadline
-    ) -> Callable[[Connection], Awaitable[GLSN | None]]:
-        async def ask(connection: Connection) -> GLSN | None:
-            arguments = FindArguments(info.stream, time)
-            answer = (await connection.call(FIND, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))).value
-            if answer.glsn is None and answer.complete_through < info.last_glsn:
-                raise Unavailable(f"a replica of log stream {info.stream} has not come to GLSN {info.last_glsn} yet")
-            return answer.glsn
-
-        return ask
-
-    async def ask(self, info: StreamInfo, ask: Callable[[Connection], Awaitable[T]], deadline: Deadline) -> T:
-        """Return the answer of any replica. If one cannot answer, ask the next; if none can, ask again until the time
-        is up, or until it is certain that the only replica is damaged."""
         wait, damage = RETRY_SECONDS_MIN, LastingDamage()
         last: CutwaterError = Unavailable(f"log stream {info.stream} has no replica")
         while True:
             info = self._catalogs.view.streams.get(info.stream, info)
-            askers = [
-                partial(self._ask_node, info, node, ask, deadline)
-                for node in dict.fromkeys((*info.chain, *info.replicas))
-            ]
+            askers = [partial(ask_node, node) for node in dict.fromkeys((*info.chain, *info.replicas))]
             if askers:
                 try:
-                    return await first_answer(askers, final=(Trimmed, InvalidArgument, ClientClosed))
+                    return await first_answer(askers, final=FINAL)
                 except CutwaterError as error:
-                    if isinstance(error, Trimmed | InvalidArgument | ClientClosed):
+                    if isinstance(error, FINAL):
                         raise
                     last = error
                     if lasting := damage.take(error, len(askers), deadline.now):
@@ -186,28 +191,26 @@ class PointReads:
             except CutwaterError as error:
                 last = error
 
-    async def _ask_node(
-        self,
-        info: StreamInfo,
-        node: StorageNodeId,
-        ask: Callable[[Connection], Awaitable[T]],
-        deadline: Deadline,
-    ) -> T:
-        try:
-            connection = await self._nodes.connection(self._catalogs.view.address(node), deadline)
-            return await ask(connection)
-        except (ConnectionLost, DeadlineExceeded):
-            self._nodes.unreachable(info.stream, node)
-            raise
+
+def _run_at(glsn: GLSN, received: Received[ReadAnswerHeader]) -> CommittedBatch | None:
+    for run in runs_of(received.value, received.body):
+        if run.first_glsn <= glsn <= run.last_glsn:
+            return run
+        if run.first_glsn > glsn:
+            return None
+    if received.value.complete_through < glsn:
+        raise Behind(received.value.stream, glsn)
+    return None
 
 
-def no_record(glsn: GLSN) -> NoRecordHere:
-    return NoRecordHere(
-        f"GLSN {glsn} holds no record of a topic: it marks time, a producer's beginning, or a deleted topic"
-    )
+def _found(info: StreamInfo, received: Received[FindAnswer]) -> GLSN | None:
+    answer = received.value
+    if answer.glsn is None and answer.complete_through < info.last_glsn:
+        raise Behind(info.stream, info.last_glsn)
+    return answer.glsn
 
 
-def what_it_is(run: CommittedBatch) -> NoRecordHere:
+def _what_it_is(run: CommittedBatch) -> NoRecordHere:
     """Return an error that says what a position without a record holds."""
     batch = run.batch
     if batch.kind is BatchKind.FENCE:

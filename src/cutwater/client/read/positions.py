@@ -7,40 +7,45 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal, TypeAlias
 
+from msgspec import Struct
+
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.cursors import AsyncCursor, NamedCursor
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.convert.times import time_us
 from cutwater.client.read.point_reads import PointReads
 from cutwater.client.subscribe.stream_readers import Selection
-from cutwater.client.subscribe.subscriptions import SubscriptionRange
 from cutwater.errors import InvalidArgument
 from cutwater.runtime.deadlines import Deadline
-from cutwater.types import GLSN, CutTime
+from cutwater.types import GLSN, CutTime, TopicId
 
 TopicNames: TypeAlias = str | Sequence[str] | re.Pattern[str]
 Position: TypeAlias = int | datetime | Literal["earliest", "latest"] | NamedCursor
 """A GLSN, the time at which records were committed, an end of the log, or the position of a cursor."""
 
 
-def check_start(position: object) -> None:
-    if not (_is_glsn(position) or isinstance(position, datetime | NamedCursor) or position in ("earliest", "latest")):
+class SubscriptionRange(Struct, frozen=True):
+    """The range of a subscription. ``stop`` is not included; None means that it never ends. ``starts``: topics of which
+    only later records are wanted."""
+
+    start: GLSN
+    stop: GLSN | None
+    starts: dict[TopicId, GLSN]
+    view: CatalogView
+
+
+def check_range(start: object, stop: object) -> None:
+    """Refuse what names no position, and a range that ends before it begins, even if it holds no records. A range that
+    ends where it begins is empty."""
+    if not (_is_glsn(start) or isinstance(start, datetime | NamedCursor) or start in ("earliest", "latest")):
         raise InvalidArgument(
-            f"start= is a GLSN from 1 on, 'earliest', 'latest', a datetime or a cursor, not {position!r}"
+            f"start= is a GLSN from 1 on, 'earliest', 'latest', a datetime or a cursor, not {start!r}"
         )
-
-
-def check_stop(position: object) -> None:
-    if not (position is None or _is_glsn(position) or isinstance(position, datetime)):
+    if not (stop is None or _is_glsn(stop) or isinstance(stop, datetime)):
         raise InvalidArgument(
-            f"stop= is a GLSN from 1 on, or a datetime, not {position!r}; without it, follow=False ends at the end of "
+            f"stop= is a GLSN from 1 on, or a datetime, not {stop!r}; without it, follow=False ends at the end of "
             "the log"
         )
-
-
-def check_order(start: Position, stop: int | datetime | None) -> None:
-    """Refuse a range that ends before it begins, even if it holds no records. A range that ends where it begins is
-    empty."""
     if isinstance(start, datetime) and isinstance(stop, datetime):
         # A time without a time zone is refused later, when it is looked up.
         is_wrong = start.tzinfo is not None and stop.tzinfo is not None and stop < start
@@ -50,11 +55,6 @@ def check_order(start: Position, stop: int | datetime | None) -> None:
         raise InvalidArgument(
             f"the range ends before it begins: stop is {stop}, and start is {start}. Exchange them, or leave stop out"
         )
-
-
-def _check_time(time: object) -> None:
-    if not isinstance(time, datetime) or time.tzinfo is None:
-        raise InvalidArgument(f"a time is a datetime with a time zone, such as datetime.now(UTC), not {time!r}")
 
 
 def _is_glsn(position: object) -> bool:
@@ -67,12 +67,13 @@ class Positions:
 
     async def find(self, time: datetime, selection: Selection | None, view: CatalogView, deadline: Deadline) -> GLSN:
         """Return the first position of these topics, or of any, that was committed at or after the time."""
-        _check_time(time)
-        cut_time = CutTime(time_us(time))
-        if selection is None:
-            return await self._reading.find(cut_time, view.catalog.streams, view, deadline)
-        streams = [stream for topic in selection.topics(view) for stream in view.streams_of(topic.topic)]
-        return await self._reading.find(cut_time, streams, view, deadline)
+        given: object = time
+        if not isinstance(given, datetime) or given.tzinfo is None:
+            raise InvalidArgument(f"a time is a datetime with a time zone, such as datetime.now(UTC), not {time!r}")
+        streams = view.catalog.streams
+        if selection is not None:
+            streams = tuple(info for topic in selection.topics(view) for info in view.streams_of(topic.topic))
+        return await self._reading.find(CutTime(time_us(time)), streams, view, deadline)
 
     async def resolve(
         self, selection: Selection, start: Position, stop: int | datetime | None, follow: bool, deadline: Deadline

@@ -11,7 +11,7 @@ import logging
 import os
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -24,13 +24,12 @@ from cutwater.client.cluster.credentials import ANYONE, Access
 from cutwater.client.cluster.holder_file import with_secret
 from cutwater.client.cluster.metadata_client import Repository, parse_servers
 from cutwater.client.cluster.node_connections import Nodes
-from cutwater.client.cluster.silence import Watched
-from cutwater.client.read.point_reads import PointReads
-from cutwater.client.read.records import ColumnLayout
+from cutwater.client.cluster.silence import watched
+from cutwater.client.read.point_reads import Behind, PointReads
 from cutwater.client.read.watermarks import marks_between
-from cutwater.client.subscribe.stream_readers import Feed, Selection
+from cutwater.client.subscribe.stream_readers import Feed, Selection, reading_order
 from cutwater.core.read.time_marks import TimeMark
-from cutwater.core.requests import Catalog, CatalogRequest, StreamInfo, TopicInfo
+from cutwater.core.requests import Catalog, CatalogRequest, StreamInfo
 from cutwater.errors import (
     CutwaterError,
     Damaged,
@@ -40,11 +39,10 @@ from cutwater.errors import (
     ProtocolViolation,
     ResourceExhausted,
     Trimmed,
-    Unavailable,
 )
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import FRAME_BYTES_MAX
-from cutwater.protocol.methods import Body
+from cutwater.protocol.methods import Body, Received
 from cutwater.protocol.scan_api import (
     CHECKED,
     COLUMNS,
@@ -58,6 +56,8 @@ from cutwater.protocol.scan_api import (
     RUN_COLUMNS,
     SCAN,
     EventTimeBefore,
+    GroupsAnswer,
+    HeadsAnswer,
     HeadsArguments,
     MeasureAnswer,
     MeasureArguments,
@@ -69,7 +69,6 @@ from cutwater.protocol.storage_api import Columns
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import is_loopback, parse_address
-from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.options import MIB
 
@@ -266,7 +265,7 @@ class Ranges:
     def __init__(self, repository: Repository, catalogs: Catalogs, nodes: Nodes) -> None:
         """Use ``connect`` instead; ``repository`` must have answered before."""
         self._repository, self._catalogs, self._nodes = repository, catalogs, nodes
-        self._reading = PointReads(catalogs, nodes)
+        self._reading = PointReads(catalogs, nodes, ASK_MS_MAX)
 
     @classmethod
     async def connect(cls, servers: str, access: Access = ANYONE, *, timeout: float) -> Ranges:
@@ -313,16 +312,14 @@ class Ranges:
 
     async def measure(self, info: StreamInfo, positions: Sequence[GLSN], timeout: float) -> MeasureAnswer:
         """Return how much of a log stream lies up to each of these positions, from a replica that has all of it."""
-        deadline = Deadline(timeout)
 
-        async def ask(connection: Connection) -> MeasureAnswer:
-            arguments = MeasureArguments(info.stream, tuple(positions))
-            answer = (await connection.call(MEASURE, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))).value
-            if answer.complete_through < min(positions[-1], info.last_glsn):
-                raise _Behind(info.stream, positions[-1])
-            return answer
+        def accept(received: Received[MeasureAnswer]) -> MeasureAnswer:
+            if received.value.complete_through < min(positions[-1], info.last_glsn):
+                raise Behind(info.stream, positions[-1])
+            return received.value
 
-        return await self._reading.ask(info, ask, deadline)
+        arguments = MeasureArguments(info.stream, tuple(positions))
+        return await self._reading.ask(info, MEASURE, arguments, accept, Deadline(timeout))
 
     async def heads(self, info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, timeout: float) -> Heads:
         """Return all headers of a range. Raises ``Trimmed`` if the range begins before the first record left."""
@@ -332,41 +329,43 @@ class Ranges:
         idle = array("q")
         # A sealed log stream gets no more cuts, but the catalog knows where it ends.
         to_glsn = min(to_glsn, info.last_glsn)
+
+        def accept(received: Received[HeadsAnswer]) -> tuple[HeadsAnswer, BatchArrays]:
+            if received.value.complete_through < min(from_glsn, to_glsn):
+                raise Behind(info.stream, to_glsn)
+            return received.value, unpack(received.body, len(COLUMNS) + received.value.with_idle)
+
         while before is None or from_glsn <= to_glsn:
-            found, through = await self._reading.ask(info, _heads(info, from_glsn, to_glsn, deadline), deadline)
-            before = before or found.before
-            for column, more in zip(columns, found.columns, strict=True):
+            arguments = HeadsArguments(info.stream, from_glsn, to_glsn, HEADS_MAX, with_idle=True)
+            answer, found = await self._reading.ask(info, HEADS, arguments, accept, deadline)
+            before = before or answer.before
+            for column, more in zip(columns, found[: len(COLUMNS)], strict=True):
                 column.extend(more)
-            idle.extend(found.idle)
-            from_glsn = GLSN(through + 1)
+            # A storage node of a version before idleness could be declared does not report it, and has none.
+            idle.extend(found[-1] if answer.with_idle else array("q", bytes(found[0].itemsize * len(found[0]))))
+            from_glsn = GLSN(answer.complete_through + 1)
         return Heads(before, columns, idle)
 
     async def groups(
         self, info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, timeout: float
-    ) -> tuple[tuple[array[int], ...], GLSN]:
+    ) -> tuple[BatchArrays, GLSN]:
         """Return what runs have published in a range, column by column as in ``protocol.scan_api``, and the position up
         to which that is complete: at least ``from_glsn``. Raises ``Trimmed`` if the range begins before the first
         record left."""
-        deadline = Deadline(timeout)
 
-        async def ask(connection: Connection) -> tuple[tuple[array[int], ...], GLSN]:
-            arguments = HeadsArguments(info.stream, from_glsn, to_glsn, HEADS_MAX)
-            received = await connection.call(GROUPS, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
+        def accept(received: Received[GroupsAnswer]) -> tuple[BatchArrays, GLSN]:
             through = received.value.complete_through
             if through < from_glsn:
-                raise _Behind(info.stream, to_glsn)
+                raise Behind(info.stream, to_glsn)
             return unpack(received.body, len(GROUP_COLUMNS)), through
 
-        return await self._reading.ask(info, ask, deadline)
+        arguments = HeadsArguments(info.stream, from_glsn, to_glsn, HEADS_MAX)
+        return await self._reading.ask(info, GROUPS, arguments, accept, Deadline(timeout))
 
     def feed(self, selection: Selection, start: GLSN, view: CatalogView) -> Feed:
         """Return a feed for callers that wait for new entries, declarations included. Its runs have only event
         times."""
-
-        def projection(topic: TopicInfo) -> Mapping[int, Columns]:
-            return ColumnLayout(self._catalogs.view.schema(topic), ["timestamp"]).projection
-
-        feed = Feed(self._catalogs, self._nodes, selection, projection, start, {}, fences=True)
+        feed = Feed(self._catalogs, self._nodes, selection, ["timestamp"], start, fences=True)
         feed.begin(view)
         return feed
 
@@ -426,8 +425,8 @@ class _Replicas:
         trouble = "it has no replica"
         tried = 0
         while True:
-            node = self._replica()
-            if node is not None:
+            if members := self._members():
+                node = members[self._turn % len(members)]
                 try:
                     return await self._scan(node, asked, deadline)
                 except (Trimmed, InvalidArgument, ProtocolViolation):
@@ -437,7 +436,7 @@ class _Replicas:
                     if isinstance(error, ResourceExhausted):
                         # The node is busy, and nothing is wrong with it.
                         await deadline.pause(min(error.retry_ms / 1_000, max(deadline.left, 0.0)))
-                    elif not isinstance(error, _Behind):
+                    elif not isinstance(error, Behind):
                         self._nodes.unreachable(self._stream, node)
                 self._turn += 1
             tried += 1
@@ -457,12 +456,7 @@ class _Replicas:
 
     def _members(self) -> tuple[StorageNodeId, ...]:
         info = self._catalogs.view.streams.get(self._stream)
-        # The head comes last, because it has the most to do.
-        return () if info is None else tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
-
-    def _replica(self) -> StorageNodeId | None:
-        members = self._members()
-        return members[self._turn % len(members)] if members else None
+        return () if info is None else reading_order(info)
 
     async def _scan(self, node: StorageNodeId, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
         if not self._stored or self._stored[0].from_glsn != asked.from_glsn:
@@ -470,12 +464,12 @@ class _Replicas:
             address = self._catalogs.view.address(node)
             opens_files = self._opens_files and is_loopback(parse_address(address)[0])
             arguments = replace(asked, opens_files=opens_files, file_bytes_max=FILE_BYTES, tells_checked=True)
-            async with Watched(self._catalogs, self._nodes, self._stream, node):
+            async with watched(self._catalogs, self._nodes, self._stream, node):
                 connection = await self._nodes.connection(address, deadline)
                 received = await connection.call(SCAN, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
             answer = received.value
             if answer.complete_through < asked.from_glsn:
-                raise _Behind(self._stream, asked.from_glsn)
+                raise Behind(self._stream, asked.from_glsn)
             if not answer.path:
                 return scanned(asked, answer, received.body), answer.complete_through
             self._stored.extend(in_file(asked, answer, received.body))
@@ -494,28 +488,3 @@ class _Replicas:
             self._opens_files = False
             self._stored.clear()
             return await self._scan(node, asked, deadline)
-
-
-class _Behind(Unavailable):
-    """A replica is not far enough yet. Nothing is wrong with it; it only needs a moment."""
-
-    def __init__(self, stream: LogStreamId, glsn: GLSN) -> None:
-        super().__init__(f"a replica of log stream {stream} has not come to GLSN {glsn} yet")
-
-
-def _heads(
-    info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, deadline: Deadline
-) -> Callable[[Connection], Awaitable[tuple[Heads, GLSN]]]:
-    async def ask(connection: Connection) -> tuple[Heads, GLSN]:
-        arguments = HeadsArguments(info.stream, from_glsn, to_glsn, HEADS_MAX, with_idle=True)
-        received = await connection.call(HEADS, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
-        through = received.value.complete_through
-        if through < min(from_glsn, to_glsn):
-            raise _Behind(info.stream, to_glsn)
-        answer = received.value
-        columns = unpack(received.body, len(COLUMNS) + answer.with_idle)
-        # A storage node of a version before idleness could be declared does not report it, and has none.
-        idle = columns[-1] if answer.with_idle else array("q", bytes(columns[0].itemsize * len(columns[0])))
-        return Heads(answer.before, columns[: len(COLUMNS)], idle), through
-
-    return ask

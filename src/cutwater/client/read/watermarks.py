@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -45,7 +45,7 @@ from cutwater.core.read.watermark import (
 from cutwater.core.requests import ClockMarks, ClockRequest, StreamInfo, TopicInfo
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import DeadlineExceeded, NotYetCommitted, Trimmed
-from cutwater.protocol.storage_api import Columns, EventTimeAnswer
+from cutwater.protocol.storage_api import EventTimeAnswer
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, MILLISECOND, BatchKind, CutTime, EventTime, TopicId
 
@@ -183,10 +183,8 @@ class Watermarks:
         walk = _Walk(clock, self._catalogs, topic, question.strategy)
         if start <= last:
             walk.marks.extend(await marks_between(self._repository, GLSN(start - 1), last, deadline))
-            selection = Selection(topic.name)
-            feed = Feed(
-                self._catalogs, self._nodes, selection, self._projection, start, {}, GLSN(last + 1), fences=True
-            )
+            selection, stop = Selection(topic.name), GLSN(last + 1)
+            feed = Feed(self._catalogs, self._nodes, selection, ["timestamp"], start, stop=stop, fences=True)
             try:
                 feed.begin(question.view)
                 while feed.next_glsn <= last:
@@ -217,15 +215,10 @@ class Watermarks:
     def _inside(self, clock: WatermarkClock, topic: TopicInfo, run: CommittedBatch, glsn: GLSN) -> int:
         """Return the watermark after some of the records of a batch. A declaration takes effect only at the end of its
         batch."""
-        times = self._layout(topic).batch(run, 0, glsn - run.first_glsn + 1).column(0).view(pa.int64()).to_pylist()
+        layout = ColumnLayout(self._catalogs.view.schema(topic), ["timestamp"])
+        times = layout.batch(run, 0, glsn - run.first_glsn + 1).column(0).view(pa.int64()).to_pylist()
         clock.batch(run.stream, run.first_glsn, run.time, [EventTime(time) for time in times])
         return clock.watermark
-
-    def _layout(self, topic: TopicInfo) -> ColumnLayout:
-        return ColumnLayout(self._catalogs.view.schema(topic), ["timestamp"])
-
-    def _projection(self, topic: TopicInfo) -> Mapping[int, Columns]:
-        return self._layout(topic).projection
 
 
 class _Walk:

@@ -20,7 +20,7 @@ from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView, no_such
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.errors import ClientClosed
 from cutwater.client.read.lasting_damage import LastingDamage
-from cutwater.client.read.records import runs_of
+from cutwater.client.read.records import ColumnLayout, runs_of
 from cutwater.core.read.merge_reader import CommittedBatch, MergeReader, ReadAnswer
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import (
@@ -34,7 +34,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.protocol.methods import Received
-from cutwater.protocol.storage_api import FOLLOW, Columns, FollowArguments, ReadAnswerHeader
+from cutwater.protocol.storage_api import FOLLOW, Columns, ReadAnswerHeader, ReadArguments
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
 from cutwater.types import GLSN, BatchKind, LogStreamId, StorageNodeId, TopicId
 from cutwater.wire.calls.streams import SharedCredit, StreamReceiver
@@ -60,9 +60,6 @@ QUIET_MS = round(SLOW_SECONDS * 1_000)
 CONNECT_SECONDS = 5.0
 RETRY_SECONDS_MIN = 0.01
 RETRY_SECONDS_MAX = 1.0
-
-Projections = Callable[[TopicInfo], Mapping[int, Columns]]
-"""Returns the wanted columns of a topic's schemas; empty if all are wanted."""
 
 _OF_PATTERNS = frozenset("*?+|^$()[]{}\\")
 """Characters that mark a pattern; topic names cannot contain them."""
@@ -108,28 +105,29 @@ class Selection:
 
 
 class Feed:
-    """The runs of one subscription in GLSN order, up to and excluding ``stop``. ``starts``: topics of which only later
-    records are wanted. ``fences``: also return fences and declarations, which are commits without records."""
+    """The runs of one subscription in GLSN order, up to and excluding ``stop``. ``columns``: those that are wanted, or
+    None for all. ``starts``: topics of which only later records are wanted. ``fences``: also return fences and
+    declarations, which are commits without records."""
 
     def __init__(
         self,
         catalogs: Catalogs,
         nodes: Nodes,
         selection: Selection,
-        projections: Projections,
+        columns: Sequence[str] | None,
         start: GLSN,
-        starts: Mapping[TopicId, GLSN],
+        starts: Mapping[TopicId, GLSN] | None = None,
         stop: GLSN | None = None,
         *,
         fences: bool = False,
     ) -> None:
-        self.catalogs, self.nodes, self._selection, self._projections = catalogs, nodes, selection, projections
+        self.catalogs, self.nodes, self._selection, self._columns = catalogs, nodes, selection, columns
         self._machine = MergeReader((), start, starts, stop=None if stop is None else GLSN(stop - 1))
         self._fences: list[CommittedBatch] | None = [] if fences else None
         self._readers: dict[LogStreamId, _Reader] = {}
         self._news = asyncio.Event()
         self._room = asyncio.Event()
-        self._catalog_is_old = asyncio.Event()
+        self.catalog_is_old = asyncio.Event()
         self._error: CutwaterError | None = None
         self._loop = asyncio.get_running_loop()
         self._settled_hwm = GLSN(0)
@@ -141,10 +139,6 @@ class Feed:
     def next_glsn(self) -> GLSN:
         """Everything below this position was handed on."""
         return self._machine.next_glsn
-
-    @property
-    def now(self) -> float:
-        return self._loop.time()
 
     @property
     def window_bytes(self) -> int:
@@ -237,12 +231,12 @@ class Feed:
             new = [run for run in answer.runs if run.batch.kind is not BatchKind.DATA and run.last_glsn >= wanted[1]]
             self._fences += new
         if self._machine.needs_catalog:
-            self._catalog_is_old.set()
+            self.catalog_is_old.set()
         self._news.set()
 
     def take_trimmed(self, stream: LogStreamId, error: Trimmed) -> None:
         self._machine.take_trimmed(stream, error.first_left)
-        self._catalog_is_old.set()
+        self.catalog_is_old.set()
         self._news.set()
 
     async def wait_for_room(self, stream: LogStreamId) -> None:
@@ -268,9 +262,6 @@ class Feed:
             for task in self._tasks():
                 task.cancel()
 
-    def look_at_catalog(self) -> None:
-        self._catalog_is_old.set()
-
     def wanted(self, stream: LogStreamId) -> tuple[StreamInfo, GLSN] | None:
         """Return the log stream from the catalog and the position from which it is wanted; None if it is not wanted."""
         return self._machine.want(stream)
@@ -281,11 +272,12 @@ class Feed:
         return wanted is not None and wanted[1] <= self._settled_hwm
 
     def projection(self, info: StreamInfo) -> Mapping[int, Columns]:
+        """Return the wanted columns of each schema of the topic; empty if all are wanted."""
         view = self.catalogs.view
         name = view.names.get(info.topic)
         if name is None:
             raise Unavailable(f"log stream {info.stream} belongs to a topic that is being deleted")
-        return self._projections(view.topics[name])
+        return ColumnLayout(view.schema(view.topics[name]), self._columns).projection
 
     # The catalog.
 
@@ -293,10 +285,10 @@ class Feed:
         while True:
             try:
                 async with asyncio.timeout(CATALOG_SECONDS if self._machine.topics else CATALOG_SECONDS_ALONE):
-                    await self._catalog_is_old.wait()
+                    await self.catalog_is_old.wait()
             except TimeoutError:
                 pass
-            self._catalog_is_old.clear()
+            self.catalog_is_old.clear()
             try:
                 view = await self.catalogs.fresh(Deadline(CONNECT_SECONDS))
             except ClientClosed as error:
@@ -305,7 +297,7 @@ class Feed:
             except CutwaterError:
                 # Nothing is lost: the log streams that are being followed go on.
                 await asyncio.sleep(RETRY_SECONDS_MIN)
-                self._catalog_is_old.set()
+                self.catalog_is_old.set()
                 continue
             self._take_catalog(view)
 
@@ -347,7 +339,7 @@ class _Reader:
     def is_cut_off(self) -> bool:
         """Whether all nodes that have the log stream were tried in vain."""
         wanted = self._feed.wanted(self._stream)
-        return wanted is not None and not self._is_attached and self.failures.keys() >= set(_nodes_of(wanted[0]))
+        return wanted is not None and not self._is_attached and self.failures.keys() >= set(reading_order(wanted[0]))
 
     async def _run(self) -> None:
         wait = RETRY_SECONDS_MIN
@@ -363,10 +355,11 @@ class _Reader:
             except CutwaterError as error:
                 _log.info("log stream %s is followed elsewhere: %s", self._stream, error.message)
                 self._note(wanted[0], error)
-                if lasting := self._damage.take(error, len(_nodes_of(wanted[0])), self._feed.now):
+                now = asyncio.get_running_loop().time()
+                if lasting := self._damage.take(error, len(reading_order(wanted[0])), now):
                     self._feed.fail(lasting)
                     return
-                self._feed.look_at_catalog()
+                self._feed.catalog_is_old.set()
             self._turn += 1
             wait = RETRY_SECONDS_MIN if self._was_heard else min(wait * 2, RETRY_SECONDS_MAX)
             await asyncio.sleep(wait)
@@ -376,21 +369,21 @@ class _Reader:
         if self._was_heard:
             self.failures.clear()
             self._damage.forget()
-        if nodes := _nodes_of(info):
+        if nodes := reading_order(info):
             self.failures[nodes[self._turn % len(nodes)]] = why
 
     async def _follow(self, info: StreamInfo, position: GLSN) -> None:
         feed = self._feed
         revision = feed.catalogs.view.catalog.revision
         projection = dict(feed.projection(info))
-        nodes = _nodes_of(info)
+        nodes = reading_order(info)
         if not nodes:
             raise Unavailable(f"log stream {info.stream} has no replica")
         node = nodes[self._turn % len(nodes)]
         address = feed.catalogs.view.address(node)
         connection = await feed.nodes.connection(address, Deadline(CONNECT_SECONDS))
         credit = SharedCredit(WINDOW_ITEMS, feed.window_bytes, item_bytes_max=WireOptions().frame_bytes_max)
-        arguments = FollowArguments(self._stream, position, MESSAGE_BYTES, projection)
+        arguments = ReadArguments(self._stream, position, MESSAGE_BYTES, projection)
         async with connection.open_stream(FOLLOW, arguments, credit=credit) as messages:
             self._is_attached = True
             while (message := await self._next(messages, node)) is not None:
@@ -425,7 +418,7 @@ class _Reader:
                     catalogs.look(after_seconds=SILENT_MS / 1_000)
 
 
-def _nodes_of(info: StreamInfo) -> tuple[StorageNodeId, ...]:
+def reading_order(info: StreamInfo) -> tuple[StorageNodeId, ...]:
     """Return the members of the chain before other replicas, with the head last among them: it has the most to do."""
     return tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
 

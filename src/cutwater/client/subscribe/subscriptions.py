@@ -1,4 +1,4 @@
-"""The subscription as a reader uses it: records or record batches in GLSN order, from its start to its stop."""
+"""Subscriptions as readers use them: records or record batches in GLSN order, from the start to the stop."""
 
 from __future__ import annotations
 
@@ -6,52 +6,36 @@ import asyncio
 import logging
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
+from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
+from cutwater.client.cluster.catalog_cache import Catalogs
 from cutwater.client.cluster.node_connections import Nodes
+from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.errors import ClientClosed
+from cutwater.client.read.positions import Position, Positions, SubscriptionRange, TopicNames, check_range
 from cutwater.client.read.records import ColumnLayout, Record
 from cutwater.client.subscribe.stream_readers import Feed, Selection
 from cutwater.core.read.merge_reader import CommittedBatch
-from cutwater.core.requests import TopicInfo
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Malformed, Trimmed
-from cutwater.protocol.storage_api import Columns
 from cutwater.runtime.deadlines import Deadline, check_wait
-from cutwater.types import GLSN, LogStreamId, TopicId
+from cutwater.types import GLSN, LogStreamId
 
 BATCH_ROWS = 16_384
 """Ready runs are joined until a batch has this many rows."""
 BATCH_BYTES = 64 * 1024 * 1024
 """Runs are not joined beyond this size: decompressed, they may be many times as large."""
 SKIPPED_MAX = 1_000
-ON_MALFORMED = ("error", "skip")
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class SubscriptionRange(Struct, frozen=True):
-    """The range of a subscription. ``stop`` is not included; None means that it never ends. ``starts``: topics of which
-    only later records are wanted."""
-
-    start: GLSN
-    stop: GLSN | None
-    starts: dict[TopicId, GLSN]
-    view: CatalogView
-
-
-class Resolve(Protocol):
-    """Finds the range of a subscription when it begins."""
-
-    async def __call__(self, selection: Selection, deadline: Deadline) -> SubscriptionRange: ...
 
 
 class Skipped(Struct, frozen=True):
@@ -79,21 +63,16 @@ class WantedRows(Struct):
         return self.stop - self.start
 
 
-class CanBeAbandoned(Protocol):
-    def abandon(self) -> None:
-        """Close from any thread without waiting for it."""
-
-
-def abandon_with(holder: object, held: CanBeAbandoned) -> None:
+def abandon_with(holder: object, held: Feed | AsyncSubscription[Any]) -> None:
     """End ``held`` when ``holder`` is no longer referenced. This keeps only a weak reference to ``held``, because an
     error stored in it may refer to the holder. Its background tasks keep it alive as long as that matters."""
-    weakref.finalize(holder, _abandon, weakref.ref(held)).atexit = False
+    known = weakref.ref(held)
 
+    def abandon() -> None:
+        if (still_there := known()) is not None:
+            still_there.abandon()
 
-def _abandon(known: weakref.ref[CanBeAbandoned]) -> None:
-    held = known()
-    if held is not None:
-        held.abandon()
+    weakref.finalize(holder, abandon).atexit = False
 
 
 class AsyncSubscription(Generic[T]):
@@ -113,7 +92,7 @@ class AsyncSubscription(Generic[T]):
         catalogs: Catalogs,
         nodes: Nodes,
         selection: Selection,
-        resolve: Resolve,
+        resolve: Callable[[Deadline], Awaitable[SubscriptionRange]],
         make: Callable[[Sequence[WantedRows]], list[T]],
         columns: Sequence[str] | None,
         timeout: float,
@@ -122,7 +101,8 @@ class AsyncSubscription(Generic[T]):
         patience: float | None,
         skips_malformed: bool = False,
     ) -> None:
-        """``patience``: how long each wait for records may take; None if there need not be any new records."""
+        """``resolve`` finds the range when the subscription begins. ``patience``: how long each wait for records may
+        take; None if there need not be any new records."""
         self._skips_malformed = skips_malformed
         self._skipped: deque[Skipped] = deque(maxlen=SKIPPED_MAX)
         self._skipped_records = 0
@@ -155,13 +135,12 @@ class AsyncSubscription(Generic[T]):
             raise ClientClosed("this subscription was closed: subscribe again")
 
     async def _open(self) -> None:
-        self._range = found = await self._resolve(self._selection, Deadline(self._timeout))
+        self._range = found = await self._resolve(Deadline(self._timeout))
         self._reached = found.start
         for topic in self._selection.topics(found.view):
             # Raises now if a column does not exist.
-            _layout_of(self._catalogs, self._columns, topic)
-        projection = partial(_projection_of, self._catalogs, self._columns)
-        feed = Feed(self._catalogs, self._nodes, self._selection, projection, found.start, found.starts, found.stop)
+            ColumnLayout(self._catalogs.view.schema(topic), self._columns)
+        feed = Feed(self._catalogs, self._nodes, self._selection, self._columns, found.start, found.starts, found.stop)
         try:
             feed.begin(found.view)
         except BaseException:
@@ -306,18 +285,16 @@ class AsyncSubscription(Generic[T]):
     def _clipped(self, runs: Iterable[CommittedBatch]) -> Iterable[WantedRows]:
         found = self._range
         assert found is not None
-        stop = found.stop
+        stop, starts = found.stop, found.starts
         for run in runs:
-            start = max(found.start, self._start_of(run.stream, found.starts))
+            start = found.start
+            if starts and (info := self._catalogs.view.streams.get(run.stream)) is not None:
+                start = max(start, starts.get(info.topic, start))
             first = max(0, start - run.first_glsn)
             last = run.batch.count if stop is None else min(run.batch.count, stop - run.first_glsn)
             layout = self._layout(run) if first < last else None
             if layout is not None:
                 yield WantedRows(layout, run, first, last)
-
-    def _start_of(self, stream: LogStreamId, starts: Mapping[TopicId, GLSN]) -> GLSN:
-        info = self._catalogs.view.streams.get(stream) if starts else None
-        return GLSN(0) if info is None else starts.get(info.topic, GLSN(0))
 
     def _take_pieces(self) -> list[WantedRows]:
         """Read the next few pieces. Stop before a malformed one, so that everything before it is delivered first."""
@@ -362,24 +339,75 @@ class AsyncSubscription(Generic[T]):
         if name is None:
             self._selection.topics(view)
             return None
-        layout = self._layouts[run.stream] = _layout_of(self._catalogs, self._columns, view.topics[name])
+        layout = self._layouts[run.stream] = ColumnLayout(view.schema(view.topics[name]), self._columns)
         return layout
 
 
-def _layout_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: TopicInfo) -> ColumnLayout:
-    """Return how records of this topic are delivered."""
-    return ColumnLayout(catalogs.view.schema(topic), columns)
+class Subscriptions:
+    """Makes the subscriptions of a client, and closes them together with it."""
 
+    def __init__(self, catalogs: Catalogs, nodes: Nodes, positions: Positions) -> None:
+        self._catalogs, self._nodes, self._positions = catalogs, nodes, positions
+        self.known: weakref.WeakSet[AsyncSubscription[Any]] = weakref.WeakSet()
 
-def _projection_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: TopicInfo) -> Mapping[int, Columns]:
-    return _layout_of(catalogs, columns, topic).projection
+    def make(
+        self,
+        topics: TopicNames,
+        start: Position,
+        stop: int | datetime | None,
+        follow: bool,
+        seconds: float,
+        make: Callable[[Sequence[WantedRows]], list[T]],
+        columns: Sequence[str] | None,
+        on_malformed: str,
+    ) -> AsyncSubscription[T]:
+        """Make a subscription. ``make`` converts the rows: ``make_records`` or ``make_batches``."""
+        selection = Selection(topics)
+        if not isinstance(follow, bool):
+            raise InvalidArgument(f"follow= is True or False, not {follow!r}")
+        check_range(start, stop)
+        if on_malformed not in ("error", "skip"):
+            raise InvalidArgument(f"on_malformed= is 'error' or 'skip', not {on_malformed!r}")
+        subscription = AsyncSubscription(
+            self._catalogs,
+            self._nodes,
+            selection,
+            partial(self._positions.resolve, selection, start, stop, follow),
+            make,
+            columns,
+            seconds,
+            from_earliest=start == "earliest",
+            patience=None if follow else seconds,
+            skips_malformed=on_malformed == "skip",
+        )
+        self.known.add(subscription)
+        return subscription
 
+    async def table(
+        self,
+        batches: AsyncSubscription[pa.RecordBatch],
+        topics: TopicNames,
+        columns: Sequence[str] | None,
+        deadline: Deadline,
+    ) -> pa.Table:
+        """Return everything that a subscription to these topics and columns delivers until it ends."""
+        found: list[pa.RecordBatch] = []
+        async with batches:
+            while some := await batches.take(timeout=max(deadline.left, 0.001)):
+                found += some
+        if not found:
+            known = Selection(topics).topics(self._catalogs.view)
+            schema = self._catalogs.view.schema(known[0]) if known else TopicSchema("")
+            return ColumnLayout(schema, columns).schema.empty_table()
+        try:
+            return pa.Table.from_batches(found, found[-1].schema)
+        except pa.ArrowInvalid:
+            # An older part may lack columns that were added to the schema meanwhile.
+            return pa.concat_tables([pa.Table.from_batches([batch]) for batch in found], promote_options="default")
 
-def check_on_malformed(given: object) -> bool:
-    """Return whether malformed batches are skipped."""
-    if given not in ON_MALFORMED:
-        raise InvalidArgument(f"on_malformed= is 'error' or 'skip', not {given!r}")
-    return given == "skip"
+    async def close(self) -> None:
+        for subscription in list(self.known):
+            await subscription.close()
 
 
 def make_records(pieces: Sequence[WantedRows]) -> list[Record]:

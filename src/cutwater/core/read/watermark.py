@@ -24,7 +24,7 @@ clocks of the sources that feed one operator. The rule, exact for every position
     idle.
 7.  ``u(g)`` of an operator is the minimum of ``W_s`` over its sources that are not idle, or the maximum if all are.
     ``W(g) = max(W(g - 1), u(g))``. A stream or source that returns behind counts again, and nothing goes back.
-8.  The end of a bounded input is ``MAX_WATERMARK``.
+8.  The end of a bounded input is ``MAX_WATERMARK``; the reader sets it, because no position follows.
 
 So ``W`` depends on nothing but the log up to ``g``: no clock, no batch size, no reader. The reference is Flink's
 ``WatermarkOutputMultiplexer``.
@@ -113,7 +113,8 @@ class StreamSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
 
 class WatermarkSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole state of a ``WatermarkClock``, last evaluated at position ``glsn``, with streams in the order of their
-    numbers. ``idle``: whether the source was idle there."""
+    numbers. ``idle``: whether the source was idle there. ``ended`` is always False: the end of a bounded input is not
+    the concern of a clock (``Ticks.end``)."""
 
     glsn: GLSN
     time: CutTime
@@ -136,6 +137,10 @@ class _Stream(Struct, eq=False):
     watermark: int
     declared_idle: bool = False
     idle: bool = False
+    lag_us: int = 0
+
+    def __post_init__(self) -> None:
+        self.lag_us = lag_us(self.strategy)
 
 
 def require_known_rule(rule: object, what: str, way_out: str = "use the version that made it, or a newer one") -> None:
@@ -178,7 +183,6 @@ class WatermarkClock:
         self._glsn = GLSN(0)
         self._time = CutTime(0)
         self._watermark = NO_WATERMARK
-        self._ended = False
         self._idle = True
         self._created: set[LogStreamId] = set()
         self._streams: dict[LogStreamId, _Stream] = {}
@@ -195,7 +199,6 @@ class WatermarkClock:
         clock._glsn = snapshot.glsn
         clock._time = snapshot.time
         clock._watermark = snapshot.watermark
-        clock._ended = snapshot.ended
         clock._idle = snapshot.idle
         clock._streams = {
             stream.log_stream_id: _Stream(stream.strategy, stream.last_commit, stream.watermark, stream.idle)
@@ -210,7 +213,7 @@ class WatermarkClock:
             StreamSnapshot(lsid, own.strategy, own.last_commit, own.watermark, own.declared_idle, lsid in self._created)
             for lsid, own in sorted(self._streams.items())
         )
-        return WatermarkSnapshot(self._glsn, self._time, self._watermark, self._ended, streams, self._idle)
+        return WatermarkSnapshot(self._glsn, self._time, self._watermark, False, streams, self._idle)
 
     @property
     def watermark(self) -> int:
@@ -221,11 +224,6 @@ class WatermarkClock:
     def glsn(self) -> GLSN:
         """The last position that was reported, 0 before the first."""
         return self._glsn
-
-    @property
-    def time(self) -> CutTime:
-        """The cut time of the last position that was reported, 0 before the first."""
-        return self._time
 
     @property
     def is_idle(self) -> bool:
@@ -271,7 +269,7 @@ class WatermarkClock:
         first_glsn: GLSN,
         time: CutTime,
         event_times: Sequence[EventTime],
-        declared: EventTime | None = None,
+        declared: int | None = None,
         *,
         idle: bool = False,
     ) -> list[int]:
@@ -285,7 +283,8 @@ class WatermarkClock:
         self._require_position(first_glsn, count, time)
 
         seen_by_first, own_before = self._watermark, stream.watermark
-        own_after = _own_after_batch(stream, max(event_times), declared)
+        said = declared if isinstance(stream.strategy, Punctuated) else max(event_times)
+        own_after = own_before if said is None else max(own_before, said - stream.lag_us)
         others = self._commit(stream, time, own_after)
         if own_before >= others:
             # The stream was above the others before its first record, so nothing moves inside the batch.
@@ -304,8 +303,8 @@ class WatermarkClock:
         first_glsn: GLSN,
         count: int,
         time: CutTime,
-        time_max: EventTime | None,
-        declared: EventTime | None = None,
+        time_max: int | None,
+        declared: int | None = None,
         *,
         idle: bool = False,
     ) -> int:
@@ -322,8 +321,8 @@ class WatermarkClock:
         first_glsn: GLSN,
         count: int,
         time: CutTime,
-        time_max: EventTime | None,
-        declared: EventTime | None = None,
+        time_max: int | None,
+        declared: int | None = None,
         *,
         idle: bool = False,
     ) -> tuple[int, int, int]:
@@ -336,7 +335,8 @@ class WatermarkClock:
         stream = self._stream(lsid)
         before, own = self._watermark, stream.watermark
         self._require_position(first_glsn, count, time)
-        own_after = _own_after_batch(stream, time_max, declared)
+        said = declared if isinstance(stream.strategy, Punctuated) else time_max
+        own_after = own if said is None else max(own, said - stream.lag_us)
         others = self._commit(stream, time, own_after)
         self._advance(first_glsn, count, time, max(before, min(own_after, others)))
         if idle:
@@ -345,19 +345,13 @@ class WatermarkClock:
 
     def tick(self, glsn: GLSN, time: CutTime) -> int:
         """Return the watermark after a mark of the log's clock. Only cut time moves."""
-        if glsn == self._glsn and time == self._time and not self._ended:
+        if glsn == self._glsn and time == self._time:
             # The mark is the last position of an entry of this source, which has been evaluated there.
             return self._watermark
         self._require_position(glsn, 1, time)
         if self._stale or time > self._idle_check:
             self._scan(time)
         self._advance(glsn, 1, time, max(self._watermark, self._value))
-        return self._watermark
-
-    def end(self) -> int:
-        """End a bounded input: no position follows. If one of several inputs ends, remove its streams instead."""
-        self._ended = True
-        self._watermark = MAX_WATERMARK
         return self._watermark
 
     def _stream(self, lsid: LogStreamId) -> _Stream:
@@ -369,8 +363,6 @@ class WatermarkClock:
     def _require_position(self, first_glsn: GLSN, count: int, time: CutTime) -> None:
         if count < 1:
             raise InvalidArgument(f"the batch at GLSN {first_glsn} has {count} records: it needs at least one")
-        if self._ended:
-            raise ProtocolViolation(f"GLSN {first_glsn} comes after the end of the input, which was at {self._glsn}")
         if first_glsn <= self._glsn:
             raise ProtocolViolation(f"GLSN {first_glsn} comes after {self._glsn}: positions never go back")
         if time < self._time:
@@ -443,37 +435,26 @@ class WatermarkClock:
         self._created.clear()
 
 
-def own_watermark(strategy: Strategy, time_max: EventTime | None, declared: EventTime | None) -> int:
+def own_watermark(strategy: Strategy, time_max: int | None, declared: int | None) -> int:
     """Return a stream's own watermark, from the largest event time and the largest declaration so far."""
     said = declared if isinstance(strategy, Punctuated) else time_max
-    if said is None:
-        return NO_WATERMARK
-    return said if isinstance(strategy, Punctuated) else said - _lag_us(strategy)
-
-
-def _own_after_batch(stream: _Stream, time_max: EventTime | None, declared: EventTime | None) -> int:
-    """Return the stream's own watermark after a batch, from what the batch header says."""
-    if isinstance(stream.strategy, Punctuated):
-        said: int | None = declared
-    else:
-        said = None if time_max is None else time_max - _lag_us(stream.strategy)
-    return stream.watermark if said is None else max(stream.watermark, said)
+    return NO_WATERMARK if said is None else max(NO_WATERMARK, said - lag_us(strategy))
 
 
 def _own_after_each(strategy: Strategy, own_before: int, event_times: Sequence[EventTime], own_after: int) -> list[int]:
     """Return the stream's own watermark after each record of a batch; the last one is ``own_after``."""
     if isinstance(strategy, Punctuated):
         return [own_before] * (len(event_times) - 1) + [own_after]
-    lag_us = _lag_us(strategy)
-    rising = list(accumulate((time - lag_us for time in event_times), max, initial=own_before))
+    lag = lag_us(strategy)
+    rising = list(accumulate((time - lag for time in event_times), max, initial=own_before))
     assert rising[-1] == own_after, "the header's maximum is that of the records"
     return rising[1:]
 
 
-def _lag_us(strategy: BoundedOutOfOrderness) -> int:
-    """Return how far the watermark stays behind the largest event time. A record of time t may be followed by one of t
-    − bound, so the watermark stays one millisecond below that."""
-    return strategy.bound_us + MILLISECOND
+def lag_us(strategy: Strategy) -> int:
+    """Return how far the watermark stays behind the largest event time, or behind what is declared. A record of time t
+    may be followed by one of t − bound, so the watermark stays one millisecond below that."""
+    return 0 if isinstance(strategy, Punctuated) else strategy.bound_us + MILLISECOND
 
 
 def _clamped(rising: list[int], low: int, high: int) -> list[int]:

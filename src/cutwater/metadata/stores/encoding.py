@@ -34,6 +34,7 @@ _COMPRESSED = 1
 _START = _CHECKSUM.size + _HEADER.size
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
 
 
 class StoredKind(enum.IntEnum):
@@ -103,10 +104,12 @@ class StoredBatch(Struct, frozen=True):
 _ENCODE = msgspec.msgpack.Encoder().encode
 _DECISIONS = msgspec.msgpack.Decoder(tuple[Decision, ...])
 _SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
-_IDENTITY = msgspec.msgpack.Decoder(StoreIdentity)
-_LEADER = msgspec.msgpack.Decoder(LeaderRecord)
-_POINTER = msgspec.msgpack.Decoder(SnapshotPointer)
-_MEMBER = msgspec.msgpack.Decoder(MemberRecord)
+_KINDS: dict[type[Struct], StoredKind] = {
+    StoreIdentity: StoredKind.IDENTITY,
+    LeaderRecord: StoredKind.LEADER,
+    SnapshotPointer: StoredKind.POINTER,
+    MemberRecord: StoredKind.MEMBER,
+}
 
 
 def encode_batch(epoch: LeaderEpoch, first: DecisionIndex, decisions: tuple[Decision, ...]) -> bytes:
@@ -133,38 +136,18 @@ def decode_snapshot(data: bytes, where: str) -> Snapshot:
     return snapshot
 
 
-def encode_leader(epoch: LeaderEpoch, record: LeaderRecord) -> bytes:
-    return _seal(Header(StoredKind.LEADER, epoch), record)
+def encode_record(record: Struct, epoch: int = 0, index: int = 0) -> bytes:
+    return _seal(Header(_KINDS[type(record)], LeaderEpoch(epoch), DecisionIndex(index)), record)
+
+
+def decode_record(data: bytes, where: str, kind: type[S]) -> S:
+    return _decode(msgspec.msgpack.Decoder(kind), _open(data, where, _KINDS[kind])[1], where)
 
 
 def decode_leader(data: bytes, where: str) -> LeaderInfo:
     header, content = _open(data, where, StoredKind.LEADER)
-    record = _decode(_LEADER, content, where)
+    record = _decode(msgspec.msgpack.Decoder(LeaderRecord), content, where)
     return LeaderInfo(header.epoch, record.node, record.address)
-
-
-def encode_identity(identity: StoreIdentity) -> bytes:
-    return _seal(Header(StoredKind.IDENTITY), identity)
-
-
-def decode_identity(data: bytes, where: str) -> StoreIdentity:
-    return _decode(_IDENTITY, _open(data, where, StoredKind.IDENTITY)[1], where)
-
-
-def encode_pointer(epoch: LeaderEpoch, pointer: SnapshotPointer) -> bytes:
-    return _seal(Header(StoredKind.POINTER, epoch, pointer.index), pointer)
-
-
-def decode_pointer(data: bytes, where: str) -> SnapshotPointer:
-    return _decode(_POINTER, _open(data, where, StoredKind.POINTER)[1], where)
-
-
-def encode_member(record: MemberRecord) -> bytes:
-    return _seal(Header(StoredKind.MEMBER), record)
-
-
-def decode_member(data: bytes, where: str) -> MemberRecord:
-    return _decode(_MEMBER, _open(data, where, StoredKind.MEMBER)[1], where)
 
 
 def header_of(data: bytes, where: str, kind: StoredKind) -> Header:

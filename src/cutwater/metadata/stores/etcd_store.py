@@ -36,13 +36,10 @@ from cutwater.metadata.stores.encoding import (
     SnapshotPointer,
     decode_batch,
     decode_leader,
-    decode_member,
-    decode_pointer,
+    decode_record,
     decode_snapshot,
     encode_batch,
-    encode_leader,
-    encode_member,
-    encode_pointer,
+    encode_record,
     encode_snapshot,
 )
 from cutwater.metadata.stores.store_calls import Calls, watch_leader
@@ -136,7 +133,7 @@ class EtcdStore:
     ) -> LeaderEpoch:
         epoch = LeaderEpoch(seen + 1)
         # Without the nonce, this node could mistake an attempt that another process of it made earlier for this one.
-        record = encode_leader(epoch, LeaderRecord(node, address, secrets.token_bytes(16)))
+        record = encode_record(LeaderRecord(node, address, secrets.token_bytes(16)), epoch)
         puts = [put(self._keys.epoch, number(epoch)), put(self._keys.leader, record)]
         if seen == NOBODY.epoch:
             compare = [is_unchanged(self._keys.epoch, 0), is_unchanged(self._keys.last, 0)]
@@ -152,7 +149,7 @@ class EtcdStore:
         return epoch
 
     async def announce(self, node: MetadataNodeId, key: str, *, timeout_ms: int = TIMEOUT_MS) -> None:
-        record = put(self._keys.members + number(node), encode_member(MemberRecord(node, key)))
+        record = put(self._keys.members + number(node), encode_record(MemberRecord(node, key)))
         async with self._calls.call("announce", timeout_ms):
             self._wrote(await self._client.call(TXN, pb.Txn(success=[record])))
 
@@ -160,7 +157,7 @@ class EtcdStore:
         keys = self._keys
         async with self._calls.call("members", timeout_ms):
             answer = await self._client.call(RANGE, pb.Range(key=keys.members, range_end=keys.members_end))
-        found = [decode_member(pair.value, self._at("members")) for pair in answer.kvs]
+        found = [decode_record(pair.value, self._at("members"), MemberRecord) for pair in answer.kvs]
         return {member.node: member.key for member in found}
 
     def watch_leader(self) -> AsyncIterator[LeaderInfo]:
@@ -212,6 +209,11 @@ class EtcdStore:
                 if head.last != after:
                     raise elsewhere(head.last, after)
 
+    def begin_append(
+        self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
+    ) -> bool:
+        return False
+
     async def _append(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> None:
         end = DecisionIndex(after + len(decisions))
         key = self._keys.batch(after + 1)
@@ -239,7 +241,7 @@ class EtcdStore:
     async def _find_room(self, end: DecisionIndex) -> None:
         answer = await self._client.call(RANGE, pb.Range(key=self._keys.snapshot))
         if answer.kvs:
-            self._trimmed_to = decode_pointer(answer.kvs[0].value, self._at("snapshot")).index
+            self._trimmed_to = decode_record(answer.kvs[0].value, self._at("snapshot"), SnapshotPointer).index
         if end - self._trimmed_to > UNTRIMMED_DECISIONS_MAX:
             raise ResourceExhausted(
                 f"decision {end} would be more than {UNTRIMMED_DECISIONS_MAX} after the snapshot of decision "
@@ -277,7 +279,7 @@ class EtcdStore:
         answer = await self._client.call(RANGE, pb.Range(key=self._keys.snapshot, revision=revision))
         if not answer.kvs:
             return Snapshot()
-        pointer = decode_pointer(answer.kvs[0].value, self._at("snapshot"))
+        pointer = decode_record(answer.kvs[0].value, self._at("snapshot"), SnapshotPointer)
         start = self._keys.piece(pointer.directory, 0)
         pieces = [
             pair.value
@@ -302,11 +304,6 @@ class EtcdStore:
             start = answer.kvs[-1].key + b"\0"
 
     # Trimming.
-
-    def begin_append(
-        self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
-    ) -> bool:
-        return False
 
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
         async with self._calls.call("trim", timeout_ms), self._trimming:
@@ -347,7 +344,7 @@ class EtcdStore:
 
     def _is_trimmed(self, stored: Sequence[pb.KeyValue], snapshot: Snapshot) -> bool:
         if stored:
-            self._trimmed_to = decode_pointer(stored[0].value, self._at("snapshot")).index
+            self._trimmed_to = decode_record(stored[0].value, self._at("snapshot"), SnapshotPointer).index
         return snapshot.index <= self._trimmed_to
 
     async def _batch_with(self, index: DecisionIndex) -> bytes:
@@ -378,7 +375,8 @@ class EtcdStore:
                 leader = self._leader_in(value(answer, 0))
                 require_leader(leader, epoch)
                 raise DamagedStore(self._at("epoch"), f"the leader is of epoch {leader.epoch}")
-        return directory, encode_pointer(epoch, SnapshotPointer(snapshot.index, directory, len(starts), len(whole)))
+        pointer = SnapshotPointer(snapshot.index, directory, len(starts), len(whole))
+        return directory, encode_record(pointer, epoch, snapshot.index)
 
     # Closing and upkeep.
 

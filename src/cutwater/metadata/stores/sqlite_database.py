@@ -31,23 +31,19 @@ from cutwater.metadata.stores.encoding import (
     StoredKind,
     StoreIdentity,
     decode_batch,
-    decode_identity,
     decode_leader,
-    decode_member,
+    decode_record,
     decode_snapshot,
     encode_batch,
-    encode_identity,
-    encode_leader,
-    encode_member,
+    encode_record,
     encode_snapshot,
     header_of,
 )
-from cutwater.metadata.stores.lock_file import LockFile
-from cutwater.metadata.stores.store_errors import DamagedStore
+from cutwater.metadata.stores.store_errors import DamagedStore, StoreLocked
 from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, LoadedState
 from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.runtime.permissions import FILE_MODE, close_to_others
-from cutwater.storage.files import OsFiles
+from cutwater.storage.files import Lock, OsFiles
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 APPLICATION_ID = 0x4357_4D44
@@ -73,11 +69,6 @@ _SETTINGS = (
     "PRAGMA trusted_schema = OFF",
     f"PRAGMA journal_size_limit = {JOURNAL_BYTES_MAX}",
 )
-_APPEND = """
-    INSERT INTO batches SELECT ?, ?
-    WHERE (SELECT data FROM records WHERE name = 'leader') = ? AND (SELECT max(first) FROM batches) = ?
-"""
-"""Append only if the leader's record is this one and the last batch begins here."""
 
 
 class SqliteDatabase:
@@ -90,10 +81,8 @@ class SqliteDatabase:
         self._is_patient = True
         self._decoded: tuple[bytes, LeaderInfo] | None = None
         """The leader's record and its decoded form. Every write reads the record, and it rarely changes."""
-        self._appended: tuple[DecisionIndex, DecisionIndex] | None = None
-        """The first and the last decision of the last append through this object."""
         self._check_place()
-        self._lock = LockFile(path.with_name(path.name + ".lock"))
+        self._lock = _locked(path)
         try:
             self._close_to_others()
             with self._errors_mapped():
@@ -138,11 +127,11 @@ class SqliteDatabase:
             if leader.epoch != seen:
                 raise too_late(leader, seen)
             info = LeaderInfo(LeaderEpoch(seen + 1), node, address)
-            self._put("leader", encode_leader(info.epoch, LeaderRecord(node, address)))
+            self._put("leader", encode_record(LeaderRecord(node, address), info.epoch))
         return info
 
     def announce(self, node: MetadataNodeId, key: str) -> None:
-        data = encode_member(MemberRecord(node, key))
+        data = encode_record(MemberRecord(node, key))
         with self._transaction():
             if self._record(f"{_MEMBER}{node}") != data:
                 self._put(f"{_MEMBER}{node}", data)
@@ -152,7 +141,7 @@ class SqliteDatabase:
             rows = self._connection.execute(
                 "SELECT name, data FROM records WHERE name >= ? AND name < ?", (_MEMBER, _MEMBER_END)
             ).fetchall()
-        found = [decode_member(data, self._where(name)) for name, data in rows]
+        found = [decode_record(data, self._where(name), MemberRecord) for name, data in rows]
         return {member.node: member.key for member in found}
 
     def load(self) -> LoadedState:
@@ -177,8 +166,6 @@ class SqliteDatabase:
         *,
         is_patient: bool = True,
     ) -> None:
-        if decisions and self._has_appended(epoch, after, decisions, is_patient=is_patient):
-            return
         with self._transaction("IMMEDIATE" if decisions else "DEFERRED", is_patient=is_patient):
             require_leader(self._leader(), epoch)
             last = self._newest()
@@ -192,29 +179,6 @@ class SqliteDatabase:
                 self._connection.execute("INSERT INTO batches VALUES (?, ?)", (after + 1, data))
             elif self._batch(DecisionIndex(after + 1)) != data or end != after + len(decisions):
                 raise elsewhere(end, after)
-        if decisions:
-            self._appended = DecisionIndex(after + 1), DecisionIndex(after + len(decisions))
-
-    def _has_appended(
-        self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], *, is_patient: bool
-    ) -> bool:
-        """Append with one statement, where a transaction takes five. This works if the same node leads and its last
-        append is the last one stored, which is nearly always so. Otherwise change nothing and return False."""
-        if self._appended is None or self._appended[1] != after:
-            return False
-        if self._decoded is None or self._decoded[1].epoch != epoch:
-            return False
-        data = encode_batch(epoch, DecisionIndex(after + 1), decisions)
-        self._check_whole()
-        try:
-            self._wait_for_locks(is_patient)
-            done = self._connection.execute(_APPEND, (after + 1, data, self._decoded[0], self._appended[0]))
-        except (sqlite3.Error, OSError) as error:
-            raise self._mapped(error) from error
-        if done.rowcount != 1:
-            return False
-        self._appended = DecisionIndex(after + 1), DecisionIndex(after + len(decisions))
-        return True
 
     def trim(self, epoch: LeaderEpoch, snapshot: Snapshot) -> None:
         data = encode_snapshot(epoch, snapshot)
@@ -285,7 +249,7 @@ class SqliteDatabase:
             if self._pragma("user_version") == 0:
                 for statement in _SCHEMA:
                     self._connection.execute(statement)
-                self._put("identity", encode_identity(StoreIdentity(cluster)))
+                self._put("identity", encode_record(StoreIdentity(cluster)))
         # Make durable what a killed process left in the write-ahead log, before anything relies on it.
         busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
@@ -297,7 +261,7 @@ class SqliteDatabase:
         stored = self._record("identity")
         if stored is None:
             raise DamagedStore(str(self.path), "it does not name its cluster")
-        identity = decode_identity(stored, self._where("identity"))
+        identity = decode_record(stored, self._where("identity"), StoreIdentity)
         if identity.cluster != cluster:
             raise WrongIdentity(
                 f"{self.path} holds the decisions of cluster {identity.cluster}, not of cluster {cluster}: "
@@ -338,15 +302,12 @@ class SqliteDatabase:
 
     @contextmanager
     def _errors_mapped(self) -> Iterator[None]:
-        self._check_whole()
+        if self._broken is not None:
+            raise StorageBroken(f"{self._broken}: restart the metadata node when the disk is well again")
         try:
             yield
         except (sqlite3.Error, OSError) as error:
             raise self._mapped(error) from error
-
-    def _check_whole(self) -> None:
-        if self._broken is not None:
-            raise StorageBroken(f"{self._broken}: restart the metadata node when the disk is well again")
 
     def _mapped(self, error: sqlite3.Error | OSError) -> CutwaterError:
         if isinstance(error, OSError):
@@ -362,6 +323,29 @@ class SqliteDatabase:
         """Mark the database as broken: after a failed write or sync its content is unknown, so nothing is written."""
         self._broken = f"{self.path} failed: {what}"
         return StorageBroken(f"{self._broken}: restart the metadata node when the disk is well again")
+
+
+def _locked(database: Path) -> Lock:
+    """Lock the database for this process, until it releases the lock or ends in any way."""
+    path = database.with_name(database.name + ".lock")
+    try:
+        lock = OsFiles().lock(path)
+    except OSError as error:
+        raise InvalidArgument(
+            f"{path} cannot be locked ({error.strerror}): check the permissions of its directory"
+        ) from error
+    if lock is None:
+        raise StoreLocked(str(database), _holder(path))
+    path.write_text(f"{os.getpid()}\n", encoding="ascii")
+    return lock
+
+
+def _holder(path: Path) -> int:
+    """Return the process that wrote the lock file last; 0 if it has not written its id yet."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
 
 
 def _full(path: str, what: str) -> CutwaterError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Unavailable
@@ -25,9 +25,31 @@ class Calls:
         self.closed = False
         self._under_way: dict[asyncio.Timeout, asyncio.Future[None]] = {}
 
-    def call(self, name: str, timeout_ms: int) -> StoreCall:
-        """Return an asynchronous context in which the call runs."""
-        return StoreCall(self, name, timeout_ms)
+    @asynccontextmanager
+    async def call(self, name: str, timeout_ms: int) -> AsyncIterator[None]:
+        """Run a call, until its time is up or the store is closed."""
+        if timeout_ms < 1:
+            raise InvalidArgument(f"{name}: a call needs a timeout of at least 1 ms, not {timeout_ms}")
+        self.check_open(name)
+        scope = asyncio.timeout(timeout_ms / 1_000)
+        ended = asyncio.get_running_loop().create_future()
+        try:
+            async with scope:
+                self._under_way[scope] = ended
+                try:
+                    yield
+                finally:
+                    self._under_way.pop(scope).set_result(None)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            self.check_open(name)
+            trouble = self.trouble()
+            raise DeadlineExceeded(
+                f"{name}: {self.store} did not answer within {timeout_ms} ms"
+                + (f", the last it said was: {trouble}" if trouble else "")
+                + "; see whether it runs, and try again"
+            ) from None
 
     def check_open(self, name: str) -> None:
         if self.closed:
@@ -44,35 +66,6 @@ class Calls:
         while self._under_way:
             await asyncio.wait(self._under_way.values())
         return True
-
-
-class StoreCall:
-    def __init__(self, calls: Calls, name: str, timeout_ms: int) -> None:
-        if timeout_ms < 1:
-            raise InvalidArgument(f"{name}: a call needs a timeout of at least 1 ms, not {timeout_ms}")
-        calls.check_open(name)
-        self._calls, self._name, self._timeout_ms = calls, name, timeout_ms
-        self._scope = asyncio.timeout(timeout_ms / 1_000)
-
-    async def __aenter__(self) -> None:
-        self._calls.check_open(self._name)
-        await self._scope.__aenter__()
-        self._calls._under_way[self._scope] = asyncio.get_running_loop().create_future()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._calls._under_way.pop(self._scope).set_result(None)
-        try:
-            await self._scope.__aexit__(kind, error, traceback)
-        except TimeoutError:
-            self._calls.check_open(self._name)
-            trouble = self._calls.trouble()
-            raise DeadlineExceeded(
-                f"{self._name}: {self._calls.store} did not answer within {self._timeout_ms} ms"
-                + (f", the last it said was: {trouble}" if trouble else "")
-                + "; see whether it runs, and try again"
-            ) from None
 
 
 async def watch_leader(

@@ -27,7 +27,10 @@ from cutwater.core.read.watermark import (
 from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NO_TIME, Steps, Ticks, time_step, watermark_step
 from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.rows import Row
-from cutwater.types import GLSN, MILLISECOND, CutTime, EventTime, LogStreamId
+from cutwater.types import GLSN, MILLISECOND, CutTime, LogStreamId
+
+Sources: TypeAlias = Mapping[str, Watermark | Strategy | None]
+"""The sources by topic. Records can be reported only to a ``Watermark``, which may have a function of them."""
 
 Seen: TypeAlias = tuple[int, int, int]
 """Three watermarks for a batch, in µs: the operator's before the batch, the least of other streams and sources during
@@ -103,12 +106,12 @@ class LogClock:
     A source without a strategy has no clock. Its positions must be reported as well, because cut time passes there.
     """
 
-    def __init__(self, sources: Mapping[str, Watermark | None], sets: Iterable[frozenset[str]]) -> None:
+    def __init__(self, sources: Sources, sets: Iterable[frozenset[str]]) -> None:
         self._sources = dict(sources)
-        self._clocks = {topic: WatermarkClock() for topic, given in sources.items() if given is not None}
+        self._strategies, self._all = strategies_of(sources), frozenset(sources)
+        self._clocks = {topic: WatermarkClock() for topic in self._strategies}
         self._members = {
-            topics: [topic for topic in sorted(topics) if topic in self._clocks]
-            for topics in (*sets, frozenset(sources))
+            topics: [topic for topic in sorted(topics) if topic in self._clocks] for topics in (*sets, self._all)
         }
         self._reached = dict.fromkeys(self._members, NO_WATERMARK)
         self._risen = dict.fromkeys(self._members, 0)
@@ -118,9 +121,7 @@ class LogClock:
         self._ticks = self._fresh()
 
     @classmethod
-    def restore(
-        cls, sources: Mapping[str, Watermark | None], sets: Iterable[frozenset[str]], snapshot: ClockSnapshot
-    ) -> LogClock:
+    def restore(cls, sources: Sources, sets: Iterable[frozenset[str]], snapshot: ClockSnapshot) -> LogClock:
         """Return clocks that go on like those that made the snapshot."""
         clock = cls(sources, sets)
         for source in snapshot.sources:
@@ -138,7 +139,7 @@ class LogClock:
     @classmethod
     def resumed(
         cls,
-        sources: Mapping[str, Watermark | None],
+        sources: Sources,
         sets: Iterable[frozenset[str]],
         glsn: int,
         streams: Sequence[KnownStream],
@@ -149,11 +150,10 @@ class LogClock:
         affected the watermark: see ``is_settled``."""
         clock = cls(sources, sets)
         highest = dict.fromkeys(clock._clocks, NO_WATERMARK)
-        for topic in clock._clocks:
-            strategy = clock._strategy(topic)
+        for topic, strategy in clock._strategies.items():
             known = []
             for stream in sorted((s for s in streams if s.topic == topic), key=lambda s: s.stream):
-                own = own_watermark(strategy, _event_time(stream.most_us), _event_time(stream.declared_us))
+                own = own_watermark(strategy, stream.most_us, stream.declared_us)
                 highest[topic] = max(highest[topic], own)
                 if not stream.ended:
                     number, spoke = LogStreamId(stream.stream), CutTime(stream.last_commit_us)
@@ -194,7 +194,7 @@ class LogClock:
     def add_stream(self, topic: str, stream: int, created_us: int) -> None:
         """Add a stream of a topic. It counts from the next position on."""
         if topic in self._clocks:
-            self._clocks[topic].add_stream(LogStreamId(stream), self._strategy(topic), CutTime(created_us))
+            self._clocks[topic].add_stream(LogStreamId(stream), self._strategies[topic], CutTime(created_us))
 
     def end_stream(self, topic: str, stream: int) -> None:
         """Remove a stream that is sealed permanently. It does not count from the next position on. Does nothing if the
@@ -206,7 +206,7 @@ class LogClock:
         """Set what a stream had said by the next position, where its topic begins after a trim; see
         ``WatermarkClock``."""
         if said.topic in self._clocks and self.knows(said.topic, said.stream):
-            own = own_watermark(self._strategy(said.topic), _event_time(said.most_us), _event_time(said.declared_us))
+            own = own_watermark(self._strategies[said.topic], said.most_us, said.declared_us)
             spoke = CutTime(said.last_commit_us)
             self._clocks[said.topic].recall(LogStreamId(said.stream), own, spoke, idle=said.idle)
 
@@ -217,7 +217,7 @@ class LogClock:
         """Report a record of one of the sources. ``idle``: its stream is idle from here on, until its next entry.
         ``is_mark``: the position is also a mark of the log's clock."""
         given = self._sources[topic]
-        said = None if given is None else given.said_us(row, time_ms)
+        said = given.said_us(row, time_ms) if isinstance(given, Watermark) else None
         self._entry(topic, stream, glsn, cut_us, said, declared_us, idle, is_mark)
 
     def heartbeat(
@@ -240,32 +240,40 @@ class LogClock:
         with declared watermarks, because these rise only at the first and the last record.
         """
         clock = self._clocks.get(topic)
-        if clock is None or most_us is None or isinstance(self._strategy(topic), Punctuated):
+        if clock is None or most_us is None or isinstance(self._strategies[topic], Punctuated):
             if clock is not None and count > 1:
                 # A declaration takes effect at the last record, and the passing of time at the first.
                 self._entry(topic, stream, glsn, cut_us, None, None, False, False, count - 1)
                 glsn, count = glsn + count - 1, 1
             self._entry(topic, stream, glsn, cut_us, None, declared_us, idle, is_mark, count)
             return {}
+        return self.seen(
+            topic, stream, glsn, count, cut_us, most_us, None, idle=idle, is_mark=is_mark, is_noted=is_noted
+        )
+
+    def seen(
+        self, topic: str, stream: int, glsn: int, count: int, cut_us: int, most_us: int | None,
+        declared_us: int | None, *, idle: bool = False, is_mark: bool = False, is_noted: bool = False,
+    ) -> dict[frozenset[str], Seen]:  # fmt: skip
+        """Do the same for a source with a clock, and return the numbers also for declared watermarks and for entries
+        without records. The steps of declared watermarks are not recorded."""
         self._pass_time(glsn, cut_us)
-        last, time, lsid = glsn + count - 1, CutTime(cut_us), LogStreamId(stream)
-        before, others, own = clock.seen(lsid, GLSN(glsn), count, time, EventTime(most_us), None, idle=idle)
+        last, time = glsn + count - 1, CutTime(cut_us)
+        before, others, own = self._clocks[topic].seen(
+            LogStreamId(stream), GLSN(glsn), count, time, most_us, declared_us, idle=idle
+        )
         found: dict[frozenset[str], Seen] = {}
         for topics, members in self._members.items():
             if topic in members:
-                least = min(
-                    (self._clocks[t].watermark for t in members if t != topic and not self._clocks[t].is_idle),
-                    default=MAX_WATERMARK,
-                )
+                least = MAX_WATERMARK
+                for other in members:
+                    if other != topic and not self._clocks[other].is_idle:
+                        least = min(least, self._clocks[other].watermark)
                 found[topics] = max(self._reached[topics], min(before, least)), min(others, least), own
         if is_mark:
             self._evaluate(last, time)
         self._rise(last, cut_us, None if is_mark else topic, is_noted=is_noted or is_mark or idle)
         return found
-
-    def idle(self, topic: str, stream: int, glsn: int, cut_us: int) -> None:
-        """Report that a stream declares itself idle from this position on, until its next entry."""
-        self.heartbeat(topic, stream, glsn, cut_us, idle=True)
 
     def tick(self, glsn: int, cut_us: int) -> None:
         """Report a mark of the log's clock: every source is evaluated."""
@@ -284,14 +292,14 @@ class LogClock:
         return self._glsn
 
     @property
-    def watermark(self) -> int:
-        """The watermark of all sources together, in milliseconds."""
-        return shown_ms(self._reached[frozenset(self._sources)])
+    def watermark_us(self) -> int:
+        """The watermark of all sources together."""
+        return self._reached[self._all]
 
-    def _strategy(self, topic: str) -> Strategy:
-        given = self._sources[topic]
-        assert given is not None, "a source with a clock has a strategy"
-        return given.strategy
+    @property
+    def watermark(self) -> int:
+        """The same in the milliseconds of pipelines."""
+        return shown_ms(self.watermark_us)
 
     def _entry(
         self, topic: str, stream: int, glsn: int, cut_us: int, said_us: int | None, declared_us: int | None,
@@ -300,8 +308,7 @@ class LogClock:
         clock, time, last = self._clocks.get(topic), CutTime(cut_us), glsn + count - 1
         self._pass_time(glsn, cut_us)
         if clock is not None:
-            said, declared = _event_time(said_us), _event_time(declared_us)
-            clock.header(LogStreamId(stream), GLSN(glsn), count, time, said, declared, idle=idle)
+            clock.header(LogStreamId(stream), GLSN(glsn), count, time, said_us, declared_us, idle=idle)
         if is_mark:
             self._evaluate(last, time)
         if clock is not None or is_mark:
@@ -321,12 +328,16 @@ class LogClock:
         for topics, members in self._members.items():
             if topic is not None and topic not in members:
                 continue
-            reached = combined((self._clocks[t].watermark, self._clocks[t].is_idle) for t in members)
+            if len(members) == 1:
+                reached = self._clocks[members[0]].watermark
+            else:
+                reached = combined((self._clocks[t].watermark, self._clocks[t].is_idle) for t in members)
             if reached > self._reached[topics]:
                 self._reached[topics], self._risen[topics] = reached, cut_us
-            steps, value = self._ticks.watermarks[topics], shown_ms(self._reached[topics])
-            if is_noted and value > steps.last:
-                steps.add(watermark_step(glsn), value)
+            if is_noted:
+                steps, value = self._ticks.watermarks[topics], shown_ms(self._reached[topics])
+                if value > steps.last:
+                    steps.add(watermark_step(glsn), value)
 
     def _pass_time(self, glsn: int, cut_us: int) -> None:
         cut_ms = cut_us // MILLISECOND
@@ -369,5 +380,10 @@ def shown_ms(watermark_us: int) -> int:
     return watermark_us // MILLISECOND
 
 
-def _event_time(time_us: int | None) -> EventTime | None:
-    return None if time_us is None else EventTime(time_us)
+def strategies_of(sources: Sources) -> dict[str, Strategy]:
+    """Return the strategies of the sources that have one."""
+    return {
+        topic: given.strategy if isinstance(given, Watermark) else given
+        for topic, given in sources.items()
+        if given is not None
+    }

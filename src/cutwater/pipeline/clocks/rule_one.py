@@ -10,8 +10,8 @@ Nothing here is fast: it runs once, for one micro-batch per pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, overload
 
 from msgspec import Struct
 
@@ -25,11 +25,21 @@ from cutwater.core.read.watermark import (
     WatermarkSnapshot,
     own_watermark,
 )
-from cutwater.pipeline.clocks.clock import ClockSnapshot, KnownStream, OperatorSnapshot, Seen, SourceSnapshot, shown_ms
+from cutwater.pipeline.clocks.clock import (
+    ClockSnapshot,
+    KnownStream,
+    LogClock,
+    OperatorSnapshot,
+    Seen,
+    Sources,
+    SourceSnapshot,
+    shown_ms,
+    strategies_of,
+)
 from cutwater.pipeline.clocks.clock_steps import NO_TIME, Steps, Ticks, time_step, watermark_step
 from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.rows import Row
-from cutwater.types import GLSN, MILLISECOND, CutTime, EventTime, LogStreamId
+from cutwater.types import GLSN, MILLISECOND, CutTime, LogStreamId
 
 
 class RuleOneStream(Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,12 +121,7 @@ class _Clock(Struct, eq=False):
             (s.watermark for number, s in self.streams.items() if number != lsid and not _is_idle(s, time)),
             default=MAX_WATERMARK,
         )
-        said = own_watermark(
-            stream.strategy,
-            None if most is None else EventTime(most),
-            None if declared is None else EventTime(declared),
-        )
-        stream.watermark, stream.last_commit = max(own, said), time
+        stream.watermark, stream.last_commit = max(own, own_watermark(stream.strategy, most, declared)), time
         self.watermark = max(before, min(stream.watermark, others))
         self.glsn, self.time = glsn + count - 1, time
         return before, others, own
@@ -132,10 +137,13 @@ def _is_idle(stream: _Stream, time: int) -> bool:
 
 
 class RuleOneLogClock:
-    """All clocks of one pipeline, with the methods of ``LogClock`` that a planner calls."""
+    """All clocks of one pipeline, with the methods of ``LogClock`` that a planner calls. Pipelines round all times down
+    to milliseconds, and plain queries of Spark do not (``unit_us``)."""
 
-    def __init__(self, sources: Mapping[str, Watermark | None], sets: Iterable[frozenset[str]]) -> None:
+    def __init__(self, sources: Sources, sets: Iterable[frozenset[str]], unit_us: int = MILLISECOND) -> None:
+        self._unit_us = unit_us
         self._sources = {topic: given or Watermark.ascending() for topic, given in sources.items()}
+        self._strategies = strategies_of(self._sources)
         self._clocks = {topics: _Clock() for topics in (*sets, frozenset(sources))}
         self._streams: dict[tuple[str, int], int] = {}
         self._ended: set[int] = set()
@@ -144,12 +152,9 @@ class RuleOneLogClock:
 
     @classmethod
     def restore(
-        cls,
-        sources: Mapping[str, Watermark | None],
-        sets: Iterable[frozenset[str]],
-        snapshot: RuleOneSnapshot,
+        cls, sources: Sources, sets: Iterable[frozenset[str]], snapshot: RuleOneSnapshot, unit_us: int = MILLISECOND
     ) -> RuleOneLogClock:
-        clock = cls(sources, sets)
+        clock = cls(sources, sets, unit_us)
         for topics, own in snapshot.clocks:
             streams = {s.log_stream_id: _Stream(s.strategy, s.last_commit, s.watermark) for s in own.streams}
             clock._clocks[frozenset(topics)] = _Clock(streams, own.glsn, own.time, own.watermark)
@@ -162,24 +167,23 @@ class RuleOneLogClock:
     @classmethod
     def resumed(
         cls,
-        sources: Mapping[str, Watermark | None],
+        sources: Sources,
         sets: Iterable[frozenset[str]],
         glsn: int,
         streams: Sequence[KnownStream],
+        unit_us: int = MILLISECOND,
     ) -> RuleOneLogClock:
         """Return clocks after a position without a walk to it. The effect of idle streams on the watermarks is not
         known."""
-        clock = cls(sources, sets)
+        clock = cls(sources, sets, unit_us)
         clock._streams = {(known.topic, known.stream): i for i, known in enumerate(streams)}
         for topics, own in clock._clocks.items():
             own.glsn = glsn
             for i, known in enumerate(streams):
                 if known.topic in topics:
-                    strategy = clock._sources[known.topic].strategy
-                    most, declared = _event_time(known.most_us), _event_time(known.declared_us)
-                    own.streams[i] = _Stream(
-                        strategy, _rounded(known.last_commit_us), own_watermark(strategy, most, declared)
-                    )
+                    strategy = clock._strategies[known.topic]
+                    reached = own_watermark(strategy, clock._rounded(known.most_us), clock._rounded(known.declared_us))
+                    own.streams[i] = _Stream(strategy, clock._rounded(known.last_commit_us), reached)
         clock._ticks = clock._fresh()
         return clock
 
@@ -217,7 +221,7 @@ class RuleOneLogClock:
         number = self._streams[topic, stream] = len(self._streams)
         for topics, clock in self._clocks.items():
             if topic in topics:
-                clock.streams[number] = _Stream(self._sources[topic].strategy, _rounded(created_us), NO_WATERMARK)
+                clock.streams[number] = _Stream(self._strategies[topic], self._rounded(created_us), NO_WATERMARK)
 
     def end_stream(self, topic: str, stream: int) -> None:
         number = self._streams[topic, stream]
@@ -229,13 +233,14 @@ class RuleOneLogClock:
         self, topic: str, stream: int, glsn: int, cut_us: int, row: Row, time_ms: int,
         declared_us: int | None = None, *, idle: bool = False, is_mark: bool = False,
     ) -> None:  # fmt: skip
-        said = self._sources[topic].said_us(row, time_ms)
+        given, time = self._sources[topic], self._rounded(cut_us)
+        assert isinstance(given, Watermark), "only pipelines report records"
+        said = given.said_us(row, time_ms)
         for topics, clock in self._clocks.items():
             if topic in topics:
-                number = self._streams[topic, stream]
-                clock.seen(number, glsn, 1, _rounded(cut_us), said, _rounded_or_none(declared_us))
+                clock.seen(self._streams[topic, stream], glsn, 1, time, said, self._rounded(declared_us))
             else:
-                clock.tick(glsn, _rounded(cut_us))
+                clock.tick(glsn, time)
             self._step(topics, glsn)
         self._pass_time(glsn, cut_us)
 
@@ -243,9 +248,9 @@ class RuleOneLogClock:
         self, topic: str, stream: int, glsn: int, count: int, cut_us: int, most_us: int | None,
         declared_us: int | None, *, idle: bool = False, is_mark: bool = False, is_noted: bool = False,
     ) -> dict[frozenset[str], Seen]:  # fmt: skip
-        number, time = self._streams[topic, stream], _rounded(cut_us)
-        most, declared = _rounded_or_none(most_us), _rounded_or_none(declared_us)
-        is_declared = isinstance(self._sources[topic].strategy, Punctuated)
+        number, time = self._streams[topic, stream], self._rounded(cut_us)
+        most, declared = self._rounded(most_us), self._rounded(declared_us)
+        is_declared = isinstance(self._strategies[topic], Punctuated)
         found: dict[frozenset[str], Seen] = {}
         for topics, clock in self._clocks.items():
             if topic not in topics:
@@ -267,17 +272,29 @@ class RuleOneLogClock:
         self._pass_time(glsn, cut_us)
         return found
 
+    def seen(
+        self, topic: str, stream: int, glsn: int, count: int, cut_us: int, most_us: int | None,
+        declared_us: int | None, *, idle: bool = False, is_mark: bool = False,
+    ) -> dict[frozenset[str], Seen]:  # fmt: skip
+        place = (self._streams[topic, stream], glsn, count, self._rounded(cut_us))
+        said = (self._rounded(most_us), self._rounded(declared_us))
+        return {topics: clock.seen(*place, *said) for topics, clock in self._clocks.items() if topic in topics}
+
     def tick(self, glsn: int, cut_us: int) -> None:
         if glsn <= self.glsn:
             return
         for topics, clock in self._clocks.items():
-            clock.tick(glsn, _rounded(cut_us))
+            clock.tick(glsn, self._rounded(cut_us))
             self._step(topics, glsn)
         self._pass_time(glsn, cut_us)
 
     def ticks(self) -> Ticks:
         taken, self._ticks = self._ticks, self._fresh()
         return taken
+
+    @property
+    def watermark_us(self) -> int:
+        return self._clocks[frozenset(self._sources)].watermark
 
     @property
     def glsn(self) -> int:
@@ -288,6 +305,15 @@ class RuleOneLogClock:
         if value > steps.last:
             steps.add(watermark_step(glsn), value)
 
+    @overload
+    def _rounded(self, time_us: int) -> int: ...
+
+    @overload
+    def _rounded(self, time_us: int | None) -> int | None: ...
+
+    def _rounded(self, time_us: int | None) -> int | None:
+        return None if time_us is None else time_us // self._unit_us * self._unit_us
+
     def _pass_time(self, glsn: int, cut_us: int) -> None:
         cut_ms = cut_us // MILLISECOND
         if cut_ms > self._ticks.times.last:
@@ -297,6 +323,9 @@ class RuleOneLogClock:
     def _fresh(self) -> Ticks:
         watermarks = {topics: Steps(shown_ms(clock.watermark)) for topics, clock in self._clocks.items()}
         return Ticks(watermarks, Steps(self._time))
+
+
+AnyLogClock: TypeAlias = LogClock | RuleOneLogClock
 
 
 def converted(old: RuleOneSnapshot) -> ClockSnapshot:
@@ -327,15 +356,3 @@ def converted(old: RuleOneSnapshot) -> ClockSnapshot:
         sources.append(SourceSnapshot(topic, clock.snapshot()))
     time_us = NO_TIME if old.time_ms == NO_TIME else old.time_ms * MILLISECOND
     return ClockSnapshot(time_us, tuple(sources), old.operators)
-
-
-def _rounded(time_us: int) -> int:
-    return time_us // MILLISECOND * MILLISECOND
-
-
-def _rounded_or_none(time_us: int | None) -> int | None:
-    return None if time_us is None else _rounded(time_us)
-
-
-def _event_time(time_us: int | None) -> EventTime | None:
-    return None if time_us is None else EventTime(_rounded(time_us))

@@ -9,20 +9,16 @@ the key itself decides. A chunk never changes; a new one replaces it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.keyed_state.state import State
-
-# Spark brings it along. ``Pipeline.test``, which keeps state in memory, works without it.
-with suppress(ImportError):
-    import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -214,6 +210,8 @@ def without_gone(chunk: Chunk) -> Chunk:
 
 def without_expired(chunk: Chunk, states: Sequence[State], watermark: int) -> Chunk:
     """Remove the keys that have no timer and whose values have all expired under a watermark."""
+    if all(state.ttl_ms is None for state in states):
+        return chunk
     column = chunk.batch.column
     kept = pc.or_(column("next_event_timer").is_valid(), column("next_processing_timer").is_valid())
     for state in states:
@@ -222,8 +220,7 @@ def without_expired(chunk: Chunk, states: Sequence[State], watermark: int) -> Ch
 
 
 def _alive(column: pa.Array, ttl_ms: int | None, watermark: int) -> Flags:
-    """Return the rows in which something is left. With a time to live, a value, or each element of a list or map, has a
-    time stamp."""
+    """Return the rows in which something is left. With a time to live, each value or element has a time stamp."""
     valid: Flags = column.is_valid().to_numpy(zero_copy_only=False)
     if ttl_ms is None or watermark - ttl_ms < _LEAST:
         return valid
@@ -236,11 +233,6 @@ def _alive(column: pa.Array, ttl_ms: int | None, watermark: int) -> Flags:
     found = np.zeros(len(column), bool)
     found[np.repeat(np.arange(len(column)), np.diff(ends))[stamps > watermark - ttl_ms]] = True
     return valid & found
-
-
-def column_of(batch: pa.RecordBatch, name: str) -> list[Any]:
-    values: list[Any] = batch.column(name).to_pylist()
-    return values
 
 
 # ------------------------------------------------------------------------------------------------------------- timers
@@ -276,8 +268,7 @@ def timers_of(batch: pa.RecordBatch, clock: str) -> Iterable[list[int] | None]:
 
 
 def timer_columns(timers: Sequence[list[int] | None]) -> tuple[pa.Array, pa.Array]:
-    """Return the timers of many keys as columns: the first timer of each key, and all its timers if there are
-    several."""
+    """Return two columns: the first timer of each key, and all its timers if there are several."""
     if not any(timers):
         return pa.nulls(len(timers), pa.int64()), pa.nulls(len(timers), TIMES)
     firsts = pa.array([own[0] if own else None for own in timers], pa.int64())

@@ -272,7 +272,6 @@ class _Stamping:
         self._copy = state.copy
 
     def _made(self, value: Any) -> Any:
-        """Return an element as it is kept."""
         value = self._convert(value)
         if self._state.ttl_ms is None:
             return value
@@ -343,6 +342,29 @@ class _List(_Stamping):
         return sum(map(self._alive, raw)) if raw else 0
 
 
+def put_raw(holder: StateHolder, slot: int, key: Any, made: Any) -> None:
+    """Set an element of the current key's map, as it is kept."""
+    raw = holder._values[slot]
+    if raw is None:
+        holder._undo.append((setitem, holder._values, slot, None))
+        holder._values[slot] = {key: made}
+        return
+    old = raw.get(key)
+    holder._undo.append((raw.pop, key) if old is None else (setitem, raw, key, old))
+    raw[key] = made
+
+
+def remove_raw(holder: StateHolder, slot: int, key: Any) -> None:
+    """Remove an element of the current key's map, which must exist."""
+    raw = holder._values[slot]
+    if len(raw) == 1:
+        holder._undo.append((setitem, holder._values, slot, raw))
+        holder._values[slot] = None
+        return
+    holder._undo.append((setitem, raw, key, raw[key]))
+    del raw[key]
+
+
 class _Map(_Stamping):
     __slots__ = ()
 
@@ -354,26 +376,13 @@ class _Map(_Stamping):
         key = self._state.convert_key(key)
         if key is None or value is None:
             raise InvalidArgument(f"the map state {self._state.name!r} takes neither null keys nor null values")
-        made = self._made(value)
-        raw = self._raw()
-        if raw is None:
-            self._replace({key: made})
-            return
-        old = raw.get(key)
-        self._holder._undo.append((raw.pop, key) if old is None else (setitem, raw, key, old))
-        raw[key] = made
+        put_raw(self._holder, self._slot, key, self._made(value))
 
     def remove(self, key: Any) -> None:
         """Remove a key, which need not exist."""
         key = self._state.convert_key(key)
-        raw = self._raw()
-        if raw is None or key not in raw:
-            return
-        if len(raw) == 1:
-            self._replace(None)
-            return
-        self._holder._undo.append((setitem, raw, key, raw[key]))
-        del raw[key]
+        if key in (self._raw() or ()):
+            remove_raw(self._holder, self._slot, key)
 
     def __contains__(self, key: Any) -> bool:
         raw = (self._raw() or {}).get(self._state.convert_key(key))
@@ -399,8 +408,7 @@ class _Map(_Stamping):
 
 
 class BroadcastHolder:
-    """Holds the broadcast state of a slice. Only ``process_broadcast`` may write: at other times ``_undo`` refuses
-    changes."""
+    """Holds the broadcast state of a slice. Except in ``process_broadcast``, ``_undo`` refuses changes."""
 
     def __init__(self, context: Context, values: list[Any]) -> None:
         self._context = context

@@ -19,25 +19,8 @@ from zlib import crc32
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.pipeline.context import KeyEntry, TimerQueue
-from cutwater.pipeline.keyed_state.chunks import (
-    BROADCAST_GROUP,
-    CLOCKS,
-    SORTED,
-    Chunk,
-    Sought,
-    chunk_schema,
-    column_of,
-    due_timers,
-    groups_of,
-    hashes_of,
-    merged,
-    nowhere_valid,
-    order_of,
-    timer_columns,
-    timers_of,
-    without_expired,
-    without_gone,
-)
+from cutwater.pipeline.keyed_state import chunks as packed
+from cutwater.pipeline.keyed_state.chunks import BROADCAST_GROUP, CLOCKS, Chunk, Sought
 from cutwater.pipeline.keyed_state.keys import bytes_of_keys, key_bytes, key_of_bytes, keys_of_bytes
 from cutwater.pipeline.keyed_state.state import State
 
@@ -58,18 +41,14 @@ class KeyedStore:
         states: Sequence[State],
         groups: int | None,
         chunks: Iterable[pa.Table | pa.RecordBatch | Chunk] = (),
-        *,
-        stays: bool = False,
     ) -> None:
-        """``stays``: everything stays live from one micro-batch to the next, without chunks."""
         self._states = list(states)
-        self._schema = chunk_schema(states)
+        self._schema = packed.chunk_schema(states)
         self._groups = groups
         self.chunks: list[Chunk] = [
             chunk.checked(self._schema) if isinstance(chunk, Chunk) else Chunk.of_table(chunk, self._schema)
             for chunk in chunks
         ]
-        self.stays = stays
         self.live: dict[Any, KeyEntry] = {}
         self.dirty: set[KeyEntry] = set()
         self.broadcast = KeyEntry(None, b"", crc32(b""), [None] * len(self._states))
@@ -96,8 +75,8 @@ class KeyedStore:
 
         Chunks are searched from the newest on, so the first row that is found for a key is the valid one.
         """
-        assert not self.chunks or not self.live, "what stays live has no chunks, what has chunks begins anew"
-        wanted = [key for key in keys if key not in self.live] if self.live else list(keys)
+        assert not self.live, "a store serves one micro-batch"
+        wanted = list(keys)
         data = bytes_of_keys(wanted)
         if not self.chunks:
             self._make_new(wanted, data)
@@ -124,26 +103,16 @@ class KeyedStore:
                 due = due[newer.find(chunk.sought(due)) < 0]
         if len(due):
             batch = chunk.rows(due)
-            self._enliven(batch, keys_of_bytes(column_of(batch, "key")), limits, queues)
-
-    def load_all(self, queues: tuple[TimerQueue, TimerQueue]) -> None:
-        """Make everything live, for a store that stays in memory."""
-        for entry in self.entries():
-            self.live[entry.key] = entry
-            for queue, times in zip(queues, (entry.event_timers, entry.processing_timers), strict=True):
-                for time in times or ():
-                    queue.add(time, entry)
-        self.chunks = []
+            self._enliven(batch, keys_of_bytes(batch.column("key").to_pylist()), limits, queues)
 
     def _enliven(
         self, batch: pa.RecordBatch, keys: Sequence[Any], limits: Limits, queues: tuple[TimerQueue, TimerQueue]
     ) -> None:
-        """Make rows live. Timers that do not come due in this micro-batch stay with their keys and do not enter the
-        queue."""
+        """Make rows live. Only timers that come due in this micro-batch enter the queue."""
         entries = self._entries(batch, keys)
         self.live.update(zip(keys, entries, strict=True))
         for name, limit, queue in zip(CLOCKS, limits, queues, strict=True):
-            for time, rows in due_timers(batch, name, limit):
+            for time, rows in packed.due_timers(batch, name, limit):
                 queue.add_all(time, [entries[row] for row in rows])
 
     # ---------------------------------------------------------------------------------------------------------- packing
@@ -159,23 +128,6 @@ class KeyedStore:
         self.dirty.clear()
         return chunk
 
-    def settle(self) -> None:
-        """End a micro-batch of a store in which everything stays live: nothing is packed until a snapshot is taken.
-        Empty entries are removed."""
-        for entry in self.dirty:
-            if entry.empty and entry is not self.broadcast:
-                self.live.pop(entry.key, None)
-        self.dirty.clear()
-
-    def snapshot(self, watermark: int) -> pa.Table:
-        """Return everything that is kept, as one table."""
-        if not self.stays:
-            return self.compact(watermark)
-        self.chunks = [self._packed([*self.entries(), *([] if self.broadcast.empty else [self.broadcast])])]
-        whole = self.compact(watermark)
-        self.chunks = []
-        return whole
-
     def merge(self, watermark: int) -> None:
         """Merge chunks until each is at least twice as large as the next."""
         chunks = self.chunks
@@ -188,25 +140,23 @@ class KeyedStore:
             self.chunks = [Chunk.of_table(self._schema.empty_table(), self._schema)]
         while len(self.chunks) > 1:
             self._merge_last(watermark)
-        self.chunks[0] = self._without_expired(without_gone(self.chunks[0]), watermark)
+        self._clean(watermark)
         return pa.Table.from_batches([self.chunks[0].batch.replace_schema_metadata(None)])
 
     def _merge_last(self, watermark: int) -> None:
         newer = self.chunks.pop()
-        self.chunks[-1] = merged(self.chunks[-1], newer)
+        self.chunks[-1] = packed.merged(self.chunks[-1], newer)
         if len(self.chunks) == 1:
-            self.chunks[0] = self._without_expired(without_gone(self.chunks[0]), watermark)
+            self._clean(watermark)
 
-    def _without_expired(self, base: Chunk, watermark: int) -> Chunk:
-        if all(state.ttl_ms is None for state in self._states):
-            return base
-        return without_expired(base, self._states, watermark)
+    def _clean(self, watermark: int) -> None:
+        self.chunks[0] = packed.without_expired(packed.without_gone(self.chunks[0]), self._states, watermark)
 
     def entries(self) -> list[KeyEntry]:
         """Return everything that is kept for keys, live or packed, by key group and key."""
         found: dict[bytes, KeyEntry] = {}
         for chunk in self.chunks:
-            for entry in self._entries(chunk.batch, map(_key_or_none, column_of(chunk.batch, "key"))):
+            for entry in self._entries(chunk.batch, map(_key_or_none, chunk.batch.column("key").to_pylist())):
                 found[entry.data] = entry
         found.update({entry.data: entry for entry in self.live.values()})
         return sorted(
@@ -220,22 +170,22 @@ class KeyedStore:
         return int(entry.key) if self._groups is None else entry.hash % self._groups
 
     def _packed(self, entries: Sequence[KeyEntry]) -> Chunk:
-        hashes = hashes_of(map(_hash, entries), len(entries))
-        order = order_of(hashes)
+        hashes = packed.hashes_of(map(_hash, entries), len(entries))
+        order = packed.order_of(hashes)
         entries = [entries[i] for i in order.tolist()]
         hashes = hashes[order]
         data = pa.array([entry.data for entry in entries], pa.binary())
-        event = timer_columns([entry.event_timers for entry in entries])
-        processing = timer_columns([entry.processing_timers for entry in entries])
+        event = packed.timer_columns([entry.event_timers for entry in entries])
+        processing = packed.timer_columns([entry.processing_timers for entry in entries])
         states = [state.packed([entry.values[slot] for entry in entries]) for slot, state in enumerate(self._states)]
         batch = pa.RecordBatch.from_arrays(
             [
                 pa.array(list(map(self._group, entries)), pa.int32())
                 if self._groups is None
-                else groups_of(hashes, data, self._groups),
+                else packed.groups_of(hashes, data, self._groups),
                 data,
                 pa.array(hashes),
-                nowhere_valid([event[0], processing[0], *states]),
+                packed.nowhere_valid([event[0], processing[0], *states]),
                 event[0],
                 processing[0],
                 event[1],
@@ -244,14 +194,13 @@ class KeyedStore:
             ],
             schema=self._schema,
         )
-        return Chunk(batch.replace_schema_metadata(SORTED))
+        return Chunk(batch.replace_schema_metadata(packed.SORTED))
 
     def _entries(self, batch: pa.RecordBatch, keys: Iterable[Any]) -> list[KeyEntry]:
-        """Make entries of rows whose keys the caller knows."""
         columns = [state.unpacked(batch.column(f"state_{state.name}")) for state in self._states]
         values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in repeat(None))
-        stored = (column_of(batch, "key"), column_of(batch, "key_hash"))
-        return list(map(KeyEntry, keys, *stored, values, *(timers_of(batch, name) for name in CLOCKS)))
+        stored = (batch.column("key").to_pylist(), batch.column("key_hash").to_pylist())
+        return list(map(KeyEntry, keys, *stored, values, *(packed.timers_of(batch, name) for name in CLOCKS)))
 
 
 def _key_or_none(data: bytes) -> Any:

@@ -41,15 +41,12 @@ def in_pieces(
     state: Mapping[str, pa.Table] | None,
     transform: Transform,
 ) -> dict[str, Records]:
-    """Run each micro-batch with newly unpickled functions, from a snapshot of the previous one, over another number of
-    slices. Returns the records of each sink by uid."""
+    """Run each micro-batch with newly unpickled functions, from a snapshot, over another number of slices."""
     written: dict[str, list[Records]] = {}
     for index, (batch, ticks) in enumerate(ranges):
         own = Plan(plan.name, unpickled_graph(pickled), rows)
         count = 1 + (slices + index - 1) % slices if slices > 1 else 1
-        machine = Machine(own, count, packed=True, transform=partial(_transformed, plan, transform))
-        if state is not None:
-            machine.restore(state)
+        machine = Machine(own, count, state=state, transform=partial(_transformed, plan, transform))
         for uid, records in machine.run(batch, ticks).items():
             written.setdefault(uid, []).append(records)
         state = machine.snapshot()
@@ -101,7 +98,6 @@ def failed_in_pieces(plan: Plan, error: PipelineFailed, machine: Machine, pickle
 
 
 def _why(plan: Plan, machine: Machine, pickled: bytes) -> tuple[str, str]:
-    """Return the operator that causes the difference, if one shows, and what it does."""
     kept = _kept_attributes(plan.graph, machine, pickled)
     for uid, names in kept.items():
         told = ", ".join(f"self.{name}" for name in names[:_SHOWN])

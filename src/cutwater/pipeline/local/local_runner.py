@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed
 from cutwater.pipeline.clocks.clock import ClockSnapshot, LogClock
-from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS, MAX_TIME, NO_TIME, check_drain_firings
+from cutwater.pipeline.clocks.clock_steps import MAX_TIME, check_drain_firings
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.local.cut_check import MicroBatch, failed_in_pieces, in_pieces, require_same
-from cutwater.pipeline.local.elsewhere import elsewhere
 from cutwater.pipeline.local.run_checks import check_runnable
-from cutwater.pipeline.local.spark_import import on_spark
+from cutwater.pipeline.local.spark_import import elsewhere, on_spark
 from cutwater.pipeline.operators.executor import Machine
 from cutwater.pipeline.pickling import pickled_graph
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import LOG_TIME, Row, RowType, inferred, reader
-from cutwater.pipeline.values import to_milliseconds
+from cutwater.pipeline.values import check_times, to_milliseconds
 from cutwater.types import GLSN, MILLISECOND
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ class Timer(NamedTuple):
 
 @dataclass(slots=True)
 class _Position:
-    """A row at its place in the log."""
-
     topic: str
     stream: int
     cut_ms: int
@@ -60,33 +59,16 @@ class _Position:
     payload: Mapping[str, Any]
 
 
-class _Beginning(Protocol):
-    """What a test begins with: see ``savepoints.local_start``."""
-
-    @property
-    def glsn(self) -> int: ...
-    @property
-    def clock(self) -> ClockSnapshot | None: ...
-    @property
-    def streams(self) -> Mapping[str, list[int]]: ...
-    @property
-    def state(self) -> Mapping[str, Any]: ...
-    @property
-    def dropped_late(self) -> Mapping[str, int]: ...
-
-
 @dataclass(frozen=True, slots=True)
-class _Nothing:
-    """The beginning of a log."""
+class LocalStart:
+    """How a test begins: by default with the log. ``streams`` has, by topic, the log streams that the clocks know.
+    ``state`` has chunks by uid, as ``Machine`` takes them."""
 
     glsn: int = 0
     clock: ClockSnapshot | None = None
     streams: Mapping[str, list[int]] = field(default_factory=dict)
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, pa.Table] = field(default_factory=dict)
     dropped_late: Mapping[str, int] = field(default_factory=dict)
-
-
-_NOTHING: Final[_Beginning] = _Nothing()
 
 
 class TestResult:
@@ -153,28 +135,26 @@ class TestResult:
     def left_timers(self, uid: str) -> int:
         """Return how many timers of an operator did not fire at the end, because their keys had reached the limit."""
         self._plan.graph.operator(uid)
-        return self._machine.left_timers(uid)
+        return sum(operator.left_timers for operator in self._machine.operators(uid))
 
     def dropped_late(self, uid: str) -> int:
         """Return how many rows an operator dropped because they came too late."""
         self._plan.graph.operator(uid)
-        return self._machine.dropped_late(uid) + self._dropped_late.get(uid, 0)
+        return sum(operator.dropped_late for operator in self._machine.operators(uid)) + self._dropped_late.get(uid, 0)
 
 
 def run_test(
     pipeline: Pipeline,
     topics: Mapping[str, Sequence[Mapping[str, Any]]],
-    *,
-    drain: bool = True,
-    drain_firings: int = DRAIN_FIRINGS,
-    streams: Mapping[str, int | Sequence[int]] | None = None,
-    slices: int = SLICES,
-    batches: int = BATCHES,
-    from_savepoint: Any = None,
-    allow_non_restored_state: bool = False,
+    drain: bool,
+    drain_firings: int,
+    streams: Mapping[str, int | Sequence[int]] | None,
+    slices: int,
+    batches: int,
+    from_savepoint: Any,
+    allow_non_restored_state: bool,
 ) -> TestResult:
-    """Run the pipeline in one piece, and then, unless ``slices`` and ``batches`` are 1, in pieces. Both must give the
-    same result."""
+    """Run the pipeline in one piece, and then in pieces, unless ``slices`` and ``batches`` are 1."""
     check_drain_firings(drain_firings)
     _check_pieces(slices, batches)
     sources = {node.topic: node for node in pipeline.graph.of_type(SourceNode)}
@@ -185,7 +165,7 @@ def run_test(
     rows = {topic: _row_type(node, positions) for topic, node in sources.items()}
     plan = Plan(pipeline.name, pipeline.graph, rows)
     check_runnable(plan)
-    begin = _NOTHING
+    begin = LocalStart()
     if from_savepoint is not None:
         start: Any = elsewhere("savepoints.local_start")
         begin = start.local_start(from_savepoint, plan, allow_non_restored_state=allow_non_restored_state)
@@ -196,17 +176,12 @@ def run_test(
 
     def walk(pieces: int) -> tuple[LogClock, Iterator[MicroBatch]]:
         clock = _clock(sources, plan, numbers, positions, begin)
-        return clock, _ranges(clock, positions, pieces, firings, _Made(sources, rows, plan), begin.glsn)
+        add = {topic: partial(_walk, plan, node, rows[topic], clock) for topic, node in sources.items()}
+        return clock, _ranges(clock, positions, pieces, firings, add, begin.glsn)
 
     clock, ranges = walk(1)
-    machine = Machine(plan, transform=partial(_transformed_on_spark, plan))
-    if begin.state:
-        machine.restore(begin.state)
-    written: dict[str, list[Records]] = {}
-    for batch, ticks in ranges:
-        for uid, records in machine.run(batch, ticks).items():
-            written.setdefault(uid, []).append(records)
-    whole = {uid: Records.merged(parts) for uid, parts in written.items()}
+    machine = Machine(plan, state=begin.state, transform=partial(_transformed_on_spark, plan))
+    whole = machine.run(*next(ranges))
     if slices > 1 or batches > 1:
         try:
             pieces = in_pieces(plan, pickled, rows, walk(batches)[1], slices, begin.state, _transformed_on_spark)
@@ -217,10 +192,10 @@ def run_test(
     return TestResult(machine, plan, _by_topic(plan, whole), watermark, begin.dropped_late, clock)
 
 
-def _place_after(begin: _Beginning, positions: Sequence[_Position]) -> None:
-    """Place the rows after a savepoint, in position and time. A row without ``_stream`` goes to the first log stream
-    that the savepoint knows."""
-    latest = NO_TIME if begin.clock is None else begin.clock.time_ms
+def _place_after(begin: LocalStart, positions: Sequence[_Position]) -> None:
+    """Place the rows after a savepoint. Cut times never go back, as in the log: a topic that comes after another one
+    continues at its time. A row without ``_stream`` goes to the first log stream that the savepoint knows."""
+    latest = 0 if begin.clock is None else begin.clock.time_ms
     for position in positions:
         if position.glsn is not None and position.glsn <= begin.glsn:
             raise InvalidArgument(
@@ -245,7 +220,7 @@ def _streams(
     given: Mapping[str, int | Sequence[int]],
     sources: Mapping[str, SourceNode],
     positions: Sequence[_Position],
-    begin: _Beginning,
+    begin: LocalStart,
 ) -> dict[str, list[int]]:
     """Return the log streams of each topic, by number: the given ones, or else those that its rows name, or the one
     that ``create_topic`` makes; and those that a savepoint knows."""
@@ -275,7 +250,6 @@ def _streams(
 
 
 def _require_rows(name: str, topics: Any, sources: Mapping[str, SourceNode]) -> None:
-    """Check that rows are given in the right form, and only for topics that the pipeline reads."""
     if not sources:
         raise InvalidArgument(f"pipeline {name!r} has no source: begin it with p.source(topic)")
     form = f"p.test({{{next(iter(sources))!r}: [{{column: value, ...}}, ...]}})"
@@ -333,7 +307,7 @@ def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]], sources: Mappi
             )
     if any(position.glsn is not None for position in found):
         found = _by_glsn(found)
-    return _with_rising_times(found)
+    return found
 
 
 def _require_known(row: Mapping[str, Any], source: SourceNode) -> None:
@@ -356,14 +330,6 @@ def _by_glsn(positions: list[_Position]) -> list[_Position]:
     return sorted(positions, key=lambda position: position.glsn or 0)
 
 
-def _with_rising_times(positions: list[_Position]) -> list[_Position]:
-    """Make cut times never go back, as in the log: a topic that comes after another one continues at its time."""
-    latest = 0
-    for position in positions:
-        latest = position.cut_ms = max(position.cut_ms, latest)
-    return positions
-
-
 def _integer(row: Mapping[str, Any], name: str, default: int | None) -> int | None:
     value = row.get(name, default)
     if value is not None and type(value) is not int:
@@ -375,7 +341,16 @@ def _row_type(node: SourceNode, positions: list[_Position]) -> RowType:
     if node.rows is not None:
         return node.rows
     own = [position.payload for position in positions if position.topic == node.topic and position.payload]
-    return RowType(inferred(own)) if own else _PLAIN_RECORD
+    if not own:
+        return _PLAIN_RECORD
+    schema = inferred(own)
+    if LOG_TIME in schema.names:
+        # In every topic this column is a time.
+        try:
+            check_times(schema.field(LOG_TIME).type, _PLAIN_RECORD.schema.field(LOG_TIME).type)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"the column {LOG_TIME!r} of topic {node.topic!r}: {error.message}") from None
+    return RowType(schema)
 
 
 def _clock(
@@ -383,7 +358,7 @@ def _clock(
     plan: Plan,
     streams: Mapping[str, Sequence[int]],
     positions: Sequence[_Position],
-    begin: _Beginning,
+    begin: LocalStart,
 ) -> LogClock:
     """Return the clock before the first position. All log streams exist there."""
     given = {topic: node.watermark for topic, node in sources.items()}
@@ -401,17 +376,22 @@ def _clock(
 
 
 def _ranges(
-    clock: LogClock, positions: Sequence[_Position], pieces: int, firings: int | None, made: _Made, glsn: int
+    clock: LogClock,
+    positions: Sequence[_Position],
+    pieces: int,
+    firings: int | None,
+    add: Mapping[str, Callable[[_Position, int, Records], None]],
+    glsn: int,
 ) -> Iterator[MicroBatch]:
     """Yield the log in ``pieces`` micro-batches. In one piece, the micro-batch contains the end of the input; otherwise
     the end is a separate one. ``firings`` is None if the input does not end. ``glsn`` is the position before the
     first."""
     size = max(1, -(-len(positions) // pieces))
     for first in range(0, max(1, len(positions)), size):
-        batch: dict[str, Records] = {topic: Records() for topic in made.sources}
+        batch = {topic: Records() for topic in add}
         for position in positions[first : first + size]:
             glsn = position.glsn or glsn + 1
-            made.walk(clock, position, glsn, batch)
+            add[position.topic](position, glsn, batch[position.topic])
         ticks = clock.ticks()
         if pieces == 1 and firings is not None:
             ticks.end(glsn, firings)
@@ -419,44 +399,36 @@ def _ranges(
     if pieces > 1 and firings is not None:
         ticks = clock.ticks()
         ticks.end(glsn, firings)
-        yield {topic: Records() for topic in made.sources}, ticks
+        yield {topic: Records() for topic in add}, ticks
 
 
-class _Made:
-    """Makes records from rows, and reports them to a clock."""
-
-    def __init__(self, sources: Mapping[str, SourceNode], rows: Mapping[str, RowType], plan: Plan) -> None:
-        self.sources, self._rows, self._plan = sources, rows, plan
-
-    def walk(self, clock: LogClock, position: _Position, glsn: int, batch: Mapping[str, Records]) -> None:
-        place = (position.topic, position.stream, glsn, position.cut_ms * MILLISECOND)
-        declared_us = None if position.declared_ms is None else position.declared_ms * MILLISECOND
-        if position.payload:
-            row, time = self._record(clock, position, glsn, declared_us)
-            batch[position.topic].append(moment(glsn, RECORD), b"", time, row)
-        elif position.speaks or position.idle:
+def _walk(
+    plan: Plan, node: SourceNode, rows: RowType, clock: LogClock, position: _Position, glsn: int, records: Records
+) -> None:
+    """Report a position to the clock, and add its record, if it has one."""
+    place = (node.topic, position.stream, glsn, position.cut_ms * MILLISECOND)
+    declared_us = None if position.declared_ms is None else position.declared_ms * MILLISECOND
+    if not position.payload:
+        if position.speaks or position.idle:
             clock.heartbeat(*place, declared_us, idle=position.idle)
         else:
             # A row with only a time is a mark of the log's clock.
             clock.tick(glsn, position.cut_ms * MILLISECOND)
-
-    def _record(self, clock: LogClock, position: _Position, glsn: int, declared_us: int | None) -> tuple[Row, int]:
-        topic = position.topic
-        try:
-            row, time = _made(self.sources[topic], self._rows[topic], position, glsn)
-            place = (topic, position.stream, glsn, position.cut_ms * MILLISECOND)
-            clock.record(*place, row, time, declared_us, idle=position.idle)
-        except CutwaterError:
-            raise
-        except Exception as error:
-            raise PipelineFailed(
-                f"{located(error)}, in the function of event_time or watermark, on the record "
-                f"{dict(position.payload)!r}. Without a time a record has no place: repair the function",
-                pipeline=self._plan.name,
-                uid=self.sources[topic].label,
-                glsn=GLSN(glsn),
-            ) from error
-        return row, time
+        return
+    try:
+        row, time = _made(node, rows, position, glsn)
+        clock.record(*place, row, time, declared_us, idle=position.idle)
+    except CutwaterError:
+        raise
+    except Exception as error:
+        raise PipelineFailed(
+            f"{located(error)}, in the function of event_time or watermark, on the record "
+            f"{dict(position.payload)!r}. Without a time a record has no place: repair the function",
+            pipeline=plan.name,
+            uid=node.label,
+            glsn=GLSN(glsn),
+        ) from error
+    records.append(moment(glsn, RECORD), b"", time, row)
 
 
 def _made(node: SourceNode, rows: RowType, position: _Position, glsn: int) -> tuple[Row, int]:

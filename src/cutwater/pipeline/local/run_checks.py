@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.graph import Graph, SinkNode, SourceNode, TransformNode
-from cutwater.pipeline.local.elsewhere import elsewhere
-from cutwater.pipeline.local.spark_import import on_spark
+from cutwater.pipeline.graph import Graph, SinkNode, TransformNode
+from cutwater.pipeline.local.spark_import import elsewhere, on_spark
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import LOG_TIME, RowType
+from cutwater.pipeline.values import check_times
 
 
 def check_writes(name: str, graph: Graph) -> None:
@@ -29,6 +29,11 @@ def check_sink(topic: str, declared: pa.Schema, rows: RowType) -> str:
         return f"the topic {topic!r} has no column {unknown[0]!r}: it has {', '.join(declared.names)}"
     if missing:
         return f"the topic {topic!r} needs the column {missing[0]!r}, which the rows do not have: {rows}"
+    for field in rows.schema:
+        try:
+            check_times(field.type, declared.field(field.name).type)
+        except InvalidArgument as error:
+            return f"the column {field.name!r} of the topic {topic!r}: {error.message}"
     return ""
 
 
@@ -53,11 +58,9 @@ def check_runnable(plan: Plan) -> None:
 
 def _check_sinks(plan: Plan) -> None:
     """Refuse rows that no topic can take, by the names of topics and columns, and by the types. Only a run knows the
-    rest about a topic, which may already exist. If the types of a source are inferred from the rows of a test, a time
-    may be a number: in a topic it is a time."""
+    rest about a topic, which may already exist."""
     schemas: Any = elsewhere("client.convert.schemas")
     names: Any = elsewhere("core.names")
-    is_inferred = any(node.rows is None for node in plan.graph.of_type(SourceNode))
     for node in plan.graph.of_type(SinkNode):
         rows = plan.rows_at(node.inputs[0])
         assert rows is not None, "schemas are there everywhere"
@@ -65,13 +68,8 @@ def _check_sinks(plan: Plan) -> None:
             names.check_topic_name(node.topic)
             schema, event_time = topic_for(rows, schemas.KEY_VALUE.names)
             if schema is not None:
-                schemas.new_schema(_with_times(schema) if is_inferred else schema, event_time)
+                schemas.new_schema(schema, event_time)
+            elif wrong := check_sink(node.topic, schemas.KEY_VALUE, rows):
+                raise InvalidArgument(wrong)
         except InvalidArgument as error:
             raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {error.message}") from None
-
-
-def _with_times(schema: pa.Schema) -> pa.Schema:
-    place = schema.get_field_index(LOG_TIME)
-    if place < 0 or not pa.types.is_integer(schema.field(place).type):
-        return schema
-    return schema.set(place, pa.field(LOG_TIME, pa.timestamp("us", "UTC")))

@@ -1,10 +1,16 @@
-"""Imports ``cutwater.spark`` only when it is needed. This package never imports it at the top."""
+"""Imports ``cutwater.spark`` and other packages above this one when they are needed. This package never imports them at
+the top."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cutwater.errors import Refused
+
+
+def elsewhere(module: str) -> Any:
+    """Import a module of Cutwater by its name without ``cutwater.``."""
+    return __import__(f"cutwater.{module}", fromlist=[""])
 
 
 def no_spark(what: str, error: object) -> str:
@@ -15,7 +21,7 @@ def no_spark(what: str, error: object) -> str:
 def on_spark(module: str, pipeline: str) -> Any:
     """Import a module of ``cutwater.spark``."""
     try:
-        return __import__(f"cutwater.spark.{module}", fromlist=[module])
+        return elsewhere(f"spark.{module}")
     except ImportError as error:
         told = no_spark(f"pipeline {pipeline!r} runs on Spark", error.__cause__ or error)
         raise Refused(

@@ -10,11 +10,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline.clocks.clock_steps import Ticks
 from cutwater.pipeline.context import MAIN
-from cutwater.pipeline.failures import located
+from cutwater.pipeline.failures import stopped
 from cutwater.pipeline.keyed_state.keys import key_bytes, key_group
 from cutwater.pipeline.keyed_state.store import KeyedStore
 from cutwater.pipeline.operators.keyed_operator import KeyedOperator, OperatorSpec
-from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.records import Records, missing_columns
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
 
@@ -57,7 +56,7 @@ class BatchOperator(KeyedOperator):
         context._moment, context.timestamp, context.key = records.moments[-1], records.times[-1], group
         context._entry, context._values = entry, entry.values
         rows, made_rows = self.spec.input_rows[0], self.spec.output_rows
-        call: Callable[..., Any] = self._function.process_batch
+        call: Callable[..., Any] = self.function.process_batch
         try:
             if rows is None or made_rows is None:
                 raise InvalidArgument("a function of batches needs the schemas of its input and output: declare both")
@@ -73,13 +72,7 @@ class BatchOperator(KeyedOperator):
         return emitted
 
     def _stopped(self, error: Exception, on: str, when: int) -> PipelineFailed:
-        return PipelineFailed(
-            f"{located(error)}, on {on}. Nothing of this call is kept. Repair the function and run on from the last "
-            "checkpoint",
-            pipeline=self.spec.pipeline,
-            uid=self.spec.uid,
-            glsn=glsn_of(when),
-        )
+        return stopped(error, on, pipeline=self.spec.pipeline, uid=self.spec.uid, when=when, letters=False)
 
 
 def _emitted(made: pa.RecordBatch | pa.Table, rows: RowType) -> Records:

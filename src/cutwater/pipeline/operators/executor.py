@@ -26,7 +26,6 @@ from cutwater.pipeline.operators.window_function import WindowFunction
 from cutwater.pipeline.operators.window_operator import WindowOperator
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
-from cutwater.pipeline.rows import RowType
 
 
 def operator_of(spec: OperatorSpec, store: KeyedStore, first: bool) -> KeyedOperator:
@@ -39,7 +38,7 @@ def operator_of(spec: OperatorSpec, store: KeyedStore, first: bool) -> KeyedOper
 
 
 class SliceTask:
-    """All operators of one level in one slice, with their state."""
+    """All operators of one level in one slice, with their state, for one micro-batch."""
 
     def __init__(
         self,
@@ -47,14 +46,11 @@ class SliceTask:
         level: int,
         index: int,
         chunks: Mapping[str, Iterable[pa.Table | pa.RecordBatch | Chunk]],
-        *,
-        stays: bool = False,
     ) -> None:
-        """``stays``: the task runs many micro-batches, and keeps its state in memory."""
         self._plan = plan
         self.operators = []
         for spec in plan.levels[level]:
-            store = KeyedStore(spec.states, spec.hashed_groups, chunks.get(spec.uid, ()), stays=stays)
+            store = KeyedStore(spec.states, spec.hashed_groups, chunks.get(spec.uid, ()))
             self.operators.append(operator_of(spec, store, first=index == 0))
 
     def run(
@@ -101,35 +97,38 @@ def routed(spec: OperatorSpec, index: int, records: Records, slices: int) -> lis
     return [records.pick(indexes) for indexes in chosen]
 
 
-def _shipped(records: Records, rows: RowType) -> Records:
-    """Return records as they are after transport from one worker to another."""
-    return Records.from_arrow(records.to_arrow(rows), rows)
-
-
 class Machine:
-    """A whole pipeline in one process. With ``packed`` it works like workers that share nothing: every micro-batch
-    starts from chunks, and records go from level to level as Arrow."""
+    """A whole pipeline in one process. It works like workers that share nothing: every micro-batch starts from chunks,
+    and records go from level to level as Arrow."""
 
     def __init__(
         self,
         plan: Plan,
         slices: int = 1,
         *,
-        packed: bool = False,
+        state: Mapping[str, pa.Table] | None = None,
         transform: Callable[[TransformNode, Records], Records] | None = None,
     ) -> None:
-        """``transform`` runs code on Spark's data frames."""
+        """``state`` is a snapshot, made with any number of slices, to go on from. ``transform`` runs code on Spark's
+        data frames."""
         self._plan = plan
         self._transform = transform
         self._slices = slices
-        self._packed = packed
-        self._dropped: dict[str, int] = {}
-        self._left: dict[str, int] = {}
         self._source_ports = {node.topic: Port(node.order) for node in plan.graph.of_type(SourceNode)}
-        self._tasks = self._made({})
+        self._kept: list[list[dict[str, list[Chunk]]]] | None = None
+        """The state after the last micro-batch, by level and slice."""
+        self._tasks = [
+            [SliceTask(plan, level, index, self._cut(state or {}, level, index)) for index in range(slices)]
+            for level in range(len(plan.levels))
+        ]
 
     def run(self, batch: Mapping[str, Records], ticks: Ticks) -> dict[str, Records]:
         """Process a micro-batch of records by source topic. Returns the records of each sink by uid, in order."""
+        if self._kept is not None:
+            self._tasks = [
+                [SliceTask(self._plan, level, index, chunks) for index, chunks in enumerate(own)]
+                for level, own in enumerate(self._kept)
+            ]
         arrived: dict[Destination, list[Records]] = {}
         for topic, records in batch.items():
             self._plan.push(self._source_ports[topic], records, arrived)
@@ -141,11 +140,11 @@ class Machine:
                     records = Records.merged(arrived.pop((spec.order, index), []))
                     rows = spec.input_rows[index]
                     for own, part in zip(inputs, routed(spec, index, records, self._slices), strict=True):
-                        own[spec.order, index] = _shipped(part, rows) if self._packed and rows else part
+                        own[spec.order, index] = Records.from_arrow(part.to_arrow(rows), rows) if rows else part
             for task, own in zip(tasks, inputs, strict=True):
                 task.run(own, ticks, arrived)
             self._apply_transforms(arrived)
-        self._checkpoint()
+        self._kept = [[task.checkpoint() for task in tasks] for tasks in self._tasks]
         return {
             sink.uid: Records.merged(arrived.get((sink.order, 0), [])) for sink in self._plan.graph.of_type(SinkNode)
         }
@@ -160,15 +159,8 @@ class Machine:
                 self._plan.push(Port(node.order), self._transform(node, records), arrived)
 
     def operators(self, uid: str) -> list[KeyedOperator]:
-        """Return the operator with a uid, in each slice."""
+        """Return the operator with a uid, in each slice, as the last micro-batch left it."""
         return [op for tasks in self._tasks for task in tasks for op in task.operators if op.spec.uid == uid]
-
-    def dropped_late(self, uid: str) -> int:
-        return self._dropped.get(uid, 0)
-
-    def left_timers(self, uid: str) -> int:
-        """Return how many timers of an operator stayed at the end of the input; see ``Ticks.firings``."""
-        return self._left.get(uid, 0)
 
     def snapshot(self) -> dict[str, pa.Table]:
         """Return the whole state of every operator: what a savepoint holds."""
@@ -176,27 +168,10 @@ class Machine:
         for spec in (spec for specs in self._plan.levels for spec in specs):
             parts = []
             for index, operator in enumerate(self.operators(spec.uid)):
-                base = operator.store.snapshot(operator.watermark())
+                base = operator.store.compact(operator.watermark())
                 parts.append(base if index == 0 else base.filter(pc.not_equal(base["key_group"], BROADCAST_GROUP)))
             whole[spec.uid] = pa.concat_tables(parts).sort_by([("key_group", "ascending"), ("key", "ascending")])
         return whole
-
-    def restore(self, state: Mapping[str, pa.Table]) -> None:
-        """Go on from a snapshot that was made with any number of slices."""
-        self._tasks = self._made(state)
-        if not self._packed:
-            for task in (task for tasks in self._tasks for task in tasks):
-                for operator in task.operators:
-                    operator.load_all()
-
-    def _made(self, state: Mapping[str, pa.Table]) -> list[list[SliceTask]]:
-        return [
-            [
-                SliceTask(self._plan, level, index, self._cut(state, level, index), stays=not self._packed)
-                for index in range(self._slices)
-            ]
-            for level in range(len(self._plan.levels))
-        ]
 
     def _cut(self, state: Mapping[str, pa.Table], level: int, index: int) -> dict[str, list[pa.Table]]:
         cut = {}
@@ -209,16 +184,3 @@ class Machine:
                 ]
                 cut[spec.uid] = [table.filter(pa.array(own, pa.bool_()))]
         return cut
-
-    def _checkpoint(self) -> None:
-        for level, tasks in enumerate(self._tasks):
-            for index, task in enumerate(tasks):
-                for operator in task.operators:
-                    uid = operator.spec.uid
-                    self._dropped[uid] = self._dropped.get(uid, 0) + operator.dropped_late
-                    operator.dropped_late = 0
-                    self._left[uid] = self._left.get(uid, 0) + operator.take_left_timers()
-                    if not self._packed:
-                        operator.store.settle()
-                if self._packed:
-                    tasks[index] = SliceTask(self._plan, level, index, task.checkpoint())

@@ -17,11 +17,10 @@ from typing import Any, Final
 
 from msgspec import json
 
-from cutwater.errors import PipelineFailed
 from cutwater.pipeline.clocks.clock_steps import NEVER, Ticks, is_end
 from cutwater.pipeline.clocks.watermarks import WAYS
 from cutwater.pipeline.context import DEAD_LETTERS, NO_KEY, Context, KeyEntry, TimerQueue, taken_out
-from cutwater.pipeline.failures import located
+from cutwater.pipeline.failures import stopped
 from cutwater.pipeline.functions import BatchFunction
 from cutwater.pipeline.keyed_state.keys import MAX_PARALLELISM, key_bytes
 from cutwater.pipeline.keyed_state.state import BroadcastHolder, BroadcastState, State
@@ -39,8 +38,7 @@ _UNREADABLE: Final = object()
 
 @dataclass(slots=True)
 class OperatorSpec:
-    """The description of an operator, independent of where it runs. ``keys`` has one reader per input; None is a
-    broadcast input."""
+    """An operator, independent of where it runs. ``keys`` has one reader per input; None is a broadcast input."""
 
     pipeline: str
     uid: str
@@ -67,8 +65,7 @@ class OperatorSpec:
 
     @property
     def hashed_groups(self) -> int | None:
-        """The number of key groups that the entries of the store are divided into by their hash. None if an entry's key
-        is the number of its group, as for partitions and functions of batches."""
+        """The number of key groups, chosen by hash; None if a key is the number of its group (partitions, batches)."""
         return None if self.partitions or isinstance(self.function, BatchFunction) else self.max_parallelism
 
 
@@ -91,11 +88,12 @@ class KeyedOperator:
         self._events = self._context._event_queue
         self._processing = self._context._processing_queue
         self._broadcast = BroadcastHolder(self._context, store.broadcast.values)
-        self._function = copy(spec.function)
+        self.function = copy(spec.function)
+        """The user's function as this operator uses it."""
         for slot, state in enumerate(spec.states):
             holder: Any = self._broadcast if isinstance(state, BroadcastState) else self._context
-            self._function.__dict__[state.name] = state.bind(holder, slot)
-        self._calls: list[Callable[[Row, Context], Any]] = [getattr(self._function, name) for name in spec.methods]
+            self.function.__dict__[state.name] = state.bind(holder, slot)
+        self._calls: list[Callable[[Row, Context], Any]] = [getattr(self.function, name) for name in spec.methods]
         self._read_keys: Sequence[Callable[[Row], Any] | None] = spec.keys
         self._out: dict[str, Records] = {}
 
@@ -136,18 +134,14 @@ class KeyedOperator:
         return self._out
 
     def _begin(self, ticks: Ticks, keys: Sequence[Sequence[Any] | None]) -> list[Entries]:
-        """Load what a micro-batch needs: these keys of each input, and the keys with a timer that may come due.
-
-        Returns the entries of the keys, or None for an input without keys.
-        """
+        """Load these keys of each input, and the keys with a timer that may come due. Returns the keys' entries."""
         self._out = {tag: Records() for tag in self.spec.outputs}
         self._events.steps = ticks.watermarks[self.spec.sources]
         self._processing.steps = ticks.times
         self._firings = ticks.firings
         queues = (self._events, self._processing)
         limits = (self._events.steps.last, ticks.times.last)
-        if not self.store.stays:
-            self._events.horizon, self._processing.horizon = limits
+        self._events.horizon, self._processing.horizon = limits
         touched = dict.fromkeys(chain.from_iterable(own for own in keys if own is not None))
         touched.pop(_UNREADABLE, None)
         self.store.load(touched, limits, queues)
@@ -157,19 +151,9 @@ class KeyedOperator:
         return [repeat(None) if own is None else list(map(found, own)) for own in keys]
 
     @property
-    def function(self) -> Any:
-        """The user's function as this operator uses it."""
-        return self._function
-
-    def take_left_timers(self) -> int:
-        """Return how many timers stayed at the end of the input because their keys had reached the limit, and reset the
-        count."""
-        left, self._events.left = self._events.left, 0
-        return left
-
-    def load_all(self) -> None:
-        """Load all of the state into memory, to stay there."""
-        self.store.load_all((self._events, self._processing))
+    def left_timers(self) -> int:
+        """How many timers stayed at the end of the input because their keys had reached the limit."""
+        return self._events.left
 
     def _keys(self, inputs: Sequence[Records]) -> list[list[Any] | None]:
         """Return the key of each record of each input with keys, so that the store can load them all at once."""
@@ -220,19 +204,17 @@ class KeyedOperator:
     # ------------------------------------------------------------------------------------------------------- timers
 
     def _fire_until(self, when: int) -> None:
-        """Fire the timers of all steps before a moment, step by step."""
         while True:
             due = min(self._events.due, self._processing.due)
             if due >= when:
                 return
             if due == self._events.due:
-                self._advance(self._events, due, self._function.on_timer)
+                self._advance(self._events, due, self.function.on_timer)
             else:
-                self._advance(self._processing, due, self._function.on_processing_timer)
+                self._advance(self._processing, due, self.function.on_processing_timer)
 
     def _advance(self, queue: TimerQueue, when: int, call: Callable[[int, Context], Any]) -> None:
-        """Fire the timers that are due at one step, smallest (time, key bytes) first, including those that are
-        registered meanwhile."""
+        """Fire the timers that are due at one step, smallest (time, key bytes) first, also new ones."""
         context, undo, emitted, dirty = self._context, self._context._undo, self._context._emitted, self.store.dirty
         reached = queue.steps.seen_at(when + 1)
         event, order = queue is self._events, self.spec.order
@@ -279,13 +261,7 @@ class KeyedOperator:
         context._roll_back()
         if not self.spec.dead_letters:
             of = f"the timer at {timer} of key {context.key!r}" if timer is not None else f"the record {row!r}"
-            raise PipelineFailed(
-                f"{located(error)}, on {of}. Nothing of this call is kept. Repair the function and run on from the "
-                "last checkpoint, or ask for dead_letters=True, which sets such records aside",
-                pipeline=self.spec.pipeline,
-                uid=self.spec.uid,
-                glsn=glsn_of(when),
-            ) from error
+            raise stopped(error, of, pipeline=self.spec.pipeline, uid=self.spec.uid, when=when) from error
         if not heard or DEAD_LETTERS not in self._out:
             return
         what = f"{type(error).__name__}: {error}"
@@ -299,8 +275,7 @@ class KeyedOperator:
 
 
 def _keys_of(read_key: Callable[[Row], Any], records: Records, *, is_typed: bool) -> list[Any]:
-    """Return the key of each record; ``_UNREADABLE`` for a key that cannot be read, which fails later, with its
-    record."""
+    """Return the keys of records; ``_UNREADABLE`` for a key that cannot be read, which fails later, with its record."""
     if is_typed and isinstance(read_key, attrgetter | itemgetter):
         return list(map(read_key, records.rows))
     keys: list[Any] = []
@@ -333,7 +308,6 @@ def dead_letter(uid: str, when: int, error: str, *, key: Any, time: int, row: Ro
 
 
 def _as_text(value: Any) -> str:
-    """Return a text as it is, and anything else as JSON."""
     if isinstance(value, str):
         return value
     try:

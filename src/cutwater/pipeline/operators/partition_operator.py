@@ -8,15 +8,11 @@ state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise, repeat
-from typing import Any
-from zlib import crc32
+from collections.abc import Sequence
+from itertools import repeat
 
 from cutwater.pipeline.clocks.clock_steps import Ticks
-from cutwater.pipeline.context import KeyEntry
-from cutwater.pipeline.keyed_state.keys import key_bytes
-from cutwater.pipeline.keyed_state.state import ListState, State
+from cutwater.pipeline.keyed_state.state import ListState
 from cutwater.pipeline.keyed_state.store import KeyedStore
 from cutwater.pipeline.operators.keyed_operator import KeyedOperator, OperatorSpec
 from cutwater.pipeline.position import glsn_of
@@ -38,26 +34,6 @@ class UnionListState(ListState):
 
 def partition_of(when: int, partitions: int) -> int:
     return glsn_of(when) % partitions
-
-
-def divided(items: Sequence[Any], partitions: int) -> list[list[Any]]:
-    """Divide items into contiguous parts whose sizes differ by at most one, larger ones first: 8 over 3 are 3, 3 and
-    2."""
-    size, larger = divmod(len(items), partitions)
-    starts = [i * size + min(i, larger) for i in range(partitions + 1)]
-    return [list(items[start:end]) for start, end in pairwise(starts)]
-
-
-def redistributed(entries: Iterable[KeyEntry], states: Sequence[State], partitions: int) -> list[KeyEntry]:
-    """Distribute the state of all partitions over another number of them."""
-    old = sorted(entries, key=lambda entry: int(entry.key))
-    made = [KeyEntry(i, data := key_bytes(i), crc32(data), [None] * len(states)) for i in range(partitions)]
-    for slot, state in enumerate(states):
-        items = [item for entry in old for item in entry.values[slot] or ()]
-        parts = [list(items) for _ in made] if isinstance(state, UnionListState) else divided(items, partitions)
-        for entry, part in zip(made, parts, strict=True):
-            entry.values[slot] = part or None
-    return made
 
 
 class PartitionOperator(KeyedOperator):

@@ -15,16 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, islice
-from operator import setitem
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from cutwater.pipeline.aggregates import Aggregate, is_builtin
+from cutwater.pipeline.aggregates import Aggregate
 from cutwater.pipeline.context import LATE, MAIN, Context
 from cutwater.pipeline.functions import ProcessFunction
-from cutwater.pipeline.keyed_state.state import State, StateHolder
+from cutwater.pipeline.keyed_state.state import State, StateHolder, put_raw, remove_raw
 from cutwater.pipeline.rows import Row
 from cutwater.pipeline.values import decoded, encoded
 from cutwater.pipeline.windows import GLOBAL, Session, Span, Trigger, Window
@@ -100,25 +99,10 @@ class BoundWindows:
         return self._holder._values[self._slot] or {}
 
     def put(self, span: Span, pane: tuple[tuple[Any, ...], int, int | None]) -> None:
-        holder = self._holder
-        panes = holder._values[self._slot]
-        if panes is None:
-            holder._undo.append((setitem, holder._values, self._slot, None))
-            holder._values[self._slot] = {span: pane}
-            return
-        old = panes.get(span)
-        holder._undo.append((panes.pop, span) if old is None else (setitem, panes, span, old))
-        panes[span] = pane
+        put_raw(self._holder, self._slot, span, pane)
 
     def remove(self, span: Span) -> None:
-        holder = self._holder
-        panes = holder._values[self._slot]
-        if len(panes) == 1:
-            holder._undo.append((setitem, holder._values, self._slot, panes))
-            holder._values[self._slot] = None
-            return
-        holder._undo.append((setitem, panes, span, panes[span]))
-        del panes[span]
+        remove_raw(self._holder, self._slot, span)
 
 
 class WindowFunction(ProcessFunction):
@@ -150,10 +134,6 @@ class WindowFunction(ProcessFunction):
         # Many keys have the same windows.
         self._write_time = lru_cache(maxsize=1_024)(write_time)
         self._late_output = late_output
-
-    @property
-    def only_builtin(self) -> bool:
-        return all(is_builtin(part) for part in self.aggregates)
 
     def process(self, record: Row, ctx: Context) -> None:
         watermark = ctx.watermark
@@ -234,15 +214,13 @@ class WindowFunction(ProcessFunction):
             self.windows.put(span, (accs, 0, None))
 
     def _set_timers(self, span: Span, ctx: Context, watermark: int) -> None:
-        """Set the timers of a window. A complete window emits its result at each row, so only future times get a
-        timer."""
+        """Set the future timers of a window. A complete window emits its result at each row, without a timer."""
         for time in self._times(span):
             if time > watermark:
                 ctx.timers.at(time)
 
     def _times(self, span: Span) -> set[int]:
-        """Return when a window's timers fire: when it is complete, for its result, and when it is over, for its
-        removal."""
+        """Return when a window is complete, if it emits its result then, and when it is over."""
         if span == GLOBAL:
             return set()
         over = span[1] - 1 + self.lateness_ms

@@ -27,13 +27,13 @@ class WindowOperator(KeyedOperator):
 
     def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
         super().__init__(spec, store, first)
-        self._windows: WindowFunction = self._function
+        self._windows: WindowFunction = self.function
         self._windows.on_late = self._count_late
         # A failure on a row must be undone alone, so user code and rows of unknown types are processed one by one.
         self.gathers = (
             isinstance(self._windows.window, Sliding)
             and self._windows.trigger.kind == "watermark"
-            and self._windows.only_builtin
+            and all(part.is_builtin for part in self._windows.aggregates)
             and not spec.dead_letters
             and spec.input_rows[0] is not None
             and isinstance(spec.keys[0], attrgetter | itemgetter)

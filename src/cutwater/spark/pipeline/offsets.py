@@ -1,5 +1,5 @@
-"""Defines the offsets of a pipeline's query, as Spark stores them in its checkpoint: a position, and the clocks
-there."""
+"""Defines the offsets of a pipeline's query, as Spark stores them in its checkpoint: a position, and the clocks there.
+Also checks that the topics and the clocks of a program are those of the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from cutwater.core.read.watermark import RULE, require_known_rule
+from cutwater.core.read.watermark import RULE, Punctuated, Strategy, ascending, require_known_rule
+from cutwater.durations import shown
 from cutwater.errors import InvalidArgument, NotFound, Refused
 from cutwater.pipeline.clocks.clock import ClockSnapshot
 from cutwater.pipeline.clocks.rule_one import AnyClock, with_rule
+from cutwater.pipeline.graph import SourceNode
+from cutwater.pipeline.plan import Plan
+from cutwater.types import MILLISECOND
 
 
 class PipelineOffset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -75,3 +79,38 @@ def require_same_topics(pipeline: str, offset: PipelineOffset, topics: Mapping[s
                 f"checkpoint (--checkpoint, checkpoint=…) after that position (--start {offset.glsn + 1}, "
                 f"start={offset.glsn + 1})"
             )
+
+
+def require_same_clocks(plan: Plan, sources: Mapping[str, SourceNode], clock: AnyClock) -> None:
+    """Refuse a program whose watermarks differ from those of the checkpoint. State that was made under some watermarks
+    would be inconsistent under others."""
+    way_out = (
+        "run the program as it was, or start from a savepoint (--from-savepoint), or name a new checkpoint "
+        "(--checkpoint)"
+    )
+    for topic, strategy in clock.strategies.items():
+        node = sources.get(topic)
+        now = None if node is None or node.watermark is None else node.watermark.strategy
+        if now == strategy:
+            continue
+        is_now = "the source is not read now" if node is None else f"it is {_shown(now)} now"
+        hint = ""
+        if now is None and strategy == ascending():
+            hint = "give that source watermark=Watermark.ascending(), which was the default before; or "
+        raise Refused(
+            f"pipeline {plan.name!r}: the watermark of the source {topic!r} was {_shown(strategy)} when this "
+            f"checkpoint was made, and {is_now}: {hint}{way_out}"
+        )
+    for operator in clock.operators:
+        if frozenset(operator.topics) not in {*plan.source_sets, frozenset(sources)}:
+            raise Refused(
+                f"pipeline {plan.name!r}: no operator is fed from exactly {', '.join(operator.topics)} any more, as "
+                f"one was when this checkpoint was made: {way_out}"
+            )
+
+
+def _shown(strategy: Strategy | None) -> str:
+    if strategy is None:
+        return "without a clock"
+    kind = "punctuated" if isinstance(strategy, Punctuated) else f"bounded {shown(strategy.bound_us // MILLISECOND)}"
+    return f"{kind}, idle after {shown(strategy.idle_after_us // MILLISECOND)}"

@@ -99,7 +99,7 @@ class LevelProcessor(StatefulProcessor):
         task.run(inputs, merged_ticks(ticks), arrived)
         late = {operator.spec.uid: operator.dropped_late for operator in task.operators if operator.dropped_late}
         late |= {SENT + operator.spec.uid: operator.late_sent for operator in task.operators if operator.late_sent}
-        left = {operator.spec.uid: operator.take_left_timers() for operator in task.operators}
+        left = {operator.spec.uid: operator.left_timers for operator in task.operators}
         return arrived, state.write(task.checkpoint(), late), left
 
     def _state(self) -> SliceState:

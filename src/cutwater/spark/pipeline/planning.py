@@ -23,24 +23,20 @@ from msgspec import Struct
 from pyspark.sql.types import LongType, StructField, StructType
 
 from cutwater.client.cluster.catalog_cache import CatalogView
-from cutwater.client.read.range_reader import Heads
 from cutwater.core.read.watermark import RULE
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import Refused, Trimmed
-from cutwater.pipeline.clocks.clock import ClockSnapshot, KnownStream, LogClock
+from cutwater.pipeline.clocks.clock import ClockSnapshot, Seen
 from cutwater.pipeline.clocks.clock_steps import Ticks
-from cutwater.pipeline.clocks.rule_one import AnyClock, RuleOneLogClock, RuleOneSnapshot, current
+from cutwater.pipeline.clocks.rule_one import AnyClock, RuleOneSnapshot, current
 from cutwater.pipeline.graph import SourceNode
-from cutwater.pipeline.plan import Plan
-from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.options import Where, read_options
-from cutwater.spark.pipeline.clocks import StreamPast, Streams, require_same_clocks, unheard
-from cutwater.spark.pipeline.offsets import PipelineOffset, require_same_topics
+from cutwater.spark.pipeline.offsets import PipelineOffset, require_same_clocks, require_same_topics
 from cutwater.spark.pipeline.program import Program
 from cutwater.spark.pipeline.records import SourceRows, run_function
 from cutwater.spark.session.worker_connections import link_to
-from cutwater.spark.source.event_time import FIRST_GLSN
-from cutwater.spark.source.planning import MARKS_SECONDS, Planner, walk_begins
+from cutwater.spark.source.log_walk import HeadBatch, LogWalk
+from cutwater.spark.source.planning import MARKS_SECONDS, Planner
 from cutwater.spark.source.read_task import ReadPartition, read_part
 from cutwater.types import GLSN, MILLISECOND, LogStreamId
 
@@ -76,23 +72,6 @@ class Walk(Struct, frozen=True):
     rule: int
 
 
-class _Batch(Struct):
-    """A batch of one of the sources, limited to the range."""
-
-    topic: TopicInfo
-    info: StreamInfo
-    first: int
-    count: int
-    cut_us: int
-    most_us: int | None
-    declared_us: int | None
-    idle: bool
-
-    @property
-    def last(self) -> int:
-        return self.first + self.count - 1
-
-
 class PipelinePlanner:
     """Plans micro-batches. It lives in the planner's process as long as the query."""
 
@@ -101,6 +80,12 @@ class PipelinePlanner:
         self._link = link_to(where)
         self._sources = {node.topic: node for node in program.plan.graph.of_type(SourceNode)}
         self._rows = {topic: SourceRows(program, topic) for topic in self._sources}
+        self._hidden = [
+            topic
+            for topic, node in self._sources.items()
+            if self._rows[topic].event_times.is_column or _has_function(node)
+        ]
+        """Topics whose event time storage nodes do not know."""
         options = {
             "servers": where.servers,
             "subscribe": ",".join(self._sources),
@@ -137,96 +122,32 @@ class PipelinePlanner:
     def clock_at(self, glsn: int) -> ClockSnapshot | None:
         """Return the clocks after a position, as if they had walked all the way from the beginning of the log.
 
-        Storage nodes know how far event time had come in each log stream at any position. So a walk begins at a mark of
-        the log's clock a little before the position, where every source is evaluated. It begins further back as long as
-        the watermarks still depend on earlier records.
-
         If event time is not the topic's own, storage nodes do not know it, and the walk reads all records that are
         left. If the watermarks depend on what came before the beginning of a trimmed topic, the walk reads all headers
-        that are left, because the log streams of that topic hold the watermarks back up to there (see ``clocks``).
+        that are left, because the log streams of that topic hold the watermarks back up to there (see ``log_walk``).
         """
         found: ClockSnapshot | None = self._clock_at(glsn)
         return found
 
     def _clock_at(self, glsn: int, rule: int = RULE) -> Any:
-        view = self._view()
-        begins = [view.topics[name].trimmed_before for name in self._sources]
-        floor = min(glsn, *(first - 1 for first in begins))
         if glsn <= 0:
             return None
-        is_known = all(map(self._is_known_to_the_log, self._sources))
-        for place in walk_begins(glsn, begins, rule) if is_known else (floor,):
-            found = self._clock_before(max(floor, min(place, glsn), 0), glsn, floor, view, rule)
-            if found is not None:
-                begin, begun = found
-                clock: Any = begun.snapshot()
+        walk = self._log_walk(self._view(), rule)
+        for place in walk.begins(glsn):
+            begun = self._link.loop.run(walk.begun(place, glsn))
+            if begun is not None:
+                begin, clock = begun.glsn, begun.snapshot()
                 for end in (*range(begin + WALK_POSITIONS, glsn, WALK_POSITIONS), glsn):
                     offset = PipelineOffset(begin, self._program.slices, clock, is_new=True)
-                    clock = self._walk(offset, GLSN(end), GLSN(end), rule).clock
-                    begin = end
-                if min(place, glsn) <= floor or begun.is_settled(clock):
+                    begin, clock = end, self._walk(offset, GLSN(end), GLSN(end), rule).clock
+                if walk.is_enough(begun, clock, glsn):
                     return clock
         raise AssertionError("a walk from the first position that is left is always enough")
 
-    def _is_known_to_the_log(self, topic: str) -> bool:
-        return not self._rows[topic].event_times.is_column and not _has_function(self._sources[topic])
-
-    def _clock_before(
-        self, begin: int, glsn: int, floor: int, view: CatalogView, rule: int
-    ) -> tuple[int, LogClock | RuleOneLogClock] | None:
-        """Return a position from ``begin`` on that is not inside a batch, and the clock there with the state of each
-        log stream, whether trimmed or not. Returns None if there is no such position before ``glsn``."""
+    def _log_walk(self, view: CatalogView, rule: int = RULE) -> LogWalk:
         watermarks = {topic: node.watermark for topic, node in self._sources.items()}
-        sets = self._program.plan.source_sets
-        if begin <= 0:
-            return 0, _RULES[rule](watermarks, sets)
-        time_us: int | None = None
-        if begin > floor and rule > 1:
-            marks = self._link.loop.run(self._link.ranges.marks(GLSN(begin - 1), GLSN(glsn), self._where.timeout))
-            if not marks:
-                return None
-            first_mark = min(marks, key=lambda mark: mark.glsn)
-            begin, time_us = int(first_mark.glsn), int(first_mark.time)
-        known, spoke_us = [], 0
-        for topic, info in self._streams(view):
-            if info.created_at < begin and (rule > 1 or self._is_known_to_the_log(topic.name)):
-                first = max(GLSN(begin + 1), topic.trimmed_before)
-                heads = self._heads_at(info, first)
-                firsts = heads.columns[FIRST_GLSN]
-                if firsts and topic.trimmed_before < firsts[0] <= begin:
-                    return self._clock_before(firsts[0] - 1, glsn, floor, view, rule)
-                said = self._said(topic, info, heads, begin)
-                if first > begin + 1 and rule > 1:
-                    said = unheard(said)
-                else:
-                    spoke_us = max(spoke_us, heads.before.committed or 0)
-                known.append(said)
-        if rule == 1:
-            return begin, RuleOneLogClock.resumed(watermarks, sets, begin, known)
-        return begin, LogClock.resumed(watermarks, sets, begin, known, spoke_us if time_us is None else time_us)
-
-    def _heads_at(self, info: StreamInfo, glsn: GLSN) -> Heads:
-        return self._link.loop.run(self._link.ranges.heads(info, glsn, glsn, self._where.timeout))
-
-    def _said(self, topic: TopicInfo, info: StreamInfo, heads: Heads, glsn: int) -> KnownStream:
-        """Return what a log stream had said before the first of these heads, as far as the log knows it."""
-        before = heads.before
-        spoke = info.created_time if before.committed is None else before.committed
-        most, declared = before.time_max, before.declared
-        if not self._is_known_to_the_log(topic.name):
-            most = declared = None
-        ended = info.final and info.final_at < glsn
-        return KnownStream(topic.name, int(info.stream), spoke, most, declared, before.idle, ended)
-
-    def _pasts(self, start: PipelineOffset, view: CatalogView) -> list[StreamPast]:
-        """Return what the log streams had said whose topics begin above an offset, because they were trimmed."""
-        found = []
-        for topic, info in self._streams(view):
-            first = GLSN(start.trimmed.get(topic.name, topic.trimmed_before))
-            if start.glsn + 1 < first and info.created_at + 1 < first:
-                heads = self._heads_at(info, max(first, topic.trimmed_before))
-                found.append(StreamPast(first, self._said(topic, info, heads, first)))
-        return found
+        sets, timeout = self._program.plan.source_sets, self._where.timeout
+        return LogWalk(self._link.ranges, timeout, view, watermarks, sets, rule=rule, hidden=self._hidden)
 
     def newest(self) -> GLSN:
         """Return the current end of the log."""
@@ -336,72 +257,57 @@ class PipelinePlanner:
     def _walk(self, start: PipelineOffset, end: GLSN, through: GLSN | None, rule: int = RULE) -> Walk:
         """Walk approximately to ``end``, which moves to the end of a batch, but exactly to ``through`` if it is
         reached."""
-        plan, view = self._program.plan, self._view()
-        batches, end = self._batches(start, end, through, view)
-        marks = self._link.loop.run(self._link.ranges.marks(GLSN(start.glsn), end, self._where.timeout))
-        clock = _clock(plan, self._sources, start.clock, rule)
+        view = self._view()
+        walk = self._log_walk(view, rule)
+        batches, end = self._batches(walk, start, end, through, view)
+        marks = self._link.loop.run(walk.marks(start.glsn, end))
+        pasts = self._link.loop.run(walk.pasts(start.glsn, start.trimmed))
+        clock = walk.clock(start.clock)
         told = {topic for topic, node in self._sources.items() if _has_function(node)}
         records = {topic: self._records(topic, batches) for topic in told}
-        seen: dict[tuple[str, int], list[tuple[_Batch, dict[frozenset[str], tuple[int, int, int]]]]] = {}
-        coming = iter(sorted(marks, key=lambda mark: mark.glsn))
-        mark = next(coming, None)
-        streams = Streams(self._streams(view), self._pasts(start, view) if rule > 1 else ())
-        for batch in (*batches, None):
-            upto = end + 1 if batch is None else batch.first
-            while mark is not None and mark.glsn < upto:
-                if rule > 1 or mark.glsn > max(start.glsn, clock.glsn):
-                    streams.place(clock, mark.glsn)
-                    clock.tick(mark.glsn, mark.time)
-                mark = next(coming, None)
-            if batch is None:
-                break
-            streams.place(clock, batch.first)
-            is_mark = mark is not None and mark.glsn == batch.last
-            if is_mark:
-                mark = next(coming, None)
+        seen: dict[tuple[str, int], list[tuple[HeadBatch, dict[frozenset[str], Seen]]]] = {}
+        for batch, is_mark in walk.turns(clock, batches, marks, pasts, end):
             topic, stream = batch.topic.name, int(batch.info.stream)
-            found: dict[frozenset[str], tuple[int, int, int]] = {}
+            found: dict[frozenset[str], Seen] = {}
             listed = records[topic].get((stream, batch.first), []) if topic in told else []
-            if listed:
-                for glsn, row, time_ms in listed:
-                    is_last = glsn == batch.last
-                    call = partial(
-                        clock.record,
-                        *(topic, stream, glsn, batch.cut_us, row, time_ms, batch.declared_us if is_last else None),
-                        idle=batch.idle and is_last,
-                        is_mark=is_mark and is_last,
-                    )
-                    run_function(plan.name, self._sources[topic], glsn, row, call)
-            else:
-                place = (topic, stream, batch.first, batch.count, batch.cut_us)
-                # If functions compute event time, a batch that is skipped says nothing about it.
-                most_us = None if topic in told else batch.most_us
-                skips = self._sources[topic].skips_malformed
+            for glsn, row, time_ms in listed:
+                is_last = glsn == batch.last
+                call = partial(
+                    clock.record,
+                    *(topic, stream, glsn, batch.cut_us, row, time_ms, batch.declared_us if is_last else None),
+                    idle=batch.idle and is_last,
+                    is_mark=is_mark and is_last,
+                )
+                run_function(self._program.name, self._sources[topic], glsn, row, call)
+            if not listed:
                 found = clock.batch(
-                    *place, most_us, batch.declared_us, idle=batch.idle, is_mark=is_mark, is_noted=skips
+                    *(topic, stream, batch.first, batch.count, batch.cut_us),
+                    # If functions compute event time, a batch that is skipped says nothing about it.
+                    None if topic in told else batch.most_us,
+                    batch.declared_us,
+                    idle=batch.idle,
+                    is_mark=is_mark,
+                    is_noted=self._sources[topic].skips_malformed,
                 )
             if batch.most_us is not None:
                 seen.setdefault((topic, stream), []).append((batch, found))
-        streams.finish(clock, end)
         ranges = [_range(place, own) for place, whole in seen.items() for own in self._divided(whole)]
         return Walk(GLSN(start.glsn), end, clock.snapshot(), clock.ticks(), ranges, rule)
 
     def _batches(
-        self, start: PipelineOffset, end: GLSN, through: GLSN | None, view: CatalogView
-    ) -> tuple[list[_Batch], GLSN]:
+        self, walk: LogWalk, start: PipelineOffset, end: GLSN, through: GLSN | None, view: CatalogView
+    ) -> tuple[list[HeadBatch], GLSN]:
         """Return all batches of a range in order, and its end: the end of a batch, or ``through``."""
-        found: list[_Batch] = []
-        for topic, info in self._streams(view):
-            first = GLSN(max(start.glsn + 1, start.trimmed.get(topic.name, 0)))
-            if first < topic.trimmed_before:
-                if not start.is_new and first <= info.last_glsn:
-                    self._require_nothing_lost(topic, info, max(first, GLSN(info.created_at + 1)))
-                first = topic.trimmed_before
-            if info.created_at >= end or first > min(end, info.last_glsn):
-                continue
-            heads = self._link.loop.run(self._link.ranges.heads(info, first, end, self._where.timeout))
-            found += _batches(topic, info, heads, int(first))
-        found.sort(key=lambda batch: batch.first)
+        firsts: dict[str, int] = {}
+        for name in self._sources:
+            topic = view.topics[name]
+            first = GLSN(max(start.glsn + 1, start.trimmed.get(name, 0)))
+            if first < topic.trimmed_before and not start.is_new:
+                for info in view.streams_of(topic.topic):
+                    if first <= info.last_glsn:
+                        self._require_nothing_lost(topic, info, max(first, GLSN(info.created_at + 1)))
+            firsts[name] = max(first, topic.trimmed_before)
+        found = self._link.loop.run(walk.batches(firsts, end))
         if found and found[-1].last > end:
             straddling = found[-1]
             if end != through and straddling.first - 1 > start.glsn:
@@ -417,7 +323,7 @@ class PipelinePlanner:
                 self._read_most(name, [batch for batch in found if batch.topic.name == name])
         return found, end
 
-    def _cut_off(self, batch: _Batch, last: GLSN) -> None:
+    def _cut_off(self, batch: HeadBatch, last: GLSN) -> None:
         """Shorten a batch so that it ends at a position. Its declarations take effect at its true end, which comes
         later."""
         batch.count, batch.declared_us, batch.idle = last + 1 - batch.first, None, False
@@ -432,7 +338,7 @@ class PipelinePlanner:
         except Trimmed as error:
             raise lost(topic.name, first, topic.trimmed_before) from error
 
-    def _read_most(self, topic: str, batches: list[_Batch]) -> None:
+    def _read_most(self, topic: str, batches: list[HeadBatch]) -> None:
         """Read the largest event time of each batch, if event time is another column that headers do not cover."""
         rows = self._rows[topic]
         for own in _by_stream(batches).values():
@@ -450,7 +356,7 @@ class PipelinePlanner:
                 first, last = np.searchsorted(all_glsns, (batch.first, batch.last + 1)).tolist()
                 batch.most_us = int(all_times[first:last].max()) * MILLISECOND if last > first else None
 
-    def _records(self, topic: str, batches: Sequence[_Batch]) -> dict[tuple[int, int], list[tuple[int, Any, int]]]:
+    def _records(self, topic: str, batches: Sequence[HeadBatch]) -> dict[tuple[int, int], list[tuple[int, Any, int]]]:
         """Return the records of a source whose functions must see them: GLSN, row and event time, by batch."""
         rows, found = self._rows[topic], {}
         own_batches = [batch for batch in batches if batch.topic.name == topic]
@@ -487,21 +393,6 @@ class PipelinePlanner:
             yield part
 
 
-_RULES: dict[int, type[LogClock] | type[RuleOneLogClock]] = {1: RuleOneLogClock, RULE: LogClock}
-
-
-def _clock(
-    plan: Plan, sources: Mapping[str, SourceNode], snapshot: AnyClock | None, rule: int
-) -> LogClock | RuleOneLogClock:
-    watermarks = {topic: node.watermark for topic, node in sources.items()}
-    if snapshot is None:
-        return _RULES[rule](watermarks, plan.source_sets)
-    if isinstance(snapshot, RuleOneSnapshot):
-        assert rule == 1, "clocks of rule 1 are converted before they go on under another"
-        return RuleOneLogClock.restore(watermarks, plan.source_sets, snapshot)
-    return LogClock.restore(watermarks, plan.source_sets, snapshot)
-
-
 def _has_function(node: SourceNode) -> bool:
     return callable(node.event_time) or (node.watermark is not None and node.watermark.function is not None)
 
@@ -511,27 +402,16 @@ def _above(positions: Mapping[str, int], glsn: int) -> dict[str, int]:
     return {topic: first for topic, first in positions.items() if first > glsn + 1}
 
 
-def _batches(topic: TopicInfo, info: StreamInfo, heads: Heads, first: int) -> Iterator[_Batch]:
-    for (_, glsn, count, cut, most, declared), idle in zip(zip(*heads.columns, strict=True), heads.idle, strict=True):
-        # The part before the range is cut off: the clock already knows it.
-        skipped = max(0, first - glsn)
-        # Fences and declarations say nothing about event time. Records do, even if the header does not know their
-        # times.
-        most_us = None if most == NOTHING else most
-        declared_us = None if declared == NOTHING else declared
-        yield _Batch(topic, info, glsn + skipped, count - skipped, cut, most_us, declared_us, bool(idle))
-
-
-def _by_stream(batches: Sequence[_Batch]) -> dict[int, list[_Batch]]:
+def _by_stream(batches: Sequence[HeadBatch]) -> dict[int, list[HeadBatch]]:
     """Group batches that have records by log stream."""
-    found: dict[int, list[_Batch]] = {}
+    found: dict[int, list[HeadBatch]] = {}
     for batch in batches:
         if batch.most_us is not None:
             found.setdefault(int(batch.info.stream), []).append(batch)
     return found
 
 
-def _range(place: tuple[str, int], own: list[tuple[_Batch, dict[frozenset[str], tuple[int, int, int]]]]) -> StreamRange:
+def _range(place: tuple[str, int], own: list[tuple[HeadBatch, dict[frozenset[str], Seen]]]) -> StreamRange:
     seen: dict[tuple[str, ...], list[tuple[int, int, int, int]]] = {}
     for batch, found in own:
         for topics, numbers in found.items():

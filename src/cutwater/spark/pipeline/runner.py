@@ -28,8 +28,7 @@ from cutwater.jobs.places import root_of
 from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS, check_drain_firings
 from cutwater.pipeline.graph import SinkNode, SourceNode
 from cutwater.pipeline.keyed_state.keys import SLICES_DEFAULT
-from cutwater.pipeline.local import run_checks
-from cutwater.pipeline.local.run_checks import check_sink, topic_for
+from cutwater.pipeline.local.run_checks import check_sink, check_writes, topic_for
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
 from cutwater.pipeline.stream import Pipeline
@@ -86,10 +85,6 @@ class Query:
         return translated(self.program.name, self.checkpoint)
 
     def start(self) -> StreamingQuery:
-        with self.translated():
-            return self._started()
-
-    def _started(self) -> StreamingQuery:
         spark, program = self.spark, self.program
         # The location of the log goes into separate options, because Spark hides a token that it knows by its name.
         reader = spark.readStream.format(SOURCE_FORMAT).options(**self.where.options())
@@ -125,7 +120,8 @@ class PipelineRun:
         """``hold`` is released when the query is known to have ended."""
         self.name, self.checkpoint = query.program.name, query.checkpoint
         self._plan, self._hold = query, hold
-        self._query = query.start()
+        with query.translated():
+            self._query = query.start()
         self._id, self._starts = str(self._query.id), 1
 
     @property
@@ -292,7 +288,7 @@ def run_pipeline(
     check_drain_firings(drain_firings)
     _check_until(until)
     trigger_ms = None if trigger is None else milliseconds(trigger, "trigger")
-    check_writes(pipeline)
+    check_writes(pipeline.name, pipeline.graph)
     _warn_of_loops(pipeline)
     rows_max = RECORDS_MAX if max_records_per_trigger is None else max_records_per_trigger
     if rows_max < 1:
@@ -379,10 +375,6 @@ def sizes_of(checkpoint: Checkpoint, parallelism: int | None, slices: int | None
     return note.parallelism, note.slices
 
 
-def check_writes(pipeline: Pipeline) -> None:
-    run_checks.check_writes(pipeline.name, pipeline.graph)
-
-
 def _where(pipeline: Pipeline, token: str) -> Where:
     if not pipeline.log:
         raise InvalidArgument(
@@ -407,17 +399,6 @@ def log_key(where: Where) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- binding
-
-
-def program_of(
-    pipeline: Pipeline, client: Client, parallelism: int, slices: int, spark: SparkSession | None = None
-) -> Program:
-    """Return the pipeline with the schemas of its topics, and create the missing topics of sinks. ``spark`` analyses
-    code on data frames."""
-    program = checked(pipeline, client, parallelism, slices)
-    check_transforms(pipeline.graph, program.plan, spark)
-    provide_sinks(program.plan, client)
-    return program
 
 
 def checked(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -> Program:
@@ -503,7 +484,8 @@ def _missing_sinks(plan: Plan, topics: Mapping[str, Topic]) -> dict[str, pa.Sche
     schemas = {name: topic.schema for name, topic in topics.items()}
     missing: dict[str, pa.Schema | None] = {}
     for node in plan.graph.of_type(SinkNode):
-        rows = _sink_rows(plan, node)
+        rows = plan.rows_at(node.inputs[0])
+        assert rows is not None, "a run has schemas everywhere"
         if node.topic not in schemas:
             check_topic_name(node.topic)
             schemas[node.topic] = missing[node.topic] = topic_for(rows, KEY_VALUE.names)[0]
@@ -512,12 +494,6 @@ def _missing_sinks(plan: Plan, topics: Mapping[str, Topic]) -> dict[str, pa.Sche
         if wrong:
             raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {wrong}")
     return missing
-
-
-def _sink_rows(plan: Plan, node: SinkNode) -> RowType:
-    rows = plan.rows_at(node.inputs[0])
-    assert rows is not None, "a run has schemas everywhere"
-    return rows
 
 
 _UNTIL = "give 'now', a datetime with a time zone, or a GLSN"

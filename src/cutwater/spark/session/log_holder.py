@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
+from cutwater.client.cluster.holder_file import read_holder
 from cutwater.client.cluster.log_directory import METADATA
 from cutwater.errors import CutwaterError, NotFound, Unavailable
 from cutwater.runtime.permissions import open_file
@@ -32,9 +33,6 @@ LOCK_FILE = "holder.lock"
 def servers_of(path: str, application: int, timeout: float) -> str:
     """Return the address of the servers of the log in this directory. If no process has the log open, start one that
     does not end before process ``application``."""
-    # Imported here, because otherwise every Python process of Spark would load servers that it does not need.
-    from cutwater.embedded import holder_of  # noqa: PLC0415
-
     deadline = time.monotonic() + timeout
     log = Path(path)
     if not (log / METADATA).exists():
@@ -44,7 +42,7 @@ def servers_of(path: str, application: int, timeout: float) -> str:
     is_noted = False
     while True:
         is_noted = is_noted or _noted(log, application)
-        holder = holder_of(log) if is_noted else None
+        holder = read_holder(log) if is_noted else None
         if holder is not None and holder.lives():
             return holder.servers
         if is_noted and (helper is None or helper.poll() is not None):
@@ -106,7 +104,7 @@ def hold(path: str) -> None:
     log = Path(path)
     with ExitStack() as after_closing, embedded.open(path):
         while True:
-            holder = embedded.holder_of(log)
+            holder = read_holder(log)
             if holder is None or holder.pid != os.getpid():
                 # Another process opened the log first.
                 return

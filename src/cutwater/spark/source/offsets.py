@@ -8,7 +8,7 @@ log at that time. So the end of the first micro-batch stores the beginning, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -18,19 +18,11 @@ from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, TopicId
 
 
-class BatchEnd(Protocol):
-    """The end of a micro-batch. ``since`` is the beginning of the query. In the first offset it equals the offset's own
-    position; the end of the first micro-batch has it as well, and later offsets have none."""
-
-    @property
-    def glsn(self) -> int: ...
-
-    @property
-    def since(self) -> int | None: ...
-
-
 class SourceOffset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """An offset: everything of the query's topics at or below ``glsn`` has been read.
+
+    ``since``: the beginning of the query. In the first offset it equals the offset's own position; the end of the first
+    micro-batch has it as well, and later offsets have none.
 
     ``began``: the first position of each topic that begins above the offset, if the query began with the earliest
     record; what had been trimmed by then does not count as lost.
@@ -48,6 +40,11 @@ class SourceOffset(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     topics: dict[TopicId, str] = {}
     rule: int | None = None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether the query has read nothing yet."""
+        return self.since == self.glsn
+
     def plain(self) -> dict[str, Any]:
         made: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return made
@@ -64,27 +61,12 @@ class SourceOffset(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
             ) from None
 
 
-def is_first(offset: BatchEnd) -> bool:
-    """Report whether the query has read nothing yet."""
-    return offset.since == offset.glsn
-
-
-def since_after(start: BatchEnd) -> GLSN | None:
-    """Return the beginning of the query to store in the end of a micro-batch that begins here."""
-    return GLSN(start.glsn) if is_first(start) else None
-
-
-def start_of(start: BatchEnd, end: BatchEnd) -> GLSN:
+def begin_of(start: SourceOffset, end: SourceOffset) -> tuple[GLSN, dict[TopicId, GLSN]]:
     """Return the beginning of the micro-batch between two offsets, independent of the beginning that Spark was told
-    this time."""
-    if is_first(start) and end.since is not None:
-        return GLSN(end.since)
-    return GLSN(start.glsn)
-
-
-def began_of(start: SourceOffset, end: SourceOffset) -> dict[TopicId, GLSN]:
-    """Return the first positions of topics that begin later than the micro-batch between two offsets."""
-    return end.began if is_first(start) and end.since is not None else start.began
+    this time, and the first positions of topics that begin later."""
+    if start.is_first and end.since is not None:
+        return end.since, end.began
+    return start.glsn, start.began
 
 
 def began_above(began: Mapping[TopicId, GLSN], glsn: GLSN) -> dict[TopicId, GLSN]:

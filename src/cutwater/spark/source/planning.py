@@ -10,33 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 from pyspark.sql.types import StructType
 
 from cutwater.client.cluster.catalog_cache import CatalogView
 from cutwater.client.read.range_reader import Ranges
 from cutwater.client.subscribe.stream_readers import Feed
-from cutwater.core.read.time_marks import TimeMark
-from cutwater.core.read.watermark import NO_WATERMARK, RULE, RULE_BEFORE
+from cutwater.core.read.watermark import RULE, RULE_BEFORE
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused, Trimmed
+from cutwater.pipeline.clocks.rule_one import AnyClock, RuleOneSnapshot
 from cutwater.protocol.scan_api import POSITIONS_MAX, UNKNOWN
 from cutwater.spark.options import LogPoint, ReadOptions
-from cutwater.spark.source.event_time import (
-    ClockState,
-    SeenWatermarks,
-    TrimmedPast,
-    Walked,
-    advance,
-    is_settled,
-    state_before,
-)
-from cutwater.spark.source.offsets import SourceOffset, began_above, began_of, since_after, start_of
+from cutwater.spark.source.event_time import SeenWatermarks
+from cutwater.spark.source.log_walk import LogWalk
+from cutwater.spark.source.offsets import SourceOffset, began_above, begin_of
 from cutwater.spark.source.read_task import ReadPartition, Scan, lost, report_loss
 from cutwater.spark.source.schema import arrow_schema, check_schema
-from cutwater.types import GLSN, LLSN, BatchKind, CutTime, LogStreamId, TopicId
+from cutwater.types import GLSN, LLSN, BatchKind, LogStreamId, TopicId
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +44,6 @@ SPLIT_POSITIONS = 16
 """Positions to measure per part that a range is cut into. More positions make the sizes of the parts more equal."""
 TRIMS_MAX = 3
 """How often a range is planned again because it was trimmed meanwhile."""
-LOOK_BACK = 4_096
-LOOK_BACK_FACTOR = 16
 
 
 class Piece(Struct, frozen=True):
@@ -60,6 +53,34 @@ class Piece(Struct, frozen=True):
     info: StreamInfo
     first: GLSN
     last: GLSN
+
+
+class ClockState(Struct, frozen=True):
+    """The clock after position ``glsn``, and the numbers of the topics that it was made of."""
+
+    glsn: GLSN
+    clock: AnyClock
+    topics: dict[str, TopicId]
+
+    @property
+    def watermark(self) -> int:
+        return self.clock.operators[0].watermark
+
+    def of_topics(self, topics: Mapping[str, TopicId]) -> AnyClock:
+        """Return the clock of other topics that goes on with this one. A topic that was created again begins anew."""
+        if isinstance(self.clock, RuleOneSnapshot) or topics == self.topics:
+            return self.clock
+        kept = tuple(own for own in self.clock.sources if topics.get(own.topic) == self.topics[own.topic])
+        operator = replace(self.clock.operators[0], topics=tuple(sorted(topics)))
+        return replace(self.clock, sources=kept, operators=(operator,))
+
+
+class Walked(Struct, frozen=True):
+    """Result of a walk. ``state`` is the clock after the last batch that ends at or below the requested position, and
+    after all marks up to there. ``seen`` covers one more batch if that one begins by then."""
+
+    state: ClockState
+    seen: dict[LogStreamId, SeenWatermarks]
 
 
 class Idle(Struct, frozen=True):
@@ -133,13 +154,14 @@ class Planner:
         if end == start.glsn:
             return start
         # The end stores what its micro-batch needs to know, because no other offset stores it for the first one.
-        return SourceOffset(end, since_after(start), began_above(start.began, start.glsn), self._found(), self._rule)
+        since = start.glsn if start.is_first else None
+        return SourceOffset(end, since, began_above(start.began, start.glsn), self._found(), self._rule)
 
     async def between(self, start: SourceOffset, end: SourceOffset) -> list[ReadPartition]:
         """Return the parts that the tasks read in the micro-batch between two offsets."""
-        self._began = began_of(start, end)
+        begin, self._began = begin_of(start, end)
         # A micro-batch that was planned under another watermark rule is read again under that rule.
-        parts = await self.parts(start_of(start, end), end.glsn, end.rule or RULE_BEFORE)
+        parts = await self.parts(begin, end.glsn, end.rule or RULE_BEFORE)
         self._miss_deleted({**start.topics, **end.topics})
         return parts
 
@@ -478,61 +500,55 @@ class Planner:
         clock = self._clock if rule == RULE else None
         if clock is None or clock.glsn > start:
             clock = await self._clock_at(start, view, rule)
-        return await self._walked(clock, end, view, rule=rule)
+        return await self._walked(clock, end, view, rule)
 
-    async def _walked(
-        self, clock: ClockState, end: GLSN, view: CatalogView, begin: TimeMark | None = None, rule: int = RULE
-    ) -> Walked:
-        """Walk from the clock to ``end``. If ``begin`` is given, every source is evaluated where the walk begins."""
-        streams = [info for _, info in self._streams(view) if info.created_at < end]
-        firsts = {t.topic: max(GLSN(clock.glsn + 1), t.trimmed_before) for t in self._selection.topics(view)}
-        marks, heads = await asyncio.gather(
-            self._ranges.marks(clock.glsn, end, self._timeout),
-            asyncio.gather(*(self._ranges.heads(info, firsts[info.topic], end, self._timeout) for info in streams)),
-        )
-        known, pasts = dict(clock.streams), {}
-        begins = {t.topic: self._began.get(t.topic, t.trimmed_before) for t in self._selection.topics(view)}
-        for info, found in zip(streams, heads, strict=True):
-            said = state_before(info, found, self._options.strategy)
-            if begins[info.topic] > clock.glsn + 1 and rule > 1:
-                pasts[info.stream] = TrimmedPast(begins[info.topic], said)
-            elif begins[info.topic] == clock.glsn + 1 and rule > 1:
-                # The previous walk ended where the topic begins, so it could not know what was said before.
-                known[info.stream] = said
-            else:
-                known.setdefault(info.stream, said)
-        clock = ClockState(clock.glsn, clock.watermark, known, clock.sources)
-        by_stream = {info.stream: found for info, found in zip(streams, heads, strict=True)}
-        all_marks = marks if begin is None else [begin, *marks]
-        return advance(clock, end, streams, by_stream, all_marks, self._options.strategy, rule, pasts)
-
-    async def _clock_at(self, glsn: GLSN, view: CatalogView, rule: int = RULE) -> ClockState:
+    async def _clock_at(self, glsn: GLSN, view: CatalogView, rule: int) -> ClockState:
         """Return the clock after a position. Looks back as far as necessary, to a mark of the log's clock."""
-        begins = [topic.trimmed_before for topic in self._selection.topics(view)]
-        earliest = min(begins, default=GLSN(1))
-        streams = [info for _, info in self._streams(view)]
-        for place in walk_begins(glsn, begins, rule):
-            mark: TimeMark | None = None
-            if place >= earliest:
-                marks = await self._ranges.marks(GLSN(place - 1), glsn, self._timeout)
-                mark = min(marks, key=lambda found: found.glsn, default=None)
-                if mark is None:
-                    continue
-            elif place > 0 and rule > 1:
-                mark = TimeMark(place, await self._last_commit(place, view))
-            begin = ClockState(place if mark is None else mark.glsn, NO_WATERMARK, {})
-            walked = await self._walked(begin, glsn, view, mark, rule)
-            if place < earliest or is_settled(walked, streams):
-                return walked.state
+        walk = self._log_walk(view, rule)
+        for place in walk.begins(glsn):
+            begun = await walk.begun(place, glsn)
+            if begun is not None:
+                clock = ClockState(GLSN(begun.glsn), begun.snapshot(), self._numbers(view))
+                now = (await self._walked(clock, glsn, view, rule)).state
+                if walk.is_enough(begun, now.clock, glsn):
+                    return now
         raise AssertionError("a walk from the first position that is left is always enough")
 
-    async def _last_commit(self, glsn: GLSN, view: CatalogView) -> CutTime:
-        """Return when something was last committed at or before a position, whether trimmed or not. Only topics that
-        begin by then count: for others, the time is known only for a later position."""
-        first = GLSN(glsn + 1)
-        streams = [info for t, info in self._streams(view) if info.created_at < glsn and t.trimmed_before <= first]
-        found = await asyncio.gather(*(self._ranges.heads(info, first, first, self._timeout) for info in streams))
-        return max((heads.before.committed or CutTime(0) for heads in found), default=CutTime(0))
+    async def _walked(self, start: ClockState, end: GLSN, view: CatalogView, rule: int = RULE) -> Walked:
+        """Walk from a clock to ``end``."""
+        walk, numbers = self._log_walk(view, rule), self._numbers(view)
+        topics = {name: view.topics[name] for name in numbers}
+        firsts = {name: max(GLSN(start.glsn + 1), topic.trimmed_before) for name, topic in topics.items()}
+        begins = {name: self._began.get(topic.topic, topic.trimmed_before) for name, topic in topics.items()}
+        marks, batches, pasts = await asyncio.gather(
+            walk.marks(start.glsn, end), walk.batches(firsts, end), walk.pasts(start.glsn, begins)
+        )
+        clock = walk.clock(start.of_topics(numbers))
+        seen: defaultdict[LogStreamId, list[tuple[int, int, int, int, int]]] = defaultdict(list)
+        snapshot: AnyClock | None = None
+        glsn = start.glsn
+        for batch, is_mark in walk.turns(clock, batches, marks, pasts, end):
+            if batch.last > end:
+                # The clock stays before a batch of which a part is left.
+                glsn, snapshot = GLSN(max(start.glsn, clock.glsn)), clock.snapshot()
+            before = clock.watermark_us
+            first, stream = batch.first, batch.info.stream
+            (found,) = clock.seen(
+                batch.topic.name, stream, first, batch.count, batch.cut_us, batch.most_us, batch.declared_us,
+                idle=batch.idle, is_mark=is_mark,
+            ).values()  # fmt: skip
+            seen[stream].append((first, before, *found))
+        if snapshot is None:
+            glsn, snapshot = GLSN(max(start.glsn, clock.glsn)), clock.snapshot()
+        state = ClockState(glsn, snapshot, numbers)
+        return Walked(state, {info.stream: SeenWatermarks.of(seen[info.stream]) for _, info in self._streams(view)})
+
+    def _log_walk(self, view: CatalogView, rule: int) -> LogWalk:
+        sources = dict.fromkeys(self._numbers(view), self._options.strategy)
+        return LogWalk(self._ranges, self._timeout, view, sources, rule=rule, unit_us=1)
+
+    def _numbers(self, view: CatalogView) -> dict[str, TopicId]:
+        return {topic.name: topic.topic for topic in self._selection.topics(view)}
 
 
 def _require_within(start: GLSN, view: CatalogView) -> None:
@@ -543,21 +559,3 @@ def _require_within(start: GLSN, view: CatalogView) -> None:
             "the log that the checkpoint was made with, and input would be skipped. Go on with the original log, "
             "or start with a new checkpoint"
         )
-
-
-def walk_begins(glsn: int, begins: Sequence[GLSN], rule: int) -> Iterator[GLSN]:
-    """Yield the positions from which the clock can be advanced to a position, nearest first. Nothing is left before the
-    last one. ``begins`` has the first position of each topic.
-
-    What was said before a trim is known only where the topic begins (see ``TrimmedPast``). So a walk first begins where
-    all topics have begun, and if that does not settle the clock, where the first of them begins.
-    """
-    first, settled = (GLSN(found - 1) for found in (min(begins, default=GLSN(1)), max(begins, default=GLSN(1))))
-    nearest = settled if rule > 1 else first
-    back = LOOK_BACK
-    while glsn - back > nearest:
-        yield GLSN(glsn - back)
-        back *= LOOK_BACK_FACTOR
-    if first < nearest < glsn:
-        yield nearest
-    yield first

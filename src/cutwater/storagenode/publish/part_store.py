@@ -33,6 +33,7 @@ from cutwater.format.errors import DiskFull
 from cutwater.protocol import storage_api as api
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.part_files import CannotUse, Held, PartWriter, StagingFiles, check_part
+from cutwater.storagenode.disk_space import RoomWatch
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.publish.staged_checks import PartChecks
@@ -88,15 +89,13 @@ class _NotChecked(Exception):
 
 
 class PartStore:
-    """The staging area, on the event loop of the node. ``has_room`` tells whether this many bytes can be written, as
-    far as is known; ``on_full`` is called when a write found no space."""
+    """The staging area, on the event loop of the node."""
 
     def __init__(
         self,
         node: StorageNode,
         files: StagingFiles,
-        has_room: Callable[[int], bool],
-        on_full: Callable[[], None],
+        room: RoomWatch,
         topics: KnownTopics,
         memory: MemoryBudget,
         bytes_max: int = STAGED_BYTES_MAX,
@@ -108,7 +107,7 @@ class PartStore:
         self.held: dict[str, Held] = {}
         self.block_bytes: dict[str, int] = {}
         """The size in memory of the largest entry, for parts that were read completely before publishing."""
-        self._node, self._files, self._has_room, self._on_full = node, files, has_room, on_full
+        self._node, self._files, self._room = node, files, room
         self._is_short = asyncio.Event()
         """Set when data was refused that would fit once published parts are removed."""
         self._writing: dict[str, _Writing] = {}
@@ -146,7 +145,7 @@ class PartStore:
         asked, size = call.argument, len(call.body)
         check_part(asked.part)
         end = await self.add(asked.part, asked.offset, call.body)
-        self._node.counters.staged_bytes += size
+        self._node.counters.stage_bytes += size
         return api.StageAnswer(end)
 
     async def finish_part(self, call: Call[api.FinishArguments]) -> None:
@@ -252,10 +251,6 @@ class PartStore:
             raise NotFound(f"storage node {self._node.node} has no staged part {part[:32]!r}: ask another holder")
         return held
 
-    def read(self, held: Held, offset: int, bytes_max: int) -> bytes:
-        """Read frames of a part. Called in threads."""
-        return self._files.read(held, offset, bytes_max)
-
     async def write_anew(self, held: Held, fetch: Callable[[int], Awaitable[bytes]]) -> Held:
         """Replace a part that is damaged here. ``fetch`` returns whole, intact frames from an offset. The damaged file
         stays until the new one is durable: parts of it may be intact nowhere else."""
@@ -291,7 +286,7 @@ class PartStore:
         try:
             return await in_thread(self._threads, job)
         except DiskFull:
-            self._on_full()
+            self._room.found_full()
             raise
 
     def _writing_of(self, part: StagedPart, offset: int) -> _Writing:
@@ -335,7 +330,7 @@ class PartStore:
             )
         self._node.require_room(0)
         # Everything staged is written a second time when it is published, and it is decided on before that.
-        if not self._has_room(size + self.bytes + size):
+        if not self._room.has(size + self.bytes + size):
             self._is_short.set()
             raise ResourceExhausted(
                 f"storage node {self._node.node} has room for {size} bytes, but not for publishing them with the "

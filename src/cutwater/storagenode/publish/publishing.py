@@ -23,6 +23,7 @@ from cutwater.errors import CutwaterError, Damaged, ReadOnly, Refused, Unavailab
 from cutwater.protocol import storage_api as api
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.part_files import Held, StagingFiles
+from cutwater.storagenode.disk_space import RoomWatch
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.peer_connections import Peers
 from cutwater.storagenode.publish.group_entries import CHUNK_BYTES, Source, block_sizes, entries_of
@@ -62,11 +63,11 @@ class Publishing:
         staging: PartStore,
         files: StagingFiles,
         peers: Peers,
-        has_room: Callable[[int], bool],
+        room: RoomWatch,
         spawn: Callable[[Awaitable[None]], None],
     ) -> None:
         self._node, self._staging, self._files, self._peers, self._spawn = node, staging, files, peers, spawn
-        self._has_room = has_room
+        self._room = room
         self._preparing: set[Name] = set()
         """Groups whose parts are being copied or read."""
         self._loop = asyncio.get_running_loop()
@@ -249,7 +250,7 @@ class Publishing:
         held, block_bytes = self._staging.held.get(part.part), self._staging.block_bytes.get(part.part)
         if held is None or block_bytes is None:
             raise Unavailable(f"staged part {part.part} is not on storage node {self._node.node} any more")
-        return Source(part, held.part, partial(self._staging.read, held), block_bytes, held.checked)
+        return Source(part, held.part, partial(self._files.read, held), block_bytes, held.checked)
 
     # Flow control: no faster than the disk here and the other nodes of the chain.
 
@@ -268,7 +269,7 @@ class Publishing:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _require_room(self, size: int) -> None:
-        if not self._has_room(size):
+        if not self._room.has(size):
             raise ReadOnly(f"storage node {self._node.node} has no room for {size} bytes: make room on its volumes")
 
     async def keep_up(self, call: Call[api.KeepUpArguments]) -> None:

@@ -22,7 +22,8 @@ from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.protocol import storage_api as api
 from cutwater.storage.files import look_again
-from cutwater.storage.interface import FrameCheck, ReplicaStorage, StorageFinding
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.results import FrameCheck, StorageFinding
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.peer_connections import Peers
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
@@ -47,11 +48,6 @@ class _Known(Struct):
     trouble: str = ""
     not_before: float = 0.0
     """When the next attempt may begin, by the monotonic clock."""
-
-
-class _Copy(Struct, frozen=True):
-    frame: EntryFrame
-    commits: tuple[CommitContext, ...]
 
 
 def damage_of(finding: StorageFinding) -> Damaged:
@@ -134,13 +130,10 @@ class Mender:
                 _log.warning("log stream %s could not be repaired: %s", stream, trouble, extra={"stream": stream})
             known.trouble, known.not_before = trouble, time.monotonic() + AGAIN_SECONDS
         else:
-            self._forget(stream, place)
-
-    def _forget(self, stream: LogStreamId, place: tuple[LLSN, LLSN]) -> None:
-        places = self._known.get(stream, {})
-        places.pop(place, None)
-        if not places:
-            self._known.pop(stream, None)
+            places = self._known.get(stream, {})
+            places.pop(place, None)
+            if not places:
+                self._known.pop(stream, None)
 
     async def _mend(self, driver: ReplicaDriver, error: Damaged) -> None:
         files = 0
@@ -170,7 +163,7 @@ class Mender:
         Returns the number of copies that were needed."""
         storage, copies = driver.storage, 0
         while llsn >= max(first_llsn, storage.first_llsn):
-            frame = (await self._fetch(driver, llsn)).frame
+            frame, _ = await self._fetch(driver, llsn)
             entry, running = frame.entry, frame.header.running
             try:
                 await driver.in_writer(partial(storage.repair, entry, running))
@@ -188,7 +181,7 @@ class Mender:
         storage, copies = driver.storage, 0
         search = partial(look_again, partial(first_damaged_commit, storage), Path("commits"))
         while (llsn := await self._node.in_thread(search)) is not None:
-            commits = (await self._fetch(driver, llsn)).commits
+            _, commits = await self._fetch(driver, llsn)
             repaired = [await driver.in_writer(partial(storage.repair_context, commit)) for commit in commits]
             if not any(repaired):
                 error = DamagedFile(Path("commits"), f"the commit of LLSN {llsn} cannot be put in its place")
@@ -198,8 +191,8 @@ class Mender:
             copies += 1
         return copies
 
-    async def _fetch(self, driver: ReplicaDriver, llsn: LLSN) -> _Copy:
-        """Fetch an intact copy of a committed entry from any peer that has one."""
+    async def _fetch(self, driver: ReplicaDriver, llsn: LLSN) -> tuple[EntryFrame, tuple[CommitContext, ...]]:
+        """Fetch an intact copy of a committed entry, and its commits, from any peer that has one."""
         asked = api.CopyArguments(driver.stream, llsn)
         for peer, connection in self._peers.connected(driver.replica.hard_state.chain):
             try:
@@ -209,7 +202,7 @@ class Mender:
                 _log.debug("storage node %s has no copy of %s: %s", peer, asked, error)
                 continue
             if await self._belongs(driver, frame, received.value.commits, llsn):
-                return _Copy(frame, received.value.commits)
+                return frame, received.value.commits
         raise Damaged(f"no other storage node has an intact copy of LLSN {llsn} of log stream {driver.stream} now")
 
     async def _belongs(
@@ -225,7 +218,7 @@ class Mender:
         return said is not None and said.epoch == header.epoch and header.last_llsn <= said.last_llsn
 
 
-def _commit_of(storage: ReplicaStorage, llsn: LLSN) -> CommitContext | None:
+def _commit_of(storage: SegmentStorage, llsn: LLSN) -> CommitContext | None:
     with suppress(DamagedFile):
         return look_again(lambda: context_of_llsn(storage.contexts, llsn), Path("commits"))
     return None
@@ -240,7 +233,7 @@ def verified(driver: ReplicaDriver, check: FrameCheck | None) -> list[tuple[Stor
     return [(finding, behind) for finding, behind in found if behind is None or behind > trimmed_before]
 
 
-def _behind(storage: ReplicaStorage, finding: StorageFinding) -> GLSN | None:
+def _behind(storage: SegmentStorage, finding: StorageFinding) -> GLSN | None:
     last = finding.last_llsn or finding.first_llsn
     commit = _commit_of(storage, last) if last is not None else None
     return None if commit is None or last is None else GLSN(commit.glsn_of(last) + 1)
@@ -257,7 +250,7 @@ def _place_of(error: Damaged) -> tuple[LLSN, LLSN]:
     return (error.first_llsn, error.last_llsn) if isinstance(error, DamagedEntries) else (LLSN(0), LLSN(0))
 
 
-def first_damaged_commit(storage: ReplicaStorage) -> LLSN | None:
+def first_damaged_commit(storage: SegmentStorage) -> LLSN | None:
     """Return an LLSN of the first unreadable commit context, inferred from its neighbours; None if all are readable."""
     contexts = storage.contexts
     end = LLSN(storage.first_llsn - 1)

@@ -20,7 +20,7 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, Damaged, Trimmed
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.format import CONTEXT_BYTES
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.repair.damage_repair import damage_of
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
@@ -46,11 +46,6 @@ class ScrubOptions(Struct, frozen=True):
     """Pause between two passes."""
 
 
-class _Piece(Struct, frozen=True):
-    next: int
-    bytes: int
-
-
 class ScrubProgress(Struct):
     """Counts of this process, for metrics and status."""
 
@@ -60,11 +55,11 @@ class ScrubProgress(Struct):
     replicas_done: int = 0
     """Replicas of the current pass that are done."""
     replicas: int = 0
-    pass_began: float = 0.0
-    """Wall-clock time; 0 before the first pass."""
 
 
 class Scrubber:
+    """Finds damage. What a read meets is passed on for repair by ``ReplicaDriver.in_reader``, and only counted here."""
+
     def __init__(self, node: StorageNode, options: ScrubOptions) -> None:
         self._node, self._options = node, options
         self.progress = ScrubProgress()
@@ -81,14 +76,14 @@ class Scrubber:
         """Make one pass over all replicas that are members."""
         streams = [stream for stream, driver in self._node.replicas.items() if self._counts(stream, driver)]
         progress = self.progress
-        progress.replicas, progress.replicas_done, progress.pass_began = len(streams), 0, time.time()
+        progress.replicas, progress.replicas_done = len(streams), 0
         for stream in streams:
             driver = self._node.replicas.get(stream)
             if driver is not None and self._counts(stream, driver):
                 try:
                     await self._scrub_replica(stream, driver)
-                except Damaged as error:
-                    self._met(stream, error)
+                except Damaged:
+                    progress.findings += 1
                 except CutwaterError as error:
                     # It is being reopened, learned or removed; the next pass checks it again.
                     _log.debug("log stream %s could not be scrubbed: %s", stream, error.message)
@@ -102,36 +97,37 @@ class Scrubber:
         return replica.trusted and is_member and stream not in self._node.leftovers
 
     async def _scrub_replica(self, stream: LogStreamId, driver: ReplicaDriver) -> None:
-        storage = driver.storage
+        storage, progress = driver.storage, self.progress
         try:
             for finding in await self._in_reader(driver, storage.check_files):
-                self._met(stream, damage_of(finding))
-        except Damaged as error:
-            self._met(stream, error)
+                progress.findings += 1
+                self._node.damage_met(stream, damage_of(finding))
+        except Damaged:
+            progress.findings += 1
         at = 0
         while at < len(storage.contexts):
             try:
                 at = await self._step(driver, partial(_read_contexts, storage, at))
-            except Damaged as error:
+            except Damaged:
                 # The repair finds all damaged commit contexts.
-                self._met(stream, error)
+                progress.findings += 1
                 break
         llsn = int(storage.first_llsn)
         while llsn <= indexed_end(driver):
             try:
                 llsn = await self._step(driver, partial(_read_entries, storage, LLSN(llsn), indexed_end(driver)))
             except DamagedEntries as error:
-                self._met(stream, error)
+                progress.findings += 1
                 llsn = max(error.last_llsn, llsn) + 1
             except Trimmed:
                 llsn = max(int(storage.first_llsn), llsn + 1)
 
-    async def _step(self, driver: ReplicaDriver, job: Callable[[], _Piece]) -> int:
+    async def _step(self, driver: ReplicaDriver, job: Callable[[], tuple[int, int]]) -> int:
         """Do one piece of the work; return where the next one begins."""
-        piece = await self._in_reader(driver, job)
-        self.progress.bytes += piece.bytes
-        await asyncio.sleep(piece.bytes / self._options.bytes_per_second)
-        return piece.next
+        following, size = await self._in_reader(driver, job)
+        self.progress.bytes += size
+        await asyncio.sleep(size / self._options.bytes_per_second)
+        return following
 
     async def _in_reader(self, driver: ReplicaDriver, job: Callable[[], T]) -> T:
         """Run a job in a thread, then pause to leave the core to other work."""
@@ -150,27 +146,24 @@ class Scrubber:
         finally:
             await asyncio.sleep(min(spent / CPU_SHARE, PAUSE_SECONDS_MAX))
 
-    def _met(self, stream: LogStreamId, error: Damaged) -> None:
-        self.progress.findings += 1
-        self._node.damage_met(stream, error)
 
-
-def _read_contexts(storage: ReplicaStorage, start: int) -> _Piece:
+def _read_contexts(storage: SegmentStorage, start: int) -> tuple[int, int]:
+    """Return where the next piece begins, and the number of bytes read; as ``_read_entries`` does."""
     contexts = storage.contexts
     end = min(len(contexts), start + CONTEXTS_AT_ONCE)
     for i in range(start, end):
         contexts[i]
-    return _Piece(end, (end - start) * CONTEXT_BYTES)
+    return end, (end - start) * CONTEXT_BYTES
 
 
-def _read_entries(storage: ReplicaStorage, llsn: LLSN, end: LLSN) -> _Piece:
+def _read_entries(storage: SegmentStorage, llsn: LLSN, end: LLSN) -> tuple[int, int]:
     with suppress(DamagedFile):
         found = storage.read(llsn, end, CHUNK_BYTES)
-        return _Piece(found.last_llsn + 1, len(found.data))
+        return found.last_llsn + 1, len(found.data)
     # The commits of these entries cannot be read, which was reported before: the entries may be damaged as well.
     size, last = 0, LLSN(end)
     for entry in storage.entries(llsn, end):
         size, last = size + len(entry.batch.body), entry.last_llsn
         if size >= CHUNK_BYTES:
             break
-    return _Piece(last + 1, size)
+    return last + 1, size

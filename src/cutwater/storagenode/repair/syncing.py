@@ -24,11 +24,11 @@ from cutwater.errors import CutwaterError, Damaged, Refused
 from cutwater.format.entry_codec import NO_TIME, RunningEventTime, frames_in
 from cutwater.format.errors import DamagedEntries
 from cutwater.protocol import storage_api as api
-from cutwater.storage.format import decode_dedup, encode_dedup
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.storage.format import DEDUP, decode_struct, encode_struct
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
-from cutwater.types import GLSN, LLSN, CommitContext, Entry
+from cutwater.types import GLSN, LLSN, CommitContext
 from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.calls.streams import StreamSender
 from cutwater.wire.connection import Connection
@@ -71,16 +71,7 @@ class Syncing:
         driver = self._node.driver(stream)
         driver.require_readable()
         self._node.counters.syncs_served += 1
-        try:
-            await self._send_round(call.argument, driver, sender)
-        except Damaged as error:
-            self._node.damage_met(stream, error)
-            raise
-
-    async def _send_round(
-        self, request: SyncRequest, driver: ReplicaDriver, sender: StreamSender[api.SyncItem]
-    ) -> None:
-        stream, attempt = request.stream, request.attempt
+        request, attempt = call.argument, call.argument.attempt
         replica, storage = driver.replica, driver.storage
         # All of this is of one moment: later commits belong to the next round.
         own, trimmed_before = replica.extent, replica.hard_state.trimmed_before
@@ -93,7 +84,11 @@ class Syncing:
         plan = plan_sync(Extent(own.first, part.end), request.extent)
         running = NO_TIME
         if plan.restart_at is not None:
-            running = await driver.in_writer(lambda: storage.running_before(plan.copy.first))
+            try:
+                running = await driver.in_writer(lambda: storage.running_before(plan.copy.first))
+            except Damaged as error:
+                self._node.damage_met(stream, error)
+                raise
         base_glsn = replica.hard_state.base_glsn if part.base_glsn is None else part.base_glsn
         await sender.send(SyncBegin(stream, attempt, plan, base_glsn), _encode(running))
         llsn = plan.copy.first
@@ -102,7 +97,6 @@ class Syncing:
                 found = await driver.in_reader(partial(storage.read, llsn, plan.copy.end, PART_BYTES))
             except DamagedEntries as error:
                 # The learner may still have the entries that cannot be read here.
-                self._node.damage_met(stream, error)
                 missing = missing_entries(part.contexts, max(llsn, error.first_llsn), error.last_llsn)
                 if not missing or missing[0].first_llsn != llsn or missing[-1].last_llsn != error.last_llsn:
                     raise
@@ -114,7 +108,7 @@ class Syncing:
             llsn = LLSN(found.last_llsn + 1)
         for start in range(0, len(part.contexts), CONTEXTS_AT_ONCE):
             await sender.send(api.SyncContexts(), _encode(part.contexts[start : start + CONTEXTS_AT_ONCE]))
-        data = memoryview(await self._node.in_thread(partial(encode_dedup, dedup)))
+        data = memoryview(await self._node.in_thread(partial(encode_struct, DEDUP, dedup)))
         for start in range(0, len(data), PART_BYTES):
             await sender.send(api.SyncDedup(), data[start : start + PART_BYTES])
         nothing = DedupCheckpoint(dedup.upto, ())
@@ -165,7 +159,7 @@ class Syncing:
                 driver.begin_sync(item, _decode_running(body))
             case SyncEntries():
                 self._node.require_room(len(body))
-                driver.feed(structs.replace(item, entries=_entries_of(body)))
+                driver.feed(structs.replace(item, entries=tuple(frame.entry for frame in frames_in(body))))
             case api.SyncContexts():
                 parts.take_contexts(_decode_contexts(body))
             case api.SyncDedup():
@@ -194,10 +188,11 @@ class _Parts:
         self._dedup += data
 
     def dedup(self) -> DedupCheckpoint:
-        return decode_dedup(bytes(self._dedup), Path("what the source sent of deduplication"))
+        path = Path("what the source sent of deduplication")
+        return decode_struct(bytes(self._dedup), DEDUP, path, DedupCheckpoint)
 
 
-def _next_round(storage: ReplicaStorage, own: Extent, destination: Extent) -> _Round:
+def _next_round(storage: SegmentStorage, own: Extent, destination: Extent) -> _Round:
     """Return the commits that the destination needs next."""
     contexts = storage.contexts
     # If there is a gap between what the destination has and what is here, it begins anew.
@@ -209,8 +204,3 @@ def _next_round(storage: ReplicaStorage, own: Extent, destination: Extent) -> _R
     # A commit may be applied but not yet in the files.
     end = found[-1].last_llsn if found else min(LLSN(first - 1), own.end)
     return _Round(found, end, before.high_watermark if before else None)
-
-
-def _entries_of(data: bytes) -> tuple[Entry, ...]:
-    """Return the entries of a part, each verified."""
-    return tuple(frame.entry for frame in frames_in(data))

@@ -58,7 +58,7 @@ from cutwater.errors import (
 from cutwater.format.entry_codec import NO_TIME, RunningEventTime
 from cutwater.format.errors import StorageBroken
 from cutwater.storage.files import look_again
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.replica.writer import Durable, Job, Writer
 from cutwater.types import LLSN, Entry, LogStreamId, ReplicaState, StorageNodeId, UncommitReport
 
@@ -122,7 +122,7 @@ class Host(Protocol):
 class ReplicaDriver:
     """One replica with its storage."""
 
-    def __init__(self, node: StorageNodeId, stream: LogStreamId, storage: ReplicaStorage, host: Host) -> None:
+    def __init__(self, node: StorageNodeId, stream: LogStreamId, storage: SegmentStorage, host: Host) -> None:
         self.node, self.stream, self.storage = node, stream, storage
         self.problem = ""
         """Why the replica's data cannot be trusted; empty if it can."""
@@ -132,7 +132,8 @@ class ReplicaDriver:
         self._loop = asyncio.get_running_loop()
         self._is_waiting = False
         """Whether a barrier is on its way to the disk."""
-        self._is_reopening = False
+        self.is_reopening = False
+        """Whether the files are being reopened; this is repeated until the disk can be written again."""
         self._gone = ""
         """Why the replica is no longer here; empty while it is."""
         self._last_report: UncommitReport | None = None
@@ -158,10 +159,6 @@ class ReplicaDriver:
         self.watchers.discard(tell)
         if not self.watchers:
             self.writer.on_readable = None
-
-    def tick(self) -> None:
-        """Write commits that no entry has followed. Called from time to time."""
-        self.writer.tick()
 
     def report(self) -> UncommitReport | None:
         """Return what the replica may report. While a barrier is pending, the replica's state is ahead of its files, so
@@ -194,21 +191,18 @@ class ReplicaDriver:
         return self._is_waiting or bool(self._events) or bool(self._gone)
 
     @property
-    def is_reopening(self) -> bool:
-        """Whether the files are being reopened; this is repeated until the disk can be written again."""
-        return self._is_reopening
-
-    @property
     def events_waiting(self) -> int:
         return len(self._events)
 
     def require_committed(self) -> None:
         """Raise if this replica must not even provide copies of committed entries now."""
-        self._release_contexts()
+        self.writer.release()
+        if self.writer.turn:
+            self._host.hand_over_soon(self.writer)
         name = f"log stream {self.stream} on storage node {self.node}"
         if self._gone:
             raise self._is_gone()
-        if self._is_reopening:
+        if self.is_reopening:
             raise Unavailable(f"{name} is just being opened anew: try again, or ask another replica")
         if self.replica.has_lost_entries:
             raise Unavailable(f"{name} has lost entries ({self.problem}): ask another replica")
@@ -251,14 +245,15 @@ class ReplicaDriver:
     async def in_reader(self, job: Callable[[], T], *, is_copy: bool = False) -> T:
         """Read from the files in another thread, and repeat this if a trim removes one of them meanwhile. A result that
         was read while the files were reopened is discarded: it may combine data from before and after. ``is_copy``: the
-        job copies a committed entry for a peer that repairs."""
+        job copies a committed entry for a peer that repairs. The repair of damage begins before it is raised."""
         require = self.require_committed if is_copy else self.require_readable
         require()
         replica = self.replica
         try:
             result = await self._host.in_thread(lambda: look_again(job, Path(f"log stream {self.stream}")))
-        except Damaged:
+        except Damaged as error:
             self._require_same(replica, require)
+            self._host.damage_met(self.stream, error)
             raise
         self._require_same(replica, require)
         return result
@@ -289,12 +284,8 @@ class ReplicaDriver:
     def _is_gone(self) -> Unavailable:
         return Unavailable(f"log stream {self.stream} is no longer on storage node {self.node}: {self._gone}")
 
-    def end(self) -> None:
-        """Make everything given so far durable and take nothing more; ``close`` waits for that."""
-        self.writer.end()
-
     def close(self, timeout: float) -> bool:
-        """Close the files. Returns whether everything could be made durable and closed in time."""
+        """Close the files after ``writer.end``. Returns whether everything could be made durable and closed in time."""
         if not self.writer.join(timeout):
             return False
         try:
@@ -345,14 +336,6 @@ class ReplicaDriver:
     def _tell_watchers(self) -> None:
         for tell in self.watchers:
             tell()
-
-    def _release_contexts(self) -> None:
-        self.writer.release()
-        self._hand_over_soon()
-
-    def _hand_over_soon(self) -> None:
-        if self.writer.turn:
-            self._host.hand_over_soon(self.writer)
 
     def _table(self) -> dict[type, Callable[[Any], None]]:
         """Map each kind of effect to its function, except those after which the other effects must wait or end."""
@@ -493,7 +476,7 @@ class ReplicaDriver:
             self.storage.cut_back(cut.durable_end, cut.durable_committed_end)
             recovered.append(self._recover())
 
-        self._is_waiting = self._is_reopening = True
+        self._is_waiting = self.is_reopening = True
         self._last_report = None
 
         def done(error: CutwaterError | None) -> None:
@@ -502,7 +485,7 @@ class ReplicaDriver:
             if error is not None:
                 self._cannot_reopen(cut, error)
                 return
-            self._is_waiting = self._is_reopening = False
+            self._is_waiting = self.is_reopening = False
             self.replica = recovered[0]
             # Results of writes for the previous replica mean nothing to the new one.
             late = (EntriesDurable, CommitDurable, StorageFailed)
@@ -528,7 +511,7 @@ class ReplicaDriver:
             self._loop.call_later(REOPEN_AGAIN_SECONDS, self._reopen, cut)
 
 
-def _fill(storage: ReplicaStorage, entry: Entry) -> None:
+def _fill(storage: SegmentStorage, entry: Entry) -> None:
     with suppress(Damaged):
         if storage.repair(entry) and storage.entry_at(entry.first_llsn) == entry:
             return

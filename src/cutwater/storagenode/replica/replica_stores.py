@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from cutwater.core.replica.recovery import HardState
-from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
-from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.segment_log import SegmentOptions
+from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storage.volume import NodeVolumes
 from cutwater.types import GLSN, LogStreamId
 
 
 class VolumeStores:
-    """Implements ``node.Stores``."""
+    """Opens, creates and removes the files of replicas."""
 
     def __init__(self, volumes: NodeVolumes, options: SegmentOptions | None = None) -> None:
         self._volumes = volumes
         self._options = options
 
     def streams(self) -> list[LogStreamId]:
+        """List the log streams that have files here."""
         return sorted(self._volumes.replicas)
 
     def open(self, stream: LogStreamId) -> SegmentStorage:
@@ -24,6 +26,7 @@ class VolumeStores:
         return SegmentStorage(path, self._identity(stream), self._options)
 
     def create(self, stream: LogStreamId, base_glsn: GLSN) -> SegmentStorage:
+        """Create a replica. If this fails or the process dies meanwhile, nothing of it remains."""
         with self._volumes.creating(stream) as path:
             storage = SegmentStorage(path, self._identity(stream), self._options)
             storage.save_hard_state(HardState(base_glsn=base_glsn))
@@ -31,9 +34,11 @@ class VolumeStores:
         return self.open(stream)
 
     def set_aside(self, stream: LogStreamId) -> str:
+        """Set aside files that cannot be opened; return their new place."""
         return str(self._volumes.set_aside(stream))
 
     def remove(self, stream: LogStreamId) -> None:
+        """Remove the files permanently."""
         self._volumes.remove(stream)
 
     def _identity(self, stream: LogStreamId) -> ReplicaIdentity:

@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from cutwater.errors import CutwaterError
 from cutwater.format.errors import StorageBroken
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.counters import Histogram
 from cutwater.types import LLSN, CommitContext, Entry
 
@@ -73,7 +73,7 @@ class Writer:
 
     def __init__(
         self,
-        storage: ReplicaStorage,
+        storage: SegmentStorage,
         tell: Callable[[Job], None],
         on_durable: Callable[[Durable], None],
         on_failure: Callable[[CutwaterError], None],
@@ -147,12 +147,9 @@ class Writer:
         if self._is_here:
             self._is_asked = True
         elif self.turn:
-            self._wake()
-
-    def _wake(self) -> None:
-        turn, self.turn = self.turn, []
-        self._handed_over += 1
-        self._queue.put(turn)
+            turn, self.turn = self.turn, []
+            self._handed_over += 1
+            self._queue.put(turn)
 
     @property
     def is_idle(self) -> bool:

@@ -7,7 +7,7 @@ do about them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
@@ -19,6 +19,7 @@ from cutwater.format.bodies import INFLATED_BYTES_MAX, BadBody, BodyForm, inflat
 from cutwater.format.checksum import Buffer
 from cutwater.format.entry_codec import EntryFrame
 from cutwater.format.ipc_message import may_be_compressed
+from cutwater.protocol.scan_api import CHECKED, MALFORMED
 from cutwater.protocol.storage_api import Columns
 from cutwater.runtime.threads import to_the_end
 from cutwater.storagenode.memory_budget import MemoryBudget
@@ -88,15 +89,17 @@ class Room:
         return is_first or (self._bytes <= READ_BYTES_MAX and self._inflated <= INFLATED_AT_ONCE)
 
 
-def is_malformed(frame: EntryFrame, form_of: FormOf) -> bool | None:
-    """Whether a batch that was never checked is malformed; None if its schema is not known here."""
+def verdict_on(frame: EntryFrame, form_of: FormOf) -> int:
+    """Return whether a batch is ``CHECKED`` or ``MALFORMED``; 0 if it was never checked, and its schema is not known
+    here."""
     header = frame.header
     if header.checked:
-        return False
+        return CHECKED
     form = form_of(header.schema)
     if not form:
-        return None if form is None else True
-    return bool(problem_with(frame.body, form, header.count, header.time_min, header.time_max))
+        return 0 if form is None else MALFORMED
+    problem = problem_with(frame.body, form, header.count, header.time_min, header.time_max)
+    return MALFORMED if problem else CHECKED
 
 
 def columns_of(frame: EntryFrame, wanted: Columns) -> pa.RecordBatch | None:
@@ -147,8 +150,3 @@ def _schema_is_theirs(frame: EntryFrame) -> Iterator[None]:
             f"the batch at LLSN {frame.header.first_llsn} is not of the schema that was given for number "
             f"{frame.header.schema}: {error.message}"
         ) from error
-
-
-def all_checked(headers: Sequence[object]) -> bool:
-    """Whether all of these headers or outlines of data were checked."""
-    return all(header.checked or header.kind != BatchKind.DATA for header in headers)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from typing import cast
 from msgspec import Struct, structs
 
 from cutwater.core.read.commit_index import context_of_llsn
-from cutwater.errors import Damaged, NotYetCommitted, Trimmed
+from cutwater.errors import NotYetCommitted, Trimmed
 from cutwater.format.checksum import Buffer, crc32c
 from cutwater.format.entry_codec import EntryFrame, encode_frame
 from cutwater.protocol import storage_api as api
@@ -41,15 +41,10 @@ class Reading:
         driver = self._node.driver(arguments.stream)
         driver.require_readable()
         await until_indexed(driver)
-        try:
-            reply = await within(
-                self._memory, driver.in_reader, await driver.in_reader(lambda: _read(driver, arguments))
-            )
-        except Damaged as error:
-            self._node.damage_met(arguments.stream, error)
-            raise
-        count_read(self._node, reply.body)
-        return reply
+        found = await driver.in_reader(lambda: _read(driver, arguments))
+        part = await within(self._memory, driver.in_reader, found)
+        count_read(self._node, part.body)
+        return ReplyWithBody(part.header, part.body)
 
     async def copy(self, call: Call[api.CopyArguments]) -> ReplyWithBody[api.CopyAnswer]:
         stream, llsn = call.argument.stream, call.argument.llsn
@@ -58,11 +53,7 @@ class Reading:
         driver.require_committed()
         if llsn > indexed_end(driver):
             raise NotYetCommitted(f"log stream {stream} is committed to LLSN {indexed_end(driver)} here, not to {llsn}")
-        try:
-            part = await driver.in_reader(lambda: driver.storage.read(llsn, llsn, 1), is_copy=True)
-        except Damaged as error:
-            self._node.damage_met(stream, error)
-            raise
+        part = await driver.in_reader(lambda: driver.storage.read(llsn, llsn, 1), is_copy=True)
         return ReplyWithBody(api.CopyAnswer(part.commits), part.data)
 
 
@@ -100,25 +91,35 @@ class FoundEntries(Struct, frozen=True):
         return min(self.complete_through, context.glsn_of(last_llsn) if context else GLSN(0))
 
 
-def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None) -> FoundEntries:
-    replica, storage = driver.replica, driver.storage
-    # Read in this order: what was complete before is still complete after the read.
+def indexed(driver: ReplicaDriver, first: LLSN | None = None) -> FoundEntries:
+    """Return the committed entries that can be found in the files."""
+    replica = driver.replica
+    # Read in this order, because commits continue: what was complete before is still complete after the read.
     through, revision, end = replica.complete_through, replica.revision, replica.committed_end
     # Read it once: more commits may be written at any moment, and both values below must be of the same commit.
-    last = storage.last_commit
-    indexed = _end_of(last, driver)
-    if indexed < end:
+    last = driver.storage.last_commit
+    if _end_of(last, driver) < end:
         # Nothing beyond what can be found is known to be complete.
-        end = indexed
+        end = _end_of(last, driver)
         through = min(through, last.high_watermark if last is not None else GLSN(0))
-    trimmed_before = replica.hard_state.trimmed_before
-    if from_glsn < trimmed_before:
-        raise Trimmed(from_glsn, trimmed_before)
+    return FoundEntries(first, end, through, revision)
+
+
+def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None) -> FoundEntries:
+    found, storage = indexed(driver), driver.storage
+    through, end = found.complete_through, found.end
+    require_not_trimmed(driver, from_glsn)
     if to_glsn is not None:
         through = min(through, to_glsn)
         end = min(end, last_llsn_at(storage.contexts, through))
     first = storage.from_glsn(from_glsn)
-    return FoundEntries(first if first is not None and first <= end else None, end, through, revision)
+    return FoundEntries(first if first is not None and first <= end else None, end, through, found.revision)
+
+
+def require_not_trimmed(driver: ReplicaDriver, glsn: GLSN) -> None:
+    trimmed_before = driver.replica.hard_state.trimmed_before
+    if glsn < trimmed_before:
+        raise Trimmed(glsn, trimmed_before)
 
 
 def last_llsn_at(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
@@ -130,27 +131,47 @@ def last_llsn_at(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
     return found.last_llsn if glsn >= found.last_glsn else LLSN(found.first_llsn + glsn - found.first_glsn)
 
 
-Answer = ReplyWithBody[api.ReadAnswerHeader]
+class ReadPart(Struct, frozen=True):
+    """Some entries for a reader. ``bytes`` is their size as they are stored."""
+
+    header: api.ReadAnswerHeader
+    body: Payload
+    bytes: int
+    last_llsn: LLSN
 
 
-def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> Answer | Needs[Answer]:
+def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> ReadPart | Needs[ReadPart]:
     found = find(driver, arguments.from_glsn, None)
     if found.first is None:
-        return ReplyWithBody(api.ReadAnswerHeader(arguments.stream, (), found.complete_through, found.revision))
-    part = driver.storage.read(found.first, found.end, min(arguments.bytes_max, READ_BYTES_MAX))
+        header = api.ReadAnswerHeader(arguments.stream, (), found.complete_through, found.revision)
+        return ReadPart(header, b"", 0, found.end)
+    return read_part(driver, found, found.first, arguments)
 
-    def answer(frames: Sequence[EntryFrame], body: Payload) -> Answer:
+
+def read_part(
+    driver: ReplicaDriver, found: FoundEntries, llsn: LLSN, asked: api.ReadArguments | api.ReadArguments
+) -> ReadPart | Needs[ReadPart]:
+    """Read some of the found entries, from this LLSN on."""
+    part = driver.storage.read(llsn, found.end, min(max(asked.bytes_max, 1), READ_BYTES_MAX))
+
+    def answer(frames: Sequence[EntryFrame], body: Payload) -> ReadPart:
         last_llsn = frames[-1].header.last_llsn
         commits = tuple(context for context in part.commits if context.first_llsn <= last_llsn)
-        through = found.complete(commits, last_llsn)
-        return ReplyWithBody(api.ReadAnswerHeader(arguments.stream, commits, through, found.revision), body)
+        # A trim may end within a batch, so the requested position counts, not the beginning of its batch. The position
+        # where this search began does not count either, because the commit of the requested position may not have been
+        # found then: the reader skips what lies before.
+        commit = context_of_llsn(commits, llsn)
+        if commit is not None:
+            require_not_trimmed(driver, max(commit.glsn_of(llsn), asked.from_glsn))
+        header = api.ReadAnswerHeader(asked.stream, commits, found.complete(commits, last_llsn), found.revision)
+        return ReadPart(header, body, sum(frame.header.frame_bytes for frame in frames), last_llsn)
 
-    if not arguments.projection:
+    if not asked.projection:
         return answer(part.frames, part.data)
-    needed = memory_needed(part.frames, arguments.projection)
+    needed = memory_needed(part.frames, asked.projection)
 
-    def pick() -> Answer:
-        return answer(*pick_columns(part.frames, arguments.projection))
+    def pick() -> ReadPart:
+        return answer(*pick_columns(part.frames, asked.projection))
 
     return Needs(needed, pick) if needed else pick()
 

@@ -16,7 +16,7 @@ from cutwater.format.ipc_message import may_be_compressed
 from cutwater.format.projection import merged
 from cutwater.protocol.scan_api import CHECKED, MALFORMED
 from cutwater.protocol.storage_api import Columns
-from cutwater.storagenode.serving.picking import FormOf, Room, columns_of, inflated, is_malformed, picked
+from cutwater.storagenode.serving.picking import FormOf, Room, columns_of, inflated, picked, verdict_on
 from cutwater.types import BatchKind
 
 
@@ -48,8 +48,7 @@ def pick_blocks(
         wanted = projection.get(header.schema)
         verdict = CHECKED
         if wanted is None:
-            is_bad = None if form_of is None else is_malformed(frame, form_of)
-            verdict = MALFORMED if is_bad else 0 if is_bad is None else CHECKED
+            verdict = 0 if form_of is None else verdict_on(frame, form_of)
             if not room.take(len(frame.body), 0 if header.checked else inflated(frame.body)):
                 break
             made.put(frame.body if verdict != MALFORMED else None)

@@ -1,4 +1,7 @@
-"""Serves readers of large ranges: sizes of ranges, headers of batches, and records, many batches at a time."""
+"""Serves readers of large ranges: sizes of ranges, headers of batches, and records, many batches at a time.
+
+A reader on the same machine gets places in files instead of records (ADR 0030).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from cutwater.errors import CutwaterError, Damaged, InvalidArgument, Trimmed
+from cutwater.errors import CutwaterError, Damaged, InvalidArgument
 from cutwater.format.checksum import Buffer, crc32c
 from cutwater.format.entry_codec import EntryFrame, FrameHeader
 from cutwater.protocol import scan_api as api
@@ -24,14 +27,19 @@ from cutwater.storagenode.serving.picking import (
     FormOf,
     Needs,
     Room,
-    all_checked,
     inflated,
-    is_malformed,
     memory_needed,
+    verdict_on,
     within,
 )
-from cutwater.storagenode.serving.push_reads import complete_through
-from cutwater.storagenode.serving.reading import count_read, find, indexed_end, last_llsn_at, until_indexed
+from cutwater.storagenode.serving.reading import (
+    count_read,
+    find,
+    indexed,
+    last_llsn_at,
+    require_not_trimmed,
+    until_indexed,
+)
 from cutwater.storagenode.validation.topic_forms import KnownTopics
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, CutTime, Entry, LogStreamId
 from cutwater.wire.addresses import is_loopback
@@ -69,25 +77,17 @@ class Scanning:
         if not 0 < asked.heads_max <= api.HEADS_MAX:
             raise InvalidArgument(f"1 to {api.HEADS_MAX} heads are told at once, not {asked.heads_max}")
         driver = self._node.driver(asked.stream)
-        try:
-            return await driver.in_reader(lambda: read(driver, asked))
-        except Damaged as error:
-            self._node.damage_met(asked.stream, error)
-            raise
+        return await driver.in_reader(lambda: read(driver, asked))
 
     async def scan(self, call: Call[api.ScanArguments]) -> ReplyWithBody[api.ScanAnswer]:
         asked = call.argument
         driver = self._node.driver(asked.stream)
         driver.require_readable()
         await until_indexed(driver)
-        try:
-            is_near = _is_near(call.connection)
-            form_of = await self._form_of(asked) if asked.tells_checked else None
-            found = await driver.in_reader(lambda: _scan(driver, asked, is_near, form_of))
-            reply = await within(self._memory, driver.in_reader, found)
-        except Damaged as error:
-            self._node.damage_met(asked.stream, error)
-            raise
+        is_near = _is_near(call.connection)
+        form_of = await self._form_of(asked) if asked.tells_checked else None
+        found = await driver.in_reader(lambda: _scan(driver, asked, is_near, form_of))
+        reply = await within(self._memory, driver.in_reader, found)
         count_read(self._node, reply.body)
         return reply
 
@@ -112,7 +112,7 @@ def _is_near(connection: Connection) -> bool:
 
 def _measure(driver: ReplicaDriver, positions: Sequence[GLSN]) -> api.MeasureAnswer:
     # Read in this order, because commits continue: what was complete before is still complete after the search.
-    through, contexts = complete_through(driver), driver.storage.contexts
+    through, contexts = indexed(driver).complete_through, driver.storage.contexts
     llsns = [last_llsn_at(contexts, glsn) for glsn in positions]
     sizes = driver.storage.bytes_through(llsns)
     return api.MeasureAnswer(tuple(llsns), tuple(sizes), through)
@@ -129,16 +129,16 @@ class _Span(Struct, frozen=True):
 
 
 def _span(driver: ReplicaDriver, asked: api.HeadsArguments) -> _Span:
-    storage, trimmed_before = driver.storage, driver.replica.hard_state.trimmed_before
+    storage = driver.storage
     # Read in this order, because commits continue: what was complete before is still complete after the search.
-    through, end, contexts = complete_through(driver), indexed_end(driver), storage.contexts
-    if asked.from_glsn < trimmed_before:
-        raise Trimmed(asked.from_glsn, trimmed_before)
+    found, contexts = indexed(driver), storage.contexts
+    end = found.end
+    require_not_trimmed(driver, asked.from_glsn)
     first = storage.from_glsn(asked.from_glsn)
     start = LLSN(end + 1) if first is None else first
     at = bisect_right(contexts, asked.to_glsn, key=_first_glsn) - 1
     stop = min(last_llsn_at(contexts, asked.to_glsn), end) if at >= 0 else LLSN(0)
-    return _Span(start, stop, contexts, range(_commit_of(contexts, start), at + 1), through)
+    return _Span(start, stop, contexts, range(_commit_of(contexts, start), at + 1), found.complete_through)
 
 
 def _entries(driver: ReplicaDriver, span: _Span, asked: api.HeadsArguments) -> Iterator[tuple[Entry, CommitContext]]:
@@ -210,11 +210,11 @@ def _scan(
         bytes_told = max(bytes_max, min(asked.file_bytes_max, api.FILE_BYTES_MAX))
         located = driver.storage.locate(found.first, found.end, bytes_told, api.RUNS_MAX)
         # Batches that must be checked take the slower path below.
-        if located is not None and (form_of is None or all_checked(located.outlines)):
-            outlines = located.outlines
+        if located is not None and (form_of is None or _all_checked(located.headers)):
+            headers = located.headers
             verdicts = repeat(0 if form_of is None else api.CHECKED)
-            count, packed = _packed(asked.stream, outlines, located.commits, _as_stored(outlines), verdicts)
-            through = found.complete(located.commits, outlines[-1].last_llsn)
+            count, packed = _packed(asked.stream, headers, located.commits, _as_stored(headers), verdicts)
+            through = found.complete(located.commits, headers[-1].last_llsn)
             place = (located.path, located.start, located.end - located.start)
             return ReplyWithBody(api.ScanAnswer(count, through, crc32c(packed), *place), packed)
     part = driver.storage.read(found.first, found.end, bytes_max)
@@ -238,6 +238,10 @@ def _scan(
     return Needs(needed, pick) if needed else pick()
 
 
+def _all_checked(headers: Iterable[FrameHeader]) -> bool:
+    return all(header.checked or header.kind is not BatchKind.DATA for header in headers)
+
+
 def _looked_into(
     frames: Sequence[EntryFrame], places: Iterable[tuple[int, int, int]], form_of: FormOf
 ) -> tuple[list[tuple[int, int, int]], list[int]]:
@@ -246,11 +250,11 @@ def _looked_into(
     verdicts: list[int] = []
     room = Room()
     for frame, place in zip(frames, places, strict=True):
-        is_bad = is_malformed(frame, form_of) if frame.header.kind is BatchKind.DATA else False
+        verdict = verdict_on(frame, form_of) if frame.header.kind is BatchKind.DATA else api.CHECKED
         if not room.take(0, 0 if frame.header.checked else inflated(frame.body)):
             break
-        verdicts.append(api.MALFORMED if is_bad else 0 if is_bad is None else api.CHECKED)
-        found.append((0, 0, 0) if is_bad else place)
+        verdicts.append(verdict)
+        found.append((0, 0, 0) if verdict == api.MALFORMED else place)
     return found, verdicts
 
 
@@ -274,7 +278,7 @@ def _packed(
                 end, ahead, time = commit.last_llsn, commit.first_glsn - commit.first_llsn, commit.time
         if first + count - 1 > end:
             raise Damaged(f"log stream {stream}: LLSN {first + count - 1} has no commit")
-        schema = header.schema + verdict if header.kind == BatchKind.DATA else api.NOTHING
+        schema = header.schema + verdict if header.kind is BatchKind.DATA else api.NOTHING
         runs.append((first, first + ahead, count, time, header.time_min, schema, *place))
     return len(runs), api.pack([array("q", column) for column in zip(*runs, strict=True)])
 
@@ -283,7 +287,7 @@ def _as_stored(headers: Iterable[FrameHeader]) -> Iterator[tuple[int, int, int]]
     """Yield the offset and size of the body of each frame in the joined frames, and its checksum."""
     start = 0
     for header in headers:
-        has_rows = header.kind == BatchKind.DATA
+        has_rows = header.kind is BatchKind.DATA
         yield (start + header.header_bytes, header.body_bytes, header.checksum) if has_rows else (0, 0, 0)
         start += header.frame_bytes
 

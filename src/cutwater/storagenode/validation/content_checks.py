@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from cutwater.durations import roughly, shown
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
@@ -25,12 +25,14 @@ from cutwater.format.checksum import Buffer
 from cutwater.format.entry_codec import EntryFrame
 from cutwater.format.ipc_message import BadMessage, may_be_compressed, read_message
 from cutwater.format.plain_bodies import is_plain
+from cutwater.protocol.storage_api import AppendArguments
 from cutwater.runtime.threads import in_thread
-from cutwater.storage.interface import FrameCheck
+from cutwater.storage.results import FrameCheck
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.validation.topic_forms import KnownTopics, Moment, TopicForms
 from cutwater.types import MILLISECOND, Batch, BatchKind, EventTime, LogStreamId
+from cutwater.wire.calls.incoming_calls import Call
 
 _log = logging.getLogger(__name__)
 
@@ -46,19 +48,10 @@ THREADS: Final = 2
 Taken = Callable[[Batch], None]
 
 
-class AppendCaller(Protocol):
-    """The caller that waits for an append."""
-
-    @property
-    def is_cancelled(self) -> bool: ...
-
-    def fail(self, error: CutwaterError) -> None: ...
-
-
 class _Waiting:
     __slots__ = ("asker", "batch", "since", "take")
 
-    def __init__(self, batch: Batch, asker: AppendCaller, take: Taken, since: Moment) -> None:
+    def __init__(self, batch: Batch, asker: Call[AppendArguments], take: Taken, since: Moment) -> None:
         self.batch, self.asker, self.take, self.since = batch, asker, take, since
 
 
@@ -80,7 +73,7 @@ class ContentChecks:
 
     # Appends.
 
-    def append(self, stream: LogStreamId, batch: Batch, asker: AppendCaller, take: Taken) -> None:
+    def append(self, stream: LogStreamId, batch: Batch, asker: Call[AppendArguments], take: Taken) -> None:
         """Pass a valid batch to ``take``, at once or after earlier ones. If the batch is invalid, raises an error or
         tells the asker. ``check_batch`` has already checked its numbers. A batch that a producer repeats is already in
         the log, and is not refused for its content."""

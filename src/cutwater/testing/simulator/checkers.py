@@ -490,7 +490,7 @@ def check_groups(log: SimLog, evidence: Evidence) -> None:
                 if plan.topic in log.state.topics:
                     raise Violation("groups", f"{what} was decided and is not in the log")
                 continue
-            payloads = [payload for part in plan.parts for payload in record.staged[part.part].payloads]
+            payloads = [payload for part in plan.parts for payload in record.staged[part.part]]
             _check_group(log, what, rows, payloads)
             told = published.get((decision.run, decision.batch, plan.topic))
             if told is not None and (told.glsn, told.count) != (rows[0][0], sum(count for *_, count in rows)):

@@ -8,11 +8,12 @@ A transport that takes whole frames gets each frame at once, since it keeps them
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cutwater.protocol.errors import FrameTooLarge
 from cutwater.protocol.methods import Body, Payload
-from cutwater.wire.frame_transport import FrameTransport, lasting
+from cutwater.wire.codec import LARGE_BYTES
+from cutwater.wire.inprocess_transport import InProcessTransport
 from cutwater.wire.messages import FIXED_BYTES, PACK_FIXED
 
 JOIN_BYTES_MAX = 16 * 1024
@@ -62,7 +63,7 @@ class Outbox:
     ) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._by_frame: FrameTransport | None = None
+        self._by_frame: InProcessTransport | None = None
         """The same transport, if it takes whole frames."""
         self._high = high
         self._on_settled = on_settled
@@ -100,7 +101,7 @@ class Outbox:
 
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._by_frame = transport if isinstance(transport, FrameTransport) else None
+        self._by_frame = transport if isinstance(transport, InProcessTransport) else None
 
     def detach(self) -> None:
         """Drop what has not been written. Nothing can be sent any more."""
@@ -182,6 +183,26 @@ class Outbox:
     def _settle(self) -> None:
         self.is_busy = self.is_paused
         self._on_settled()
+
+
+def lasting(pieces: Sequence[Body]) -> Body:
+    """Join the pieces to a body that cannot change any more, and copy only where needed.
+
+    A small body is always ``bytes``. A large view of ``bytes`` is kept, unless it would keep much more in memory than
+    itself. Any other view is copied, since its owner may go on to write to it.
+    """
+    if not pieces:
+        return b""
+    if len(pieces) > 1:
+        return b"".join(pieces)
+    (piece,) = pieces
+    if type(piece) is bytes:
+        return piece
+    if isinstance(piece, memoryview) and len(piece) > LARGE_BYTES and piece.c_contiguous:
+        whole = piece.obj
+        if type(whole) is bytes and 2 * len(piece) >= len(whole):
+            return piece
+    return bytes(piece)
 
 
 def _plain(piece: Body) -> Body:

@@ -42,11 +42,6 @@ class StreamSender(Generic[I]):
         """Bytes sent since other tasks had a turn."""
         self._waiter: asyncio.Future[None] | None = None
 
-    @property
-    def credit(self) -> tuple[int, int]:
-        """Items and bytes that can be sent now."""
-        return self._window.items, self._window.bytes
-
     async def send(self, value: I, body: Payload = b"", *, backlog_items: int = 0, backlog_bytes: int = 0) -> None:
         """Send an item as soon as the receiver has room for it.
 

@@ -1,14 +1,13 @@
 """Authentication: the credentials that a peer shows, and the identity that a listener derives from them.
 
 An authenticator is a function from ``Credentials`` to a ``PeerIdentity``. It raises ``Unauthenticated`` if it rejects
-the credentials, and may be a coroutine function. The layers above decide what an identity may do, from
-``call.connection.peer``.
+the credentials. The layers above decide what an identity may do, from ``call.connection.peer``.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -30,12 +29,11 @@ class PeerIdentity(Struct, frozen=True):
     """The identity of a peer, as the listener has established it. Without an authenticator, every peer is anonymous."""
 
     name: str
-    roles: tuple[str, ...] = ()
 
 
 ANONYMOUS = PeerIdentity("")
 
-Authenticator = Callable[[Credentials], PeerIdentity | Awaitable[PeerIdentity]]
+Authenticator = Callable[[Credentials], PeerIdentity]
 
 
 class TokenAuthenticator:
@@ -67,7 +65,7 @@ class CertificateOrToken:
 
     def __call__(self, credentials: Credentials) -> PeerIdentity:
         if credentials.certificate:
-            return PeerIdentity(_common_name(credentials) or "")
+            return PeerIdentity(_common_name(credentials))
         if not self._has_tokens:
             raise Unauthenticated("a client certificate is needed here: give one, with its private key")
         if not credentials.token:
@@ -75,17 +73,9 @@ class CertificateOrToken:
         return self._by_token(credentials)
 
 
-def by_certificate(credentials: Credentials) -> PeerIdentity:
-    """Authenticate by the common name of a client certificate that TLS has verified."""
-    name = _common_name(credentials)
-    if name is None:
-        raise Unauthenticated("a client certificate with a common name is needed here")
-    return PeerIdentity(name)
-
-
-def _common_name(credentials: Credentials) -> str | None:
+def _common_name(credentials: Credentials) -> str:
     for group in credentials.certificate.get("subject", ()):
         for key, value in group:
             if key == "commonName":
                 return str(value)
-    return None
+    return ""

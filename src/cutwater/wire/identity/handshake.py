@@ -12,12 +12,12 @@ import msgspec
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
-from cutwater.errors import InvalidArgument
+from cutwater.errors import InvalidArgument, ProtocolViolation
 from cutwater.protocol.errors import HEADER_BYTES_MIN, MalformedFrame, Unproven, WrongCluster, WrongVersion
 from cutwater.types import ClusterId
 from cutwater.wire.addresses import format_address, is_loopback, parse_address
 from cutwater.wire.calls.handlers import Methods
-from cutwater.wire.identity.auth import ANONYMOUS, PeerIdentity
+from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, PeerIdentity
 from cutwater.wire.identity.server_keys import (
     NONCE_BYTES,
     ProvenServer,
@@ -26,7 +26,18 @@ from cutwater.wire.identity.server_keys import (
     connector_statement,
     is_signed,
 )
-from cutwater.wire.messages import ENCODE, MAGIC, VERSION_MAX, VERSION_MIN, Hello, PeerLimits, Prologue, Welcome
+from cutwater.wire.messages import (
+    ENCODE,
+    MAGIC,
+    VERSION_MAX,
+    VERSION_MIN,
+    FrameKind,
+    Hello,
+    PeerLimits,
+    Prologue,
+    Welcome,
+    WireFrame,
+)
 from cutwater.wire.options import WireOptions
 
 S = TypeVar("S", bound=Struct)
@@ -91,6 +102,77 @@ class Peer(Struct, frozen=True):
     server: ProvenServer | None = None
 
 
+class Greeting:
+    """One side of the handshake of a connection: the connecting side if there is a ``token``, else the accepting one.
+
+    ``hello`` is the first message of the connecting side; the accepting side has none. ``authenticate`` judges the
+    credentials of a peer that connects, ``expect`` the server that a connection was made to.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        token: str | None,
+        expect: Expect | None,
+        dialled: str,
+        authenticate: Authenticator | None,
+    ) -> None:
+        self._endpoint, self._expect, self._authenticate = endpoint, expect, authenticate
+        self.hello = b""
+        self._awaited = FrameKind.HELLO
+        if token is not None:
+            self.hello = encode_hello(endpoint, token, is_proof_wanted=expect is not None, dialled=dialled)
+            self._awaited = FrameKind.WELCOME
+        self._unproven: tuple[Peer, bytes, bytes] | None = None
+        """A server that has not proved its identity yet, with the HELLO and WELCOME that its proof must sign."""
+
+    def take(
+        self, frame: WireFrame, transport: asyncio.BaseTransport, address: str
+    ) -> tuple[tuple[FrameKind, bytes] | None, Peer | None]:
+        """Take a message of the peer. Returns the kind and header of the answer, if there is one, and the peer, once
+        the handshake is done."""
+        if frame.kind != self._awaited:
+            raise ProtocolViolation(f"a {FrameKind(frame.kind).name} frame has no place while greeting")
+        if self._awaited is FrameKind.WELCOME:
+            return self._take_welcome(frame.header, address)
+        if self._unproven is None:
+            return self._take_hello(frame.header, transport, address)
+        peer, hello, welcome = self._unproven
+        return None, replace(peer, server=judge_proof(hello, welcome, frame.header.signature, address))
+
+    def _take_hello(
+        self, header: Raw, transport: asyncio.BaseTransport, address: str
+    ) -> tuple[tuple[FrameKind, bytes], Peer | None]:
+        """Answer the HELLO. A client is connected now; a peer that claims to be a server must prove which one first."""
+        theirs, welcome, peer = judge_hello(self._endpoint, header, address, _accepted_at(transport))
+        if self._authenticate is not None:
+            certificate = transport.get_extra_info("peercert") or {}
+            shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, address)
+            peer = replace(peer, identity=self._authenticate(shown))
+        encoded = ENCODE(welcome)
+        if welcome.nonce:
+            self._awaited = FrameKind.PROOF
+            self._unproven = peer, bytes(header), encoded
+            return (FrameKind.WELCOME, encoded), None
+        return (FrameKind.WELCOME, encoded), peer
+
+    def _take_welcome(self, header: Raw, address: str) -> tuple[tuple[FrameKind, bytes] | None, Peer]:
+        peer, is_proof_wanted = judge_welcome(self._endpoint, self.hello, header, address)
+        if self._expect is not None:
+            self._expect(peer.server)
+        key = self._endpoint.key
+        if not is_proof_wanted or key is None:
+            return None, peer
+        return (FrameKind.PROOF, encode_proof(key, self.hello, bytes(header))), peer
+
+
+def _accepted_at(transport: asyncio.BaseTransport) -> Here:
+    if transport.get_extra_info("ssl_object") is not None:
+        return None
+    address = transport.get_extra_info("sockname")
+    return (address[0], address[1]) if isinstance(address, tuple) else None
+
+
 def encode_hello(ours: Endpoint, token: str, *, is_proof_wanted: bool = False, dialled: str = "") -> bytes:
     """Encode the first message of the connecting side.
 
@@ -108,13 +190,6 @@ def encode_hello(ours: Endpoint, token: str, *, is_proof_wanted: bool = False, d
             f"contains it must not exceed the {ours.options.handshake_bytes_max} bytes of handshake_bytes_max"
         )
     return encoded
-
-
-def accepted_at(transport: asyncio.BaseTransport) -> Here:
-    if transport.get_extra_info("ssl_object") is not None:
-        return None
-    address = transport.get_extra_info("sockname")
-    return (address[0], address[1]) if isinstance(address, tuple) else None
 
 
 def judge_hello(ours: Endpoint, header: Raw, address: str, here: Here = None) -> tuple[Hello, Welcome, Peer]:

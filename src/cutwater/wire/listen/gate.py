@@ -16,11 +16,11 @@ import asyncio
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from msgspec import Struct
 
-from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
+from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, PeerIdentity
@@ -131,7 +131,6 @@ class Gate:
         self._clients = 0
         self._servers = 0
         self._refused_total = self._evicted_total = self._late_total = 0
-        self._is_closing = False
         self.strangers = Strangers()
 
     @property
@@ -151,22 +150,16 @@ class Gate:
         )
 
     def enter(self, address: str) -> Connection:
-        """Return a connection for a peer from this address. It may be one that only says why it is refused."""
-        if self._is_closing:
-            self._refused_total += 1
-            refusal = Unavailable("this listener is closing: connect elsewhere")
-            connection = Connection(self.endpoint, refusal=refusal, on_closed=self._left)
-            self._refusals.add(connection)
-            return connection
+        """Return a connection for a peer from this address. Not called after ``close_all``."""
         key = address_key(address)
         self._make_room(key)
         guest: _Guest
-
-        def judge(credentials: Credentials) -> PeerIdentity | Awaitable[PeerIdentity]:
-            return self._judge(guest, credentials)
-
         connection = Connection(
-            self.endpoint, authenticate=judge, budget=self.budget, on_open=self._greeted, on_closed=self._left
+            self.endpoint,
+            authenticate=lambda credentials: self._judge(guest, credentials),
+            budget=self.budget,
+            on_open=self._greeted,
+            on_closed=self._left,
         )
         guest = _Guest(connection, key)
         self._waiting[connection] = guest
@@ -271,21 +264,11 @@ class Gate:
 
     # Room for open connections.
 
-    def _judge(self, guest: _Guest, credentials: Credentials) -> PeerIdentity | Awaitable[PeerIdentity]:
-        authenticate = self._authenticate
-        if authenticate is None or (self._trusts_process and guest.address == IN_PROCESS):
-            return self._with_room(guest, credentials, ANONYMOUS)
-        identity = authenticate(credentials)
-        if isinstance(identity, PeerIdentity):
-            return self._with_room(guest, credentials, identity)
-
-        async def later() -> PeerIdentity:
-            return self._with_room(guest, credentials, await identity)
-
-        return later()
-
-    def _with_room(self, guest: _Guest, credentials: Credentials, identity: PeerIdentity) -> PeerIdentity:
+    def _judge(self, guest: _Guest, credentials: Credentials) -> PeerIdentity:
         """Return the identity if there is room for one more of its sort. A server has yet to prove that it is one."""
+        identity = ANONYMOUS
+        if self._authenticate is not None and not (self._trusts_process and guest.address == IN_PROCESS):
+            identity = self._authenticate(credentials)
         guest.is_server = credentials.role in SERVER_ROLES
         objection = self._objection(guest)
         if objection is not None:
@@ -353,7 +336,6 @@ class Gate:
 
     async def close_all(self, timeout_ms: int) -> None:
         """Close every connection. Connections that have greeted may finish their calls."""
-        self._is_closing = True
         strangers = [*self._waiting, *self._refusals]
         for connection in strangers:
             connection.abort()

@@ -40,7 +40,9 @@ class Listener:
         self.port: int = sockets[0].getsockname()[1]
         self._sockets = sockets
         self._tls = tls
-        self._close_door = inprocess_transport.open_door(self.host, self.port, self._enter_here) if is_nearby else None
+        self._close_door: Callable[[], None] | None = None
+        if is_nearby:
+            self._close_door = inprocess_transport.open_door(self.host, self.port, lambda: gate.enter(IN_PROCESS))
         self._attaching: set[asyncio.Task[None]] = set()
         self._accepting = [asyncio.create_task(self._accept(sock)) for sock in sockets]
 
@@ -57,9 +59,6 @@ class Listener:
             attaching.cancel()
         await asyncio.gather(*self._attaching, return_exceptions=True)
         await self.gate.close_all(timeout_ms)
-
-    async def _enter_here(self) -> Connection:
-        return self.gate.enter(IN_PROCESS)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -87,7 +86,7 @@ class Listener:
     async def _attach(self, sock: socket.socket, connection: Connection) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            timeout = connection.greeting_ms_max / 1_000 if self._tls is not None else None
+            timeout = connection.options.handshake_ms_max / 1_000 if self._tls is not None else None
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=timeout
             )

@@ -1,0 +1,152 @@
+"""Options of the commands that run a server, ``cutwater sn start`` and ``cutwater mr start``: where it listens, TLS,
+limits of connections, and logs on standard error.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import structlog
+import typer
+
+from cutwater.cli.framework.command import Bundle
+from cutwater.cli.framework.exit_codes import Settings
+from cutwater.cli.framework.security import TlsAuthorityOption, TlsCertificateOption, TlsKeyOption, security_option
+from cutwater.errors import InvalidArgument
+from cutwater.wire.identity.tls import Tls, TlsFiles, load_tls, read_tokens
+from cutwater.wire.options import ListenerOptions
+
+_LIMITS = ListenerOptions()
+
+ClusterIdOption = Annotated[int, typer.Option(min=1, envvar="CUTWATER_CLUSTER_ID", help="Number of the cluster.")]
+ListenOption = Annotated[
+    str, typer.Option(envvar="CUTWATER_LISTEN", metavar="HOST:PORT", help="Where to listen; port 0 chooses one.")
+]
+AdvertiseOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="CUTWATER_ADVERTISE",
+        metavar="HOST:PORT",
+        help="The address for other processes, if it is not the one of --listen.",
+    ),
+]
+MetricsOption = Annotated[
+    str | None, typer.Option(envvar="CUTWATER_METRICS", metavar="HOST:PORT", help="Where Prometheus can read metrics.")
+]
+
+
+class LogFormat(enum.StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(enum.StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def _limit(name: str, least: int, text: str) -> Any:
+    return typer.Option(min=least, envvar=f"CUTWATER_{name}", help=text, rich_help_panel="Connections")
+
+
+@dataclass(frozen=True)
+class ServerOptions(Bundle):
+    """TLS, how many connections the server takes and how long a handshake may last (ADR 0037), and logs."""
+
+    insecure: Annotated[
+        bool,
+        security_option("--insecure", envvar="CUTWATER_INSECURE", help="Listen beyond this machine without TLS."),
+    ] = False
+    tls_certificate: TlsCertificateOption = None
+    tls_key: TlsKeyOption = None
+    tls_ca: TlsAuthorityOption = None
+    tokens: Annotated[
+        Path | None,
+        security_option(
+            envvar="CUTWATER_TOKENS",
+            help="A file with a NAME and a TOKEN in each line: clients that show one need no certificate.",
+        ),
+    ] = None
+    connections_max: Annotated[int, _limit("CONNECTIONS_MAX", 1, "Connections of clients, after the handshake.")] = (
+        _LIMITS.connections_max
+    )
+    connections_per_address_max: Annotated[
+        int,
+        _limit(
+            "CONNECTIONS_PER_ADDRESS_MAX",
+            1,
+            "Connections from one address; beyond this it must leave --other-connections-reserved free.",
+        ),
+    ] = _LIMITS.connections_per_address_max
+    other_connections_reserved: Annotated[
+        int, _limit("OTHER_CONNECTIONS_RESERVED", 0, "Connections kept for addresses that have few.")
+    ] = _LIMITS.other_connections_reserved
+    server_connections_reserved: Annotated[
+        int, _limit("SERVER_CONNECTIONS_RESERVED", 0, "Further connections, kept for servers of the cluster.")
+    ] = _LIMITS.server_connections_reserved
+    handshakes_max: Annotated[
+        int,
+        _limit("HANDSHAKES_MAX", 1, "Connections before the end of their handshake. One more replaces the oldest."),
+    ] = _LIMITS.handshakes_max
+    handshakes_per_address_max: Annotated[
+        int, _limit("HANDSHAKES_PER_ADDRESS_MAX", 1, "Connections from one address before the end of their handshake.")
+    ] = _LIMITS.handshakes_per_address_max
+    handshake_ms_max: Annotated[
+        int, _limit("HANDSHAKE_MS_MAX", 1, "Milliseconds that a handshake may take, TLS included.")
+    ] = _LIMITS.handshake_ms_max
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="CUTWATER_LOG_FORMAT", help="How logs on standard error look.")
+    ] = LogFormat.TEXT
+    log_level: Annotated[
+        LogLevel, typer.Option(envvar="CUTWATER_LOG_LEVEL", help="The least important logs to show.")
+    ] = LogLevel.INFO
+
+    def tls(self) -> Tls | None:
+        if self.tls_certificate is None and self.tls_key is None and self.tls_ca is None:
+            if self.tokens is not None:
+                raise InvalidArgument(
+                    "--tokens needs TLS: give --tls-certificate, --tls-key and --tls-ca, too. Servers know each other "
+                    "by their certificates, and a token must not travel in the clear"
+                )
+            return None
+        if self.tls_certificate is None or self.tls_key is None or self.tls_ca is None:
+            raise InvalidArgument("TLS needs all of --tls-certificate, --tls-key and --tls-ca")
+        files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)
+        return load_tls(files, None if self.tokens is None else read_tokens(self.tokens))
+
+    def listener(self) -> ListenerOptions:
+        names = ListenerOptions.__struct_fields__
+        return ListenerOptions(**{name: getattr(self, name) for name in names if hasattr(self, name)})
+
+    def configure_logs(self) -> None:
+        """Make logs structured; the servers use the standard library's logging."""
+        common: list[structlog.typing.Processor] = [
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.ExtraAdder(),
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+        ]
+        renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if self.log_format is LogFormat.JSON:
+            common.append(structlog.processors.format_exc_info)
+            renderer = structlog.processors.JSONRenderer()
+        formatter = structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=common,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(formatter)
+        logging.basicConfig(level=self.log_level.value.upper(), handlers=[handler], force=True)
+
+
+def announce(serving: msgspec.Struct, text: str) -> None:
+    """Print the line that says that a server serves."""
+    print(msgspec.json.encode(serving).decode() if Settings.is_json else text, flush=True)
