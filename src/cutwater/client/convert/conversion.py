@@ -44,16 +44,15 @@ def to_batch(
     now_us: int,
 ) -> pa.RecordBatch:
     """Convert records to a batch. ``now_us`` is the event time of records that have none."""
+    extra = {"key": key, "timestamp": timestamp, "headers": headers}
+    extra = {name: given for name, given in extra.items() if given is not None}
     if schema.is_typed:
-        given = [
-            name for name, value in (("key", key), ("timestamp", timestamp), ("headers", headers)) if value is not None
-        ]
-        if given:
+        if extra:
             raise InvalidArgument(
-                f"topic {schema.topic!r} has a schema, so {given[0]}= has no place: give {describe(schema.newest)}"
+                f"topic {schema.topic!r} has a schema, so {next(iter(extra))}= has no place: give "
+                f"{describe(schema.newest)}"
             )
         return _from_columns(schema, _columns_of(schema, records), now_us)
-    extra = {"key": key, "timestamp": timestamp, "headers": headers}
     if isinstance(records, _PLAIN):
         records = [records]
     if _is_rows_or_frame(records):
@@ -62,10 +61,9 @@ def to_batch(
         values = _arrow_or_list("value", records)
         count, columns = len(values), {"value": values}
     for name, given in extra.items():
-        if given is not None:
-            if name in columns:
-                raise InvalidArgument(f"{name}= was given, and the records have a column {name!r} too: leave one out")
-            columns[name] = _extra_column(name, given, count)
+        if name in columns:
+            raise InvalidArgument(f"{name}= was given, and the records have a column {name!r} too: leave one out")
+        columns[name] = _extra_column(name, given, count)
     return _from_columns(schema, (count, columns), now_us)
 
 
@@ -146,21 +144,17 @@ def _is_rows_or_frame(records: Any) -> bool:
 
 def _is_frame(records: Any) -> bool:
     # Asks the class, because a lazy frame would start computing to return its columns.
-    return hasattr(type(records), "columns") and (hasattr(records, "__arrow_c_stream__") or _is_pandas(records))
+    return hasattr(type(records), "columns") and (hasattr(records, "__arrow_c_stream__") or _is_of("pandas", records))
 
 
-def _is_pandas(records: Any) -> bool:
-    return _is_of(records, "pandas")
-
-
-def _is_of(records: Any, package: str) -> bool:
+def _is_of(package: str, records: Any) -> bool:
     """Return whether the class or one of its base classes comes from the package."""
     return any(kind.__module__.partition(".")[0] == package for kind in type(records).__mro__)
 
 
 def _arrow_in(column: Any) -> pa.Array | pa.ChunkedArray | None:
     """Return validated Arrow data, including the Arrow storage of a pandas series; None for anything else."""
-    if _is_pandas(column) and str(getattr(column.dtype, "storage", "")).startswith("pyarrow"):
+    if _is_of("pandas", column) and str(getattr(column.dtype, "storage", "")).startswith("pyarrow"):
         column = pa.array(column.array)
     elif not isinstance(column, pa.Array | pa.ChunkedArray):
         return None
@@ -181,7 +175,7 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
         _check_names(schema, records.schema.names)
         check_arrow(records)
         return records.num_rows, dict(zip(records.schema.names, records.columns, strict=True))
-    if _is_pandas(records) and hasattr(records, "columns"):
+    if _is_of("pandas", records) and hasattr(records, "columns"):
         names = list(records.columns)
         _check_names(schema, names)
         columns = {name: records[name] for name in names} | _index_columns(schema, records)
@@ -189,7 +183,7 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
             name: column if (found := _arrow_in(column)) is None else found for name, column in columns.items()
         }
     if _is_frame(records):
-        if _is_of(records, "polars"):
+        if _is_of("polars", records):
             for name, kind in records.schema.items():
                 if str(kind) == "Object":
                     # Polars would export the memory addresses of the objects.
