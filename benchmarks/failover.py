@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.cluster_load import ClusterLoad, leader_of, now_us
 from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import ClusterMember, LocalCluster
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.client.async_client import AsyncClient
 from cutwater.runtime import processes
-from cutwater.testing.real_run import ClusterLoad, leader_of, now_us
 from cutwater.types import StorageNodeId
 
 LEADER_KILLS = 10

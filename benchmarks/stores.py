@@ -19,6 +19,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from benchmarks.local_etcd import MISSING, LocalEtcd
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cut import Candidate, make_cut
@@ -27,7 +28,6 @@ from cutwater.metadata.stores.encoding import encode_batch
 from cutwater.metadata.stores.open_store import open_store
 from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.runtime.event_loop import run
-from cutwater.testing.local_etcd import MISSING, LocalEtcd
 from cutwater.types import (
     GLSN,
     LLSN,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from msgspec import structs
+
+from benchmarks.cluster_load import ClusterLoad, as_tagged
 from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import CLUSTER_ID, ClusterMember, LocalCluster
 from cutwater.admin.local_etcd import EtcdMember
@@ -17,9 +20,12 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.core.order.decisions import Decision
 from cutwater.metadata.stores.open_store import open_store
 from cutwater.runtime import processes
-from cutwater.testing.real_run import ClusterLoad, evidence_of, members_of
-from cutwater.testing.simulator.checkers import check_all
-from cutwater.types import ClusterId, StorageNodeId
+from cutwater.storage.replica.replica_storage import SegmentStorage
+from cutwater.storage.replica.small_files import ReplicaIdentity
+from cutwater.storage.volume import replica_path
+from cutwater.testing.simulator.checkers import Evidence, ReplicaDump, check_all
+from cutwater.testing.simulator.record import SimHistory
+from cutwater.types import GLSN, LLSN, Batch, ClusterId, CommitContext, Epoch, LogStreamId, StorageNodeId
 
 TOPIC = "orders"
 KEEP_ALL = ("--snapshot-every", "1000000000")
@@ -127,3 +133,48 @@ async def judge(directory: Path, cluster: LocalCluster, load: ClusterLoad) -> No
     decisions = await decisions_of(directory, cluster)
     check_all(evidence_of(directory, cluster, load.record, decisions, members))
     assert load.acknowledged > 0
+
+
+def evidence_of(
+    directory: Path,
+    cluster: LocalCluster,
+    record: SimHistory,
+    decisions: Iterable[Decision],
+    members: dict[LogStreamId, tuple[StorageNodeId, ...]],
+) -> Evidence:
+    """Return what the disks of a stopped cluster hold. ``members`` are the current replicas: others may be behind."""
+    dumps: dict[LogStreamId, list[ReplicaDump]] = {}
+    applied: dict[LogStreamId, list[CommitContext]] = {}
+    written: dict[tuple[LogStreamId, Epoch, LLSN], Batch] = {}
+    for stream, nodes in members.items():
+        for node in nodes:
+            # Volumes that were added while it ran lie beside its first one, if the test put them there.
+            volumes = sorted(directory.glob(f"sn{node}*/"))
+            here = (v for v in volumes if replica_path(v, ClusterId(CLUSTER_ID), node, stream).exists())
+            volume = next(here, directory / f"sn{node}")
+            dump = dump_replica(volume, ClusterId(CLUSTER_ID), node, stream)
+            dumps.setdefault(stream, []).append(dump)
+            applied.setdefault(stream, []).extend(dump.contexts)
+            for entry in dump.entries:
+                written[stream, entry.epoch, entry.first_llsn] = entry.batch
+    return Evidence(list(decisions), record, dumps, applied, written, GLSN(0))
+
+
+def dump_replica(volume: Path, cluster: ClusterId, node: StorageNodeId, stream: LogStreamId) -> ReplicaDump:
+    storage = SegmentStorage(replica_path(volume, cluster, node, stream), ReplicaIdentity(cluster, node, stream))
+    try:
+        storage.find()
+        last = storage.last_commit
+        end = last.last_llsn if last is not None else LLSN(0)
+        found = storage.entries(storage.first_llsn, end) if end >= storage.first_llsn else ()
+        entries = tuple(structs.replace(entry, batch=as_tagged(entry.batch)) for entry in found)
+        return ReplicaDump(node, storage.first_llsn, end, entries, tuple(storage.contexts))
+    finally:
+        storage.close()
+
+
+async def members_of(cluster: LocalCluster) -> dict[LogStreamId, tuple[StorageNodeId, ...]]:
+    """Return the current replicas of each log stream."""
+    async with Admin(cluster.addresses) as admin:
+        description = await admin.describe()
+        return {stream.stream: stream.members for stream in description.streams}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cluster_load import ClusterLoad, leader_of, who_leads
 from cutwater.admin.local_cluster import ClusterMember, LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.core import requests as r
 from cutwater.protocol import storage_api
 from cutwater.testing.fault_proxy import FaultProxy, opened_by
-from cutwater.testing.real_run import ClusterLoad, leader_of, who_leads
 from cutwater.types import LogStreamId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from benchmarks.cluster_load import leader_of
 from cutwater.admin.local_cluster import ClusterMember, LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.admin.publish_audit import verify_published
@@ -20,7 +21,6 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.publish.runs import Run
 from cutwater.core.requests import RunDescription, StreamInfo
 from cutwater.errors import CutwaterError
-from cutwater.testing.real_run import leader_of
 from cutwater.types import Part
 from tests.integration.real_cluster import (
     RECOVERY_SECONDS,

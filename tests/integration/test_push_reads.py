@@ -11,7 +11,7 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.read.records import runs_of
 from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.errors import Trimmed, Unavailable
-from cutwater.protocol.storage_api import FIND, FOLLOW, FindArguments, FollowArguments, ReadAnswerHeader
+from cutwater.protocol.storage_api import FIND, FOLLOW, FindArguments, ReadAnswerHeader, ReadArguments
 from cutwater.types import GLSN, CutTime, LogStreamId
 from cutwater.wire.calls.streams import SharedCredit, StreamReceiver
 from cutwater.wire.client import connect
@@ -40,8 +40,8 @@ def test_commits_are_pushed_and_a_quiet_stream_says_that_it_is_complete(tmp_path
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         await log.create_topic("t", streams=2)
         connection = await connected(cluster)
-        first = connection.open_stream(FOLLOW, FollowArguments(S1, GLSN(1), 1 << 20))
-        second = connection.open_stream(FOLLOW, FollowArguments(S2, GLSN(1), 1 << 20))
+        first = connection.open_stream(FOLLOW, ReadArguments(S1, GLSN(1), 1 << 20))
+        second = connection.open_stream(FOLLOW, ReadArguments(S2, GLSN(1), 1 << 20))
         for i in range(5):
             ack = await log.append("t", [b"%d" % i] * 3, stream=S1)
             (run,) = await next_runs(first)
@@ -72,7 +72,7 @@ def test_who_is_behind_gets_much_at_a_time_and_only_what_there_is_room_for(tmp_p
         acks = [await log.append("t", [b"x" * 1000] * 20) for _ in range(100)]
         connection = await connected(cluster)
         room = SharedCredit(4, 300_000)
-        stream = connection.open_stream(FOLLOW, FollowArguments(S1, acks[10].glsn, 100_000), credit=room)
+        stream = connection.open_stream(FOLLOW, ReadArguments(S1, acks[10].glsn, 100_000), credit=room)
         await asyncio.sleep(0.3)
         items, size = stream.queued
         assert 0 < items <= 4
@@ -96,14 +96,14 @@ def test_why_a_stream_cannot_be_followed_is_said(tmp_path: Path) -> None:
         acks = [await log.append("t", b"x") for _ in range(3)]
         connection = await connected(cluster)
         with pytest.raises(Unavailable, match="no replica"):
-            await connection.open_stream(FOLLOW, FollowArguments(LogStreamId(9), GLSN(1), 1)).receive()
+            await connection.open_stream(FOLLOW, ReadArguments(LogStreamId(9), GLSN(1), 1)).receive()
         await log.trim("t", before=acks[2].glsn)
         replica = cluster.nodes[1].node.replicas[S1].replica
         await cluster.until(lambda: replica.hard_state.trimmed_before == acks[2].glsn, "the trim arrives")
         with pytest.raises(Trimmed) as trimmed:
-            await connection.open_stream(FOLLOW, FollowArguments(S1, acks[1].glsn, 1)).receive()
+            await connection.open_stream(FOLLOW, ReadArguments(S1, acks[1].glsn, 1)).receive()
         assert trimmed.value.first_left == acks[2].glsn
-        stream = connection.open_stream(FOLLOW, FollowArguments(S1, acks[2].glsn, 1))
+        stream = connection.open_stream(FOLLOW, ReadArguments(S1, acks[2].glsn, 1))
         assert (await next_runs(stream))[0].first_glsn == acks[2].glsn
         await cluster.stop_node(1)
         with pytest.raises(Unavailable):
@@ -121,12 +121,12 @@ def test_a_trim_that_ends_within_a_batch_leaves_the_rest_of_it(tmp_path: Path) -
         replica = cluster.nodes[1].node.replicas[S1].replica
         await cluster.until(lambda: replica.hard_state.trimmed_before == middle, "the trim arrives")
         connection = await connected(cluster)
-        stream = connection.open_stream(FOLLOW, FollowArguments(S1, middle, 1 << 20))
+        stream = connection.open_stream(FOLLOW, ReadArguments(S1, middle, 1 << 20))
         (run,) = await next_runs(stream)
         assert (run.first_glsn, run.batch.count) == (ack.glsn, 10), "batches travel whole"
         stream.cancel()
         with pytest.raises(Trimmed):
-            await connection.open_stream(FOLLOW, FollowArguments(S1, GLSN(middle - 1), 1)).receive()
+            await connection.open_stream(FOLLOW, ReadArguments(S1, GLSN(middle - 1), 1)).receive()
         await connection.close()
         assert [r.value async for r in log.subscribe("t", follow=False)] == [b"%d" % i for i in range(5, 10)]
 

@@ -375,7 +375,7 @@ def test_every_error_has_an_exit_code() -> None:
 STUCK = """
 import asyncio, os, sys, time
 from pathlib import Path
-from cutwater.storagenode.start import StartOptions, run_storage_node
+from cutwater.storagenode.start import NodeStartOptions, run_storage_node
 
 def serving(serving):
     print("serving", flush=True)
@@ -385,7 +385,7 @@ def hang(error):
     print(error.code, flush=True)
     os._exit(19)
 
-options = StartOptions(1, 1, (Path(sys.argv[1]),), "127.0.0.1:0", ("127.0.0.1:1",), stop_seconds=0.1)
+options = NodeStartOptions(1, 1, (Path(sys.argv[1]),), "127.0.0.1:0", ("127.0.0.1:1",), stop_seconds=0.1)
 run_storage_node(options, serving, hang)
 """
 

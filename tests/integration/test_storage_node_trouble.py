@@ -99,7 +99,7 @@ def test_what_was_read_while_files_were_opened_anew_is_no_answer(tmp_path: Path,
         async with cluster.client(1) as connection:
             asked = api.ReadArguments(STREAM, GLSN(expected[-1][0]), 1 << 20)
             read = asyncio.create_task(connection.call(api.READ, asked, timeout_ms=WITHIN_SECONDS * 1_000))
-            follow = connection.open_stream(api.FOLLOW, api.FollowArguments(STREAM, GLSN(1_000), 1 << 20))
+            follow = connection.open_stream(api.FOLLOW, api.ReadArguments(STREAM, GLSN(1_000), 1 << 20))
             # Both wait for the pool now.
             await cluster.until(lambda: len(driver.watchers) == 1 and pool._work_queue.qsize() >= 2, "both are read")
             driver.feed(StorageFailed("asked for by a test"))
@@ -123,7 +123,7 @@ def test_who_follows_a_replica_that_goes_away_hears_of_it(tmp_path: Path) -> Non
         node = cluster.nodes[1].node
         driver = node.replicas[STREAM]
         async with cluster.client(1) as connection:
-            follow = connection.open_stream(api.FOLLOW, api.FollowArguments(STREAM, GLSN(expected[-1][0]), 1 << 20))
+            follow = connection.open_stream(api.FOLLOW, api.ReadArguments(STREAM, GLSN(expected[-1][0]), 1 << 20))
             first = await follow.receive(timeout_ms=WITHIN_SECONDS * 1_000)
             assert first is not None
             node.cannot_open(STREAM, DamagedFile(Path("manifest"), "asked for by a test"))

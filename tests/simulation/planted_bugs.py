@@ -19,9 +19,10 @@ from cutwater.core.messages import SealReplica
 from cutwater.core.order import cut, request_handling
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cutting import Cutter
-from cutwater.core.order.first_reports import FirstReports
 from cutwater.core.order.leader import OrderLayer
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.cluster_view import Outlook
+from cutwater.core.order.planning.first_reports import FirstReports
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.producer_session import Fate, Phase, ProducerSession
 from cutwater.core.publish import run_requests
@@ -39,9 +40,9 @@ from cutwater.storage.format import SEGMENT
 from cutwater.storage.replica import small_files
 from cutwater.storage.replica.commits import CommitLog
 from cutwater.storage.replica.marked_file import MarkedFile
-from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.options import Options
-from cutwater.testing.simulator.serving import SimServing
+from cutwater.testing.simulator.servers.disk import ReplicaDisk, is_intact
+from cutwater.testing.simulator.servers.serving import SimServing
 from cutwater.types import GLSN, LLSN, BatchNumber
 from cutwater.wire.identity.access_guard import Guard
 from cutwater.wire.identity.server_book import ServerBook
@@ -207,11 +208,11 @@ def serve_beyond_hwm() -> list[Patch]:
 
 
 def history_trimmed_too_early() -> list[Patch]:
-    def forgettable_end(self, stream: LogStream, patient: bool):
+    def forgettable_end(self, stream: LogStream, now):
         reports = [self._book.of(stream.stream, node) for node in stream.members]
         return max((ur.committed_end for ur in reports if ur is not None), default=None)
 
-    return [(OrderLayer, "_forgettable_end", forgettable_end)]
+    return [(Outlook, "forgettable_end", forgettable_end)]
 
 
 def watermark_by_maximum() -> list[Patch]:
@@ -248,12 +249,12 @@ def voided_report_counted() -> list[Patch]:
 
 
 def sealed_range_trimmed_before_applied() -> list[Patch]:
-    right = OrderLayer._forgettable_end
+    right = Outlook.forgettable_end
 
-    def forgettable_end(self, stream, patient):
-        return right(self, stream, patient) if stream.is_open else stream.committed_end
+    def forgettable_end(self, stream, now):
+        return right(self, stream, now) if stream.is_open else stream.committed_end
 
-    return [(OrderLayer, "_forgettable_end", forgettable_end)]
+    return [(Outlook, "forgettable_end", forgettable_end)]
 
 
 def deposed_leaders_seal_obeyed() -> list[Patch]:
@@ -421,7 +422,7 @@ def groups_forgotten_on_restart() -> list[Patch]:
 
     def replay(dedup, files, committed_end):
         count = right(dedup, files, committed_end)
-        dedup._groups.__init__()
+        dedup.groups.__init__()
         return count
 
     return [(opening, "replay", replay)]
@@ -501,11 +502,11 @@ def decides_before_replicas_have_spoken() -> list[Patch]:
 
     def decide(self, now, *, is_publishing):
         reports = self.first_reports
-        missing, reports._missing, reports.are_missing = reports._missing, set(), False
+        missing, reports._missing = reports._missing, set()
         try:
             return right(self, now, is_publishing=is_publishing)
         finally:
-            reports._missing, reports.are_missing = missing, bool(missing)
+            reports._missing = missing
 
     return [(OrderLayer, "_decide", decide)]
 

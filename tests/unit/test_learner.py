@@ -8,8 +8,8 @@ from msgspec import structs
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest, TrimReplica
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.events import (
-    BARRIERS,
     AskSync,
+    Barrier,
     CommitDurable,
     DropBefore,
     EntriesDurable,
@@ -255,7 +255,7 @@ RESTART = begin(9, 12, restart_at=9)
 def barrier_fails(bench: Bench, event: SyncBegin, failing: int) -> ReplicaEffect:
     """The effects of the event are carried out up to the one that fails, which leaves nothing on disk."""
     effects = bench.replica.handle(event)
-    assert isinstance(effects[failing], BARRIERS)
+    assert isinstance(effects[failing], Barrier)
     for effect in effects[:failing]:
         bench.disk.carry_out(effect)
     return bench.do(StorageFailed("input/output error"))[-1]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 from order_driver import LEADER, LS1, N1, N2, N3, cluster_of, ur
 
 from cutwater.core.messages import CommitMessage, LeaderMessage
-from cutwater.core.order.events import ReportArrived
+from cutwater.core.order.events import NodeGone, NodeUnreachable, ReportArrived, Wake
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState
+from cutwater.core.requests import CatalogRequest
+from cutwater.errors import NotLeader, Unavailable
 from cutwater.metadata.counters import MetadataCounters
 from cutwater.metadata.node_channels import Ways
 from cutwater.metadata.stores.store_interface import AppendTold, MetadataStore
 from cutwater.metadata.term import Term
+from cutwater.protocol.errors import ConnectionLost
 from cutwater.types import GLSN, Incarnation, NodeState, Report, StorageNodeId
 from cutwater.wire.connection import Connection
 
@@ -30,6 +36,8 @@ class Seen:
 
     def __init__(self) -> None:
         self.done: list[object] = []
+        self.connected = 0
+        self.fails: OSError | None = None
 
     def begin_append(self, epoch: object, after: object, decisions: object, told: AppendTold) -> bool:
         self.done.append("stored")
@@ -37,7 +45,10 @@ class Seen:
         return True
 
     async def connect(self, node: StorageNodeId, address: str) -> Connection:
-        raise AssertionError("no storage node is suspected")
+        self.connected += 1
+        if self.fails is not None:
+            raise ConnectionLost(f"{address} cannot be reached", outcome_unknown=False) from self.fails
+        return cast(Connection, SimpleNamespace(abort=lambda: None))
 
     def send(self, node: StorageNodeId, message: LeaderMessage, *, may_wait: bool = False) -> None:
         assert isinstance(message, CommitMessage)
@@ -113,3 +124,37 @@ async def test_a_bug_ends_the_term(begun: tuple[Term, Seen], monkeypatch: pytest
     monkeypatch.setattr(term.layer, "take", broken)
     term.hear(report(N1, 1, 5))
     assert term.over.result() == "a bug: KeyError('x')"
+
+
+@pytest.mark.parametrize(
+    ("cause", "event"), [(ConnectionRefusedError(), NodeGone(N1)), (TimeoutError(), NodeUnreachable(N1)), (None, None)]
+)
+async def test_a_suspected_node_is_gone_if_it_refuses_and_unreachable_if_it_does_not_answer(
+    begun: tuple[Term, Seen], monkeypatch: pytest.MonkeyPatch, cause: OSError | None, event: object
+) -> None:
+    term, seen = begun
+    seen.fails = cause
+    fed: list[object] = []
+    monkeypatch.setattr(term, "feed", fed.append)
+    monkeypatch.setattr(term, "_probe_seconds_max", 0.05)
+    monkeypatch.setattr("cutwater.metadata.term.PROBE_SECONDS", 0.01)
+    monkeypatch.setitem(term.layer.state.nodes, N1, structs.replace(term.layer.state.nodes[N1], address="there:1"))
+    term.probe(N1)
+    term.probe(N1)
+    await asyncio.gather(*term._probing.values())
+    assert [one for one in fed if one != Wake()] == ([] if event is None else [event])
+    assert seen.connected == 1 if cause is None else seen.connected >= 1
+
+
+async def test_a_request_that_waits_when_the_term_ends_has_an_unknown_outcome(
+    begun: tuple[Term, Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    term, _ = begun
+    monkeypatch.setattr(term, "feed", lambda event: None)
+    waiting = asyncio.ensure_future(term.decide(CatalogRequest()))
+    await asyncio.sleep(0)
+    await term.end("another node leads")
+    with pytest.raises(Unavailable, match="may or may not have been done"):
+        await waiting
+    with pytest.raises(NotLeader, match="ask again"):
+        await term.decide(CatalogRequest())

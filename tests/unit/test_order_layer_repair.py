@@ -282,6 +282,8 @@ def plan(
     """What to do with a sealed stream of three replicas; who is neither ready nor unheard is dead."""
     state = OrderState(None, [*cluster_of({LS1: NODES}, cuts=[{LS1: 4}]), d.Seal(LS1, E1, LLSN(4), NODES, "a test")])
     view = StreamView(
+        state.streams[LS1],
+        state.histories[LS1],
         report=lambda node: ur(LS1, committed=4, end=4, hwm=4, state=SEALED) if node in ready else None,
         alive=lambda node: node in ready + unheard,
         usable=lambda node: node in ready,
@@ -291,7 +293,7 @@ def plan(
         replace_after_us=60 * SECOND,
         turn=0,
     )
-    return plan_sealed(state.streams[LS1], state.histories[LS1], view, min_replication=1, patient=patient)
+    return plan_sealed(view, min_replication=1, patient=patient, wanted=len(NODES))
 
 
 def test_who_was_not_heard_yet_is_waited_for_as_long_as_patience_lasts() -> None:

@@ -107,7 +107,7 @@ def test_after_a_power_cut_an_acknowledged_part_is_whole_and_any_other_is_whole_
 def test_every_wrong_bit_is_found(data: st.DataObject) -> None:
     files = FaultFiles()
     held = staged(files, b"one", b"two" * 20)
-    offset = data.draw(st.integers(0, files.size_of(held.path) - 1))
+    offset = data.draw(st.integers(0, len(files.content(held.path)) - 1))
     files.flip(held.path, offset, data.draw(st.integers(0, 7)))
     area = area_of(files)
     assert area.verify(held) != []

@@ -256,12 +256,12 @@ def test_what_is_taken_along_is_what_the_new_stream_takes() -> None:
     assert isinstance(sent, SendBatch)
     stream.record(Entry(LLSN(1), Epoch(1), sent.batch))
     stream.commit(context(1, 1))
-    for llsn, effect in enumerate(fenced_in(session, stream.last_sequence(P), epoch=2), 2):
+    for llsn, effect in enumerate(fenced_in(session, stream.fate(P)[0], epoch=2), 2):
         assert isinstance(effect, SendBatch)
         assert effect.batch.producer is not None
         assert stream.find(effect.batch.producer, effect.batch.kind, effect.batch.checksum) is None
         stream.record(Entry(LLSN(llsn), Epoch(1), effect.batch))
-    assert stream.last_sequence(P) == 3
+    assert stream.fate(P)[0] == 3
 
 
 def test_a_fence_that_was_lost_with_the_stream_takes_the_numbers_along() -> None:

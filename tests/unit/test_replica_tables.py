@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 from unittest.mock import Mock
 
-from cutwater.core.replica.events import BARRIERS, Remove, Reopen, ReplicaEffect, ReplicaEvent
+from cutwater.core.replica.events import Barrier, Remove, Reopen, ReplicaEffect, ReplicaEvent
 from cutwater.core.replica.replica import Replica
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 
@@ -20,6 +20,6 @@ def test_a_replica_knows_what_to_do_about_every_event() -> None:
 
 def test_a_driver_carries_out_every_effect_once() -> None:
     at_once = set(ReplicaDriver._table(Mock()))
-    apart = {*BARRIERS, Reopen, Remove}
+    apart = {*kinds(Barrier), Reopen, Remove}
     assert at_once | apart == kinds(ReplicaEffect)
     assert not at_once & apart

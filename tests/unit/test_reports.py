@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 from order_driver import LEADER, LS1, LS2, N1, N2, ur
 
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.types import GLSN, Incarnation, NodeState, Report, StorageNodeId, UncommitReport
 
 

@@ -71,7 +71,7 @@ def places(original: Original) -> list[tuple]:
     return [
         (path, offset, rng.randrange(8))
         for path in original.files.paths()
-        for offset in range(original.files.size_of(path))
+        for offset in range(len(original.files.content(path)))
         if not path.suffix or not is_filling(path, offset) or offset % FILLING_EVERY == 0
     ]
 

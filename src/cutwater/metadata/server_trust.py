@@ -110,39 +110,27 @@ class ServerTrust:
                 f"storage node {known.node} was added without its address, so it cannot be asked for its key: add it "
                 "with `cutwater sn add ADDRESS`"
             )
-        answering = await self._who_listens(known.address)
+        answering = await self._server_at(known.address)
         if answering != ProvenServer(STORAGE_NODE, str(known.node), key):
             raise Unproven(
                 f"storage node {known.node} joins with another key than the server at {known.address}, its address in "
                 f"the catalog, which is {answering}: start it there once, or remove it and add it again"
             )
 
-    async def _who_listens(self, address: str) -> ProvenServer:
-        found: list[ProvenServer] = []
-
-        def note(server: ProvenServer | None) -> None:
-            if server is None:
-                raise Unproven(
-                    f"the server at {address} does not prove itself: if it is of an earlier version, upgrade it"
-                )
-            found.append(server)
-
-        host, port = parse_address(address)
-        connection = await connect(
-            self._stranger, host, port, timeout_ms=ENROL_MS_MAX, tls=self._tls, server_hostname=host, expect=note
-        )
+    async def _server_at(self, address: str) -> ProvenServer:
+        # Any server may answer, but its proof is wanted.
+        connection = await self._dial(self._stranger, address, ENROL_MS_MAX, lambda server: None)
         connection.abort()
-        return found[0]
+        if connection.peer is None or connection.peer.server is None:
+            raise Unproven(f"the server at {address} does not prove itself: if it is of an earlier version, upgrade it")
+        return connection.peer.server
 
     async def connect(self, endpoint: Endpoint, address: str, expect: Expect | None) -> Connection:
         """Connect to a server that must pass ``expect``; without it, connect as a client that proves nothing."""
+        return await self._dial(endpoint if expect is not None else self._stranger, address, CONNECT_MS_MAX, expect)
+
+    async def _dial(self, endpoint: Endpoint, address: str, timeout_ms: int, expect: Expect | None) -> Connection:
         host, port = parse_address(address)
         return await connect(
-            endpoint if expect is not None else self._stranger,
-            host,
-            port,
-            timeout_ms=CONNECT_MS_MAX,
-            tls=self._tls,
-            server_hostname=host,
-            expect=expect,
+            endpoint, host, port, timeout_ms=timeout_ms, tls=self._tls, server_hostname=host, expect=expect
         )

@@ -105,15 +105,6 @@ class ReadAnswerHeader(Struct, frozen=True):
     revision: Revision
 
 
-class FollowArguments(Struct, frozen=True):
-    """Same as ``ReadArguments``, for a reader that follows: messages of about ``bytes_max`` come until it cancels."""
-
-    stream: LogStreamId
-    from_glsn: GLSN
-    bytes_max: int
-    projection: dict[int, Columns] = {}
-
-
 class FindArguments(Struct, frozen=True):
     """Asks for the first record that was committed at or after this time.
 
@@ -307,8 +298,10 @@ class StagedInfo(Struct, frozen=True):
 
 APPEND: Method[AppendArguments, AppendAnswer] = Method("append", AppendArguments, AppendAnswer)
 READ: Method[ReadArguments, ReadAnswerHeader] = Method("read", ReadArguments, ReadAnswerHeader)
-FOLLOW: StreamMethod[FollowArguments, ReadAnswerHeader] = StreamMethod("follow", FollowArguments, ReadAnswerHeader)
-"""A message without a body says that a log stream is complete further, although nothing was appended to it."""
+FOLLOW: StreamMethod[ReadArguments, ReadAnswerHeader] = StreamMethod("follow", ReadArguments, ReadAnswerHeader)
+"""Messages of about ``bytes_max`` come until the reader cancels. A message without a body says that a log stream is
+complete further, although nothing was appended to it.
+"""
 FIND: Method[FindArguments, FindAnswer] = Method("find", FindArguments, FindAnswer)
 EVENT_TIME: Method[EventTimeArguments, EventTimeAnswer] = Method("event_time", EventTimeArguments, EventTimeAnswer)
 FATE: Method[FateArguments, Fate] = Method("fate", FateArguments, Fate)

@@ -47,6 +47,8 @@ class Made(Struct, frozen=True):
 class Renamed(Struct, frozen=True):
     source: str
     target: str
+    inode: int
+    """The inode that had the old name. A crash may bring it back under the new one."""
 
 
 class Removed(Struct, frozen=True):
@@ -126,8 +128,7 @@ class FaultFiles:
         return FaultFile(self, path, number)
 
     def rename(self, source: Path, target: Path) -> None:
-        self._inode_of(source)
-        self.do(Renamed(str(source), str(target)))
+        self.do(Renamed(str(source), str(target), self._inode_of(source)))
 
     def unlink(self, path: Path) -> None:
         if str(path) in self._names:
@@ -181,16 +182,10 @@ class FaultFiles:
                 for change in inode.volatile:
                     _apply(inode.platter, change)
                 inode.volatile.clear()
-            case Made():
-                self._inodes[operation.inode] = _Inode()
-                self._next_inode = operation.inode + 1
-                self._name(self._names, operation)
-                self._volatile_names.append(operation)
-            case Renamed() | Removed():
-                if isinstance(operation, Renamed):
-                    # A crash may bring back, under the new name, the inode that had the old name at the time of the
-                    # rename.
-                    operation = _Moved(operation.source, operation.target, self._names[operation.source])
+            case Made() | Renamed() | Removed():
+                if isinstance(operation, Made):
+                    self._inodes[operation.inode] = _Inode()
+                    self._next_inode = operation.inode + 1
                 self._name(self._names, operation)
                 self._volatile_names.append(operation)
             case SyncedNames():
@@ -201,7 +196,7 @@ class FaultFiles:
         match change:
             case Made():
                 names[change.path] = change.inode
-            case _Moved():
+            case Renamed():
                 names.pop(change.source, None)
                 names[change.target] = change.inode
             case Removed():
@@ -256,9 +251,6 @@ class FaultFiles:
             if offset < len(data):
                 data[offset] ^= 1 << bit
 
-    def size_of(self, path: Path) -> int:
-        return len(self._inodes[self._inode_of(path)].content)
-
     def paths(self) -> list[Path]:
         return [Path(name) for name in sorted(self._names)]
 
@@ -287,10 +279,6 @@ class FaultFiles:
             else:
                 _apply(inode.platter, change)
         inode.volatile.clear()
-
-
-class _Moved(Renamed, frozen=True):
-    inode: int
 
 
 class FaultFile:

@@ -358,7 +358,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.state is ConnectionState.CLOSED:
             return
         if self.state is not ConnectionState.FAILED:
-            self._fall(self._why_lost(exc))
+            is_greeting = self.state is ConnectionState.GREETING and bool(self._greeting.hello)
+            self._fall(why_lost(self._address, exc, is_greeting=is_greeting, has_tls=self._has_tls))
         self.state = ConnectionState.CLOSED
         self._transport = None
         self._outbox.detach()
@@ -463,7 +464,7 @@ class Connection(asyncio.BufferedProtocol):
         self._outbox.frame_bytes_max = peer.limits.frame_bytes_max
         self._outbox.header_bytes_max = peer.limits.header_bytes_max
         self._take_everything()
-        self._calling.allow(peer.limits)
+        self._calling.limits = peer.limits
         self._calling.refusal = None
         self._timers.pop("handshake").cancel()
         self._keepalive = Keepalive(self.options.ping_ms / 1_000, self.options.frame_ms_max / 1_000, self._loop.time())
@@ -543,10 +544,6 @@ class Connection(asyncio.BufferedProtocol):
             self._opened.set_result(None)
         self._calling.lost(error.message, error)
         self._serving.lost()
-
-    def _why_lost(self, exc: Exception | None) -> CutwaterError:
-        is_greeting = self.state is ConnectionState.GREETING and bool(self._greeting.hello)
-        return why_lost(self._address, exc, is_greeting=is_greeting, has_tls=self._has_tls)
 
     def _not_open(self) -> ConnectionLost:
         if self.error is not None:

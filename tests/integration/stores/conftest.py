@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.local_etcd import MISSING, LocalEtcd
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.stores.open_store import open_store
 from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.runtime.event_loop import new_event_loop
-from cutwater.testing.local_etcd import MISSING, LocalEtcd
 from cutwater.types import ClusterId
 
 TEST_SECONDS_MAX = 100

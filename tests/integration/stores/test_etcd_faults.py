@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import pytest
 
+from benchmarks.local_etcd import EtcdServer, LocalEtcd
 from cutwater.core.order.state import Snapshot
 from cutwater.errors import DeadlineExceeded, LeaderFenced, Unavailable
 from cutwater.metadata.etcd import etcd_pb2 as pb
@@ -21,7 +22,6 @@ from cutwater.metadata.etcd.client import STATUS
 from cutwater.metadata.stores.etcd_store import EtcdStore
 from cutwater.metadata.stores.store_interface import LeaderInfo, LoadedState
 from cutwater.testing.fault_proxy import FaultProxy
-from cutwater.testing.local_etcd import EtcdServer, LocalEtcd
 from cutwater.types import LeaderEpoch
 from tests.integration.stores.conftest import CLUSTER, Etcd
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History

@@ -49,4 +49,4 @@ class Security(Bundle):
         return Access(client_tls(self.tls_ca, self.tls_certificate, self.tls_key), self.token)
 
 
-NOBODY = Security()
+NO_CREDENTIALS = Security()

@@ -18,7 +18,7 @@ from cutwater.admin import local_cluster
 from cutwater.admin.operations import Admin
 from cutwater.cli.framework.command import Bundle
 from cutwater.cli.framework.interrupts import Interrupts
-from cutwater.cli.framework.security import NOBODY, Security
+from cutwater.cli.framework.security import NO_CREDENTIALS, Security
 from cutwater.client.cluster.credentials import ANYONE, Access
 from cutwater.client.cluster.holder_file import read_holder, with_secret
 from cutwater.client.cluster.log_directory import (
@@ -83,7 +83,7 @@ class LogTarget(Bundle):
     directory: DirOption = None
     path: PathOption = None
     timeout: TimeoutOption = 30.0
-    security: Security = NOBODY
+    security: Security = NO_CREDENTIALS
 
     @property
     def place(self) -> str | Path:

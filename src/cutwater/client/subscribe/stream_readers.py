@@ -34,7 +34,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.protocol.methods import Received
-from cutwater.protocol.storage_api import FOLLOW, Columns, FollowArguments, ReadAnswerHeader
+from cutwater.protocol.storage_api import FOLLOW, Columns, ReadAnswerHeader, ReadArguments
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
 from cutwater.types import GLSN, BatchKind, LogStreamId, StorageNodeId, TopicId
 from cutwater.wire.calls.streams import SharedCredit, StreamReceiver
@@ -383,7 +383,7 @@ class _Reader:
         address = feed.catalogs.view.address(node)
         connection = await feed.nodes.connection(address, Deadline(CONNECT_SECONDS))
         credit = SharedCredit(WINDOW_ITEMS, feed.window_bytes, item_bytes_max=WireOptions().frame_bytes_max)
-        arguments = FollowArguments(self._stream, position, MESSAGE_BYTES, projection)
+        arguments = ReadArguments(self._stream, position, MESSAGE_BYTES, projection)
         async with connection.open_stream(FOLLOW, arguments, credit=credit) as messages:
             self._is_attached = True
             while (message := await self._next(messages, node)) is not None:

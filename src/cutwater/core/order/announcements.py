@@ -10,22 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import filterfalse
 
-from cutwater.core.messages import (
-    CatchUp,
-    CommitMessage,
-    CreateReplica,
-    DropReplica,
-    ExcludeReplica,
-    LearnFrom,
-    SealReplica,
-    TrimReplica,
-    UnsealReplica,
-)
+from cutwater.core import messages as m
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cut import StreamCommit
 from cutwater.core.order.events import Send
 from cutwater.core.order.planning.membership_index import Roster
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import (
     GLSN,
@@ -76,11 +66,11 @@ class Herald:
                 # A node fetches the catalog when it hears of a newer one. Without appends the next cut may be far off.
                 high_watermark, revision = self._state.high_watermark, self._state.revision
                 for node in self._roster.member_of:
-                    yield Send(node, CommitMessage(high_watermark, high_watermark, revision, (), ()))
+                    yield Send(node, m.CommitMessage(high_watermark, high_watermark, revision, (), ()))
             case d.Trim():
                 for stream in self._state.streams_of(decision.topic):
                     for node in stream.replicas:
-                        yield Send(node, TrimReplica(stream.stream, decision.before))
+                        yield Send(node, m.TrimReplica(stream.stream, decision.before))
 
     def _announce_cut(self, cut: d.Cut) -> list[Send]:
         commits: dict[StorageNodeId, list[StreamCommit]] = {}
@@ -103,7 +93,7 @@ class Herald:
             own = tuple(commits.get(node, ()))
             quiet = tuple(filterfalse(committed.__contains__, member_of)) if own else member_of
             if own or quiet:
-                message = CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, own, quiet)
+                message = m.CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, own, quiet)
                 if node in heads:
                     urgent.append(Send(node, message))
                 else:
@@ -186,7 +176,7 @@ class Herald:
             and ur.committed_end <= stream.committed_end <= ur.durable_end
             and ur.high_watermark <= self._state.high_watermark
             and ur.trimmed_before == self._state.topics[stream.topic].trimmed_before
-            and (node == stream.members[0] or self._runs(stream, stream.members[0]))
+            and (node == stream.members[0] or self._book.is_running(stream, stream.members[0]))
         )
 
     def _answer_replica(self, node: StorageNodeId, ur: UncommitReport, behind: bool) -> Iterator[Send]:
@@ -212,7 +202,7 @@ class Herald:
         known = self._book.reported(node).union(report.invalid)
         for lsid in sorted(known):
             if self._state.was_deleted(lsid):
-                yield Send(node, DropReplica(lsid))
+                yield Send(node, m.DropReplica(lsid))
         for lsid in self._roster.replica_of.get(node, ()):
             if lsid not in known:
                 yield self._create(self._state.streams[lsid], report)
@@ -234,19 +224,17 @@ class Herald:
     def _trim(self, stream: LogStream, node: StorageNodeId, known: GLSN) -> Iterator[Send]:
         trimmed_before = self._state.topics[stream.topic].trimmed_before
         if known < trimmed_before:
-            yield Send(node, TrimReplica(stream.stream, trimmed_before))
+            yield Send(node, m.TrimReplica(stream.stream, trimmed_before))
 
     def _open(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Iterator[Send]:
         """Send the unseal again to members that missed it. The head opens last, when all others run."""
         head, *backups = stream.members
         if node != head and ur.epoch < stream.epoch:
             yield Send(node, self._unseal(stream))
-        elif not self._runs(stream, head) and all(self._runs(stream, backup) for backup in backups):
+        elif not self._book.is_running(stream, head) and all(
+            self._book.is_running(stream, backup) for backup in backups
+        ):
             yield Send(head, self._unseal(stream))
-
-    def _runs(self, stream: LogStream, node: StorageNodeId) -> bool:
-        ur = self._book.of(stream.stream, node)
-        return ur is not None and ur.epoch == stream.epoch and ur.state is ReplicaState.RUNNING
 
     def _catch_up(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Iterator[Send]:
         """Send every later range of the stream. Send nothing if the replica must learn, which repair arranges."""
@@ -255,26 +243,26 @@ class Herald:
         contexts = self._state.histories[stream.stream].after(ur.committed_end)
         if contexts is not None:
             high_watermark, revision = self._state.high_watermark, self._state.revision
-            yield Send(node, CatchUp(stream.stream, contexts, stream.committed_end, high_watermark, revision))
+            yield Send(node, m.CatchUp(stream.stream, contexts, stream.committed_end, high_watermark, revision))
 
     # Messages.
 
     def learn(self, stream: LogStream, node: StorageNodeId, source: StorageNodeId) -> Send:
-        return Send(node, LearnFrom(stream.stream, self.leader_epoch, stream.epoch, source))
+        return Send(node, m.LearnFrom(stream.stream, self.leader_epoch, stream.epoch, source))
 
     def _create(self, stream: LogStream, report: Report) -> Send:
         """Create a replica. Only a stream that was never open begins at its creation; later replicas have to learn."""
         start = stream.created_at if stream.epoch == 0 else GLSN(0)
-        message = CreateReplica(stream.stream, stream.topic, start, report.incarnation, report.sequence)
+        message = m.CreateReplica(stream.stream, stream.topic, start, report.incarnation, report.sequence)
         return Send(report.storage_node_id, message)
 
-    def _seal(self, stream: LogStream) -> SealReplica:
-        return SealReplica(stream.stream, self.leader_epoch, stream.epoch, stream.committed_end)
+    def _seal(self, stream: LogStream) -> m.SealReplica:
+        return m.SealReplica(stream.stream, self.leader_epoch, stream.epoch, stream.committed_end)
 
-    def _unseal(self, stream: LogStream) -> UnsealReplica:
-        return UnsealReplica(
+    def _unseal(self, stream: LogStream) -> m.UnsealReplica:
+        return m.UnsealReplica(
             stream.stream, self.leader_epoch, stream.epoch, stream.start, stream.members, stream.departed
         )
 
-    def _exclude(self, stream: LogStream, *, replaced: bool = False) -> ExcludeReplica:
-        return ExcludeReplica(stream.stream, self.leader_epoch, stream.epoch, replaced)
+    def _exclude(self, stream: LogStream, *, replaced: bool = False) -> m.ExcludeReplica:
+        return m.ExcludeReplica(stream.stream, self.leader_epoch, stream.epoch, replaced)

@@ -7,7 +7,7 @@ from collections.abc import Container
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cut import Candidate, make_cut, next_cut_time
 from cutwater.core.order.options import OrderOptions
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import GLSN, LLSN, CutTime, Instant, LogStreamId, ReplicaState
 
@@ -17,11 +17,26 @@ class Cutter:
 
     def __init__(self, state: OrderState, book: ReportBook, options: OrderOptions, now: Instant) -> None:
         self._state, self._book, self._options = state, book, options
-        self.moved: set[LogStreamId] = set()
+        self._moved: set[LogStreamId] = set()
         """Open streams that may have records to commit."""
         self._last_wall = now.wall
         self._last_cut = now.monotonic
         self._tick_wait = options.tick_us_min
+
+    def note_report(self, stream: LogStream) -> bool:
+        """Consider the stream for the next cut if every member has reported records that are not committed. Return
+        whether that is so."""
+        reports, end = self._book.of_stream(stream.stream), stream.committed_end
+        # The end of the chain gets records last, so it is checked first.
+        for node in reversed(stream.members):
+            ur = reports.get(node)
+            if ur is None or ur.durable_end <= end:
+                return False
+        self._moved.add(stream.stream)
+        return True
+
+    def forget_streams(self) -> None:
+        self._moved &= self._state.streams.keys()
 
     def time(self, now: Instant) -> CutTime:
         """Return the time that a cut made now would get."""
@@ -29,12 +44,12 @@ class Cutter:
 
     def due(self, distrusted: Container[LogStreamId], now: Instant) -> d.Cut | None:
         """Return the next cut, or None if none is due. Streams with a distrusted replica are left out."""
-        return (self._next_cut(distrusted, now) if self.moved else None) or self._due_tick(now)
+        return (self._next_cut(distrusted, now) if self._moved else None) or self._due_tick(now)
 
     def _next_cut(self, distrusted: Container[LogStreamId], now: Instant) -> d.Cut | None:
         state = self._state
-        candidates = [self._candidate(state.streams[lsid]) for lsid in self.moved if lsid not in distrusted]
-        self.moved.clear()
+        candidates = [self._candidate(state.streams[lsid]) for lsid in self._moved if lsid not in distrusted]
+        self._moved.clear()
         time = self.time(now)
         commits = make_cut(state.high_watermark, time, candidates)
         if not commits:

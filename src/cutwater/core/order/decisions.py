@@ -301,13 +301,7 @@ Decision = (
     | MoveProducer
     | CommitCursor
     | DropCursor
-    | OpenRun
-    | DecideBatch
-    | GroupPublished
-    | MoveGroup
-    | ExpireStaged
-    | DropRun
-    | ForgetOutput
+    | RunDecision
 )
 
 CATALOG_DECISIONS = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cutwater.core.order.first_reports import FirstReports
+from cutwater.core.order.planning.first_reports import FirstReports
 from cutwater.core.order.planning.liveness import Liveness
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.publish.publishing import Publisher
 from cutwater.core.requests import Description, NodeDescription, OutputDescription, StreamDescription

@@ -21,37 +21,19 @@ from msgspec import structs
 
 from cutwater.core.messages import LeaderHello
 from cutwater.core.order import decisions as d
+from cutwater.core.order import events as e
 from cutwater.core.order.announcements import Herald
 from cutwater.core.order.cutting import Cutter
 from cutwater.core.order.description import describe
-from cutwater.core.order.events import (
-    Alarm,
-    Asked,
-    Compact,
-    GroupOutcomeArrived,
-    NodeGone,
-    NodeUnreachable,
-    OrderEffect,
-    OrderEvent,
-    PeerComplaint,
-    Reply,
-    ReportArrived,
-    Send,
-    StepDown,
-    Store,
-    Stored,
-    StoreRefused,
-    Wake,
-)
-from cutwater.core.order.first_reports import FirstReports
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.planning.cluster_view import Outlook
+from cutwater.core.order.planning.first_reports import FirstReports
 from cutwater.core.order.planning.liveness import Backoff, Liveness
 from cutwater.core.order.planning.membership_index import Roster
 from cutwater.core.order.planning.placement import ReplicaCounts, loads, reassign, replacements, survivors
 from cutwater.core.order.planning.repair import is_ready
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.planning.stall_detector import Trouble, TroubleKind, Watch
-from cutwater.core.order.reports import ReportBook
 from cutwater.core.order.request_handling import Surroundings, decide
 from cutwater.core.order.state import LogStream, OrderState, TopicState
 from cutwater.core.publish.publishing import Publisher
@@ -67,7 +49,6 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.types import (
-    LLSN,
     CutTime,
     Epoch,
     Instant,
@@ -79,7 +60,7 @@ from cutwater.types import (
     UncommitReport,
 )
 
-Effects = list[OrderEffect]
+Effects = list[e.OrderEffect]
 
 LARGE_BATCH_PARTS = 512
 FINISHED_STREAMS_EVERY_WAKES = 16
@@ -111,7 +92,7 @@ class OrderLayer:
         self._outlook = Outlook(state, self._book, self._liveness, options, now)
         self.first_reports = FirstReports(state, options.first_reports_wait_us)
         self._cutter = Cutter(state, self._book, options, now)
-        self._requests: deque[Asked] = deque()
+        self._requests: deque[e.Asked] = deque()
         self._in_flight: tuple[d.Decision, ...] | None = None
         self._alarms: Effects = []
         self._confirm = False
@@ -134,11 +115,11 @@ class OrderLayer:
         self._settled_high_watermark = self._high_watermark_at_wake = state.high_watermark
         """A node that has not applied the cuts up to ``_settled_high_watermark`` by now has lost a message."""
 
-    def handle(self, event: OrderEvent, now: Instant) -> Effects:
+    def handle(self, event: e.OrderEvent, now: Instant) -> Effects:
         """Take in an event, and have a turn."""
         return [*self.take(event, now), *self.turn(now)]
 
-    def take(self, event: OrderEvent, now: Instant) -> Sequence[OrderEffect]:
+    def take(self, event: e.OrderEvent, now: Instant) -> Sequence[e.OrderEffect]:
         """Take in an event and return the effects to carry out at once. If ``has_news``, a ``turn`` has to follow;
         several events may share one."""
         if self.over:
@@ -146,44 +127,44 @@ class OrderLayer:
         slept = self._liveness.notice_sleep(now)
         if slept:
             self._outlook.note_sleep(slept)
-        if isinstance(event, ReportArrived):
+        if isinstance(event, e.ReportArrived):
             return self._take_report(event.report, now)
         self.has_news = True
         match event:
-            case Stored():
+            case e.Stored():
                 return self._stored(event)
-            case Asked():
+            case e.Asked():
                 return self._take_request(event)
-            case StoreRefused():
+            case e.StoreRefused():
                 return self._step_down(event.reason)
-            case PeerComplaint():
+            case e.PeerComplaint():
                 stream = self.state.streams.get(event.stream)
                 if stream is not None and {event.complainer, event.peer} <= set(stream.members):
                     self._liveness.accuse(event.stream, event.complainer, event.peer, now)
-            case GroupOutcomeArrived():
+            case e.GroupOutcomeArrived():
                 self.publisher.take(event.outcome)
-            case NodeGone():
+            case e.NodeGone():
                 self._liveness.lose(event.node, now)
                 self._leave_out(
                     event.node, f"no process listens at the address of storage node {event.node} any more", now
                 )
-            case NodeUnreachable():
+            case e.NodeUnreachable():
                 self._leave_out(event.node, f"storage node {event.node} cannot be reached", now)
-            case Wake():
+            case e.Wake():
                 self._wake(now)
         return ()
 
     # Events.
 
-    def _take_request(self, asked: Asked) -> Sequence[OrderEffect]:
+    def _take_request(self, asked: e.Asked) -> Sequence[e.OrderEffect]:
         waiting = len(self._requests) + len(self.first_reports.waiting)
         if waiting >= self.options.requests_max:
             error = ResourceExhausted(f"{waiting} requests wait already", retry_ms=100)
-            return (Reply(asked.request_id, error),)
+            return (e.Reply(asked.request_id, error),)
         self._requests.append(asked)
         return ()
 
-    def _take_report(self, report: Report, now: Instant) -> Sequence[OrderEffect]:
+    def _take_report(self, report: Report, now: Instant) -> Sequence[e.OrderEffect]:
         node = report.storage_node_id
         if node not in self.state.nodes:
             raise NotFound(f"storage node {node} does not belong to this cluster: add it first")
@@ -207,8 +188,7 @@ class OrderLayer:
             stream = self.state.streams.get(ur.log_stream_id)
             if stream is None or not self._herald.is_settled(stream, node, ur):
                 unusual.append(ur)
-            elif self._has_more(stream):
-                self._cutter.moved.add(stream.stream)
+            elif self._cutter.note_report(stream):
                 self.has_news = True
         if unusual or not self._herald.is_content(report, self._settled_high_watermark):
             self.has_news = True
@@ -232,21 +212,11 @@ class OrderLayer:
                 self.first_reports.hear(stream.stream)
         self.has_news = self.has_news or not self.first_reports.are_missing
 
-    def _has_more(self, stream: LogStream) -> bool:
-        """Whether every member has reported records that are not committed."""
-        reports, end = self._book.of_stream(stream.stream), stream.committed_end
-        # The end of the chain gets records last, so it is checked first.
-        for node in reversed(stream.members):
-            ur = reports.get(node)
-            if ur is None or ur.durable_end <= end:
-                return False
-        return True
-
-    def _introduce(self, report: Report) -> Sequence[OrderEffect]:
+    def _introduce(self, report: Report) -> Sequence[e.OrderEffect]:
         """Ask the node for a new report. One that does not name this leader may be older than the leader's state."""
         if report.leader_epoch > self.leader_epoch:
             self._halt(f"storage node {report.storage_node_id} knows leader epoch {report.leader_epoch}")
-        return (Send(report.storage_node_id, LeaderHello(self.leader_epoch)),)
+        return (e.Send(report.storage_node_id, LeaderHello(self.leader_epoch)),)
 
     def _examine(self, node: StorageNodeId, ur: UncommitReport) -> None:
         """Check one replica's report against what was decided."""
@@ -294,28 +264,15 @@ class OrderLayer:
             )
         elif ur.epoch == stream.epoch and ur.state is ReplicaState.SEALED:
             self._halt(f"storage node {node} reports {ur}, but the stream is open")
-        if ur.epoch == stream.epoch and self._has_more(stream):
-            self._cutter.moved.add(stream.stream)
+        if ur.epoch == stream.epoch:
+            self._cutter.note_report(stream)
 
     def _trim_history(self, stream: LogStream, now: Instant) -> None:
-        """Forget the ranges that no replica will need."""
-        end = self._forgettable_end(stream, self._outlook.is_patient(stream, now))
+        end = self._outlook.forgettable_end(stream, now)
         if end is not None:
             self.state.trim_history(stream.stream, end)
         if not self.state.histories[stream.stream]:
             self._with_history.discard(stream.stream)
-
-    def _forgettable_end(self, stream: LogStream, patient: bool) -> LLSN | None:
-        """Return the LLSN up to which ranges may be forgotten, or None.
-
-        A range is kept until every member of an open stream, and at least one of a sealed one, has it on disk. The
-        other members of a sealed stream get some time, since commits are cheaper than learning.
-        """
-        reports = [self._book.of(stream.stream, node) for node in stream.members]
-        applied = [ur.committed_end for ur in reports if ur is not None]
-        if not applied or (len(applied) < len(reports) and (stream.is_open or patient)):
-            return None
-        return min(applied)
 
     def _distrust(self, stream: LogStream, node: StorageNodeId, why: str) -> None:
         """Quarantine a replica that counts but can no longer be trusted: it has to learn from a peer."""
@@ -327,7 +284,7 @@ class OrderLayer:
     def _alarm(self, error: CutwaterError) -> None:
         """Raise an alarm once the store has confirmed that this leader leads. Otherwise a deposed leader would raise
         alarms about its own outdated state."""
-        self._alarms.append(Alarm(error))
+        self._alarms.append(e.Alarm(error))
         self._confirm = self.has_news = True
 
     def _want_seal(self, stream: LogStream, reason: str) -> None:
@@ -338,20 +295,18 @@ class OrderLayer:
         """Stop making cuts: the order layer has lost its memory, or this leader was deposed without noticing."""
         if self.halted is None:
             self.halted = OrderLayerLostMemory(
-                f"no more cuts at {self._position()}: {what}. The store of the metadata repository is older than what "
-                "storage nodes hold: was an old copy put back? Stop the metadata nodes and start them on the newest one"
+                f"no more cuts at decision {self.state.index}, high watermark {self.state.high_watermark}: {what}. "
+                "The store of the metadata repository is older than what storage nodes hold: was an old copy put back? "
+                "Stop the metadata nodes and start them on the newest one"
             )
             self._alarm(self.halted)
-
-    def _position(self) -> str:
-        return f"decision {self.state.index}, high watermark {self.state.high_watermark}"
 
     def _wake(self, now: Instant) -> None:
         self._liveness.wake(now)
         for asked, why in self.publisher.take_overdue(now):
-            self._held.append(Reply(asked.request_id, Unavailable(f"{why}: ask again")))
+            self._held.append(e.Reply(asked.request_id, Unavailable(f"{why}: ask again")))
         for asked in self.first_reports.take_overdue(now):
-            self._held.append(Reply(asked.request_id, self.first_reports.error()))
+            self._held.append(e.Reply(asked.request_id, self.first_reports.error()))
         self._wakes += 1
         if self._wakes % FINISHED_STREAMS_EVERY_WAKES == 0:
             self._short_topics = list(self.state.topics.values())
@@ -393,7 +348,7 @@ class OrderLayer:
         effects = self._release() if self._held else []
         if self.state.index - self._compacted_at >= self.options.compact_every_decisions:
             self._compacted_at = self.state.index
-            effects.append(Compact(self.state.snapshot()))
+            effects.append(e.Compact(self.state.snapshot()))
         after = self.state.index
         decided: tuple[d.Decision, ...] = ()
         if self.halted is not None:
@@ -404,13 +359,13 @@ class OrderLayer:
             if self._spoke:
                 effects += self._answers()
             decided = tuple(self._decide(now, is_publishing=is_publishing))
-        if decided or self._confirm or (self._held and any(isinstance(held, Reply) for held in self._held)):
+        if decided or self._confirm or (self._held and any(isinstance(held, e.Reply) for held in self._held)):
             # An answer that needed no decision waits for the store, too. Only the store tells a leader that it was
             # deposed, and a deposed leader must not present the past as the present.
             self._in_flight, self._confirm = decided, False
             self._held += self._alarms
             self._alarms = []
-            effects.append(Store(self.leader_epoch, after, decided))
+            effects.append(e.Store(self.leader_epoch, after, decided))
         elif self._held:
             effects += self._release()
         return effects
@@ -499,9 +454,8 @@ class OrderLayer:
         self._requests.extendleft(reversed(self.publisher.take_ready(decision)))
 
     def _forget_streams(self) -> None:
-        """Forget streams that no longer exist."""
         known = self.state.streams
-        self._cutter.moved &= known.keys()
+        self._cutter.forget_streams()
         self._attention &= known.keys()
         self._with_history &= known.keys()
         self._seals = {lsid: reason for lsid, reason in self._seals.items() if lsid in known}
@@ -521,7 +475,7 @@ class OrderLayer:
             try:
                 decisions, answer = decide(asked.request, self.state, around)
             except CutwaterError as error:
-                self._held.append(Reply(asked.request_id, error))
+                self._held.append(e.Reply(asked.request_id, error))
                 continue
             for decision in decisions:
                 self._apply(decision, decided, now)
@@ -532,9 +486,9 @@ class OrderLayer:
             if isinstance(asked.request, LearnRequest):
                 self._attention.add(asked.request.stream)
             if answer is not None:
-                self._held.append(Reply(asked.request_id, answer))
+                self._held.append(e.Reply(asked.request_id, answer))
             elif not self.publisher.wait(asked, now):
-                self._held.append(Reply(asked.request_id, ResourceExhausted("too many batches wait", retry_ms=1_000)))
+                self._held.append(e.Reply(asked.request_id, ResourceExhausted("too many batches wait", retry_ms=1_000)))
             elif not decisions:
                 # A request that only waits causes no write, so no further turn would come for the requests behind it.
                 taken -= 1
@@ -559,7 +513,7 @@ class OrderLayer:
             if isinstance(asked.request, ABOUT_THE_CLUSTER):
                 _, outcome = decide(asked.request, self.state, self._surroundings(now))
             assert outcome is not None
-            self._held.append(Reply(asked.request_id, outcome))
+            self._held.append(e.Reply(asked.request_id, outcome))
         self._requests.clear()
 
     def _decide_seal(self, stream: LogStream, reason: str, decided: list[d.Decision], now: Instant) -> None:
@@ -573,12 +527,12 @@ class OrderLayer:
             self._attention.add(stream.stream)
 
     def _decide_repair(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
-        staff, wanted = self._outlook.staff(now), self.state.topics[stream.topic].replication
-        assign = reassign(stream, wanted, staff, lambda: self._loads(now))
+        wanted = self.state.topics[stream.topic].replication
+        assign = reassign(stream, wanted, self._outlook, now, lambda: self._loads(now))
         if assign is not None:
             self._apply(assign, decided, now)
             self._load = None
-        for survivor in survivors(stream, staff):
+        for survivor in survivors(stream, self._outlook, now):
             self._apply(survivor, decided, now)
         plan = self._outlook.plan(stream, now, admit=not self._admissions.waits(stream.stream, now))
         self.explanations[stream.stream] = plan.why
@@ -596,11 +550,9 @@ class OrderLayer:
     def _decide_replacements(self, topic: TopicState, now: Instant, decided: list[d.Decision]) -> None:
         if topic.topic not in self.state.topics:
             return
-        time = self._cutter.time(now)
-        least = max(1, self.options.min_replication)
-        for create in replacements(
-            self.state, topic, self._outlook.staff(now), self._loads(now), time, min_replication=least
-        ):
+        time, least = self._cutter.time(now), max(1, self.options.min_replication)
+        load = self._loads(now)
+        for create in replacements(self.state, topic, self._outlook, now, load, time, min_replication=least):
             self._apply(create, decided, now)
             self._attention.add(create.stream)
 
@@ -612,7 +564,7 @@ class OrderLayer:
 
     # After the store.
 
-    def _stored(self, event: Stored) -> Effects:
+    def _stored(self, event: e.Stored) -> Effects:
         if event.index != self.state.index:
             raise OrderLayerLostMemory(f"the store is at decision {event.index}, the leader at {self.state.index}")
         decisions, self._in_flight = self._in_flight, None
@@ -626,11 +578,11 @@ class OrderLayer:
 
     def _step_down(self, reason: str) -> Effects:
         self.over, self.has_news = True, False
-        effects: Effects = [StepDown(reason)]
+        effects: Effects = [e.StepDown(reason)]
         for asked in (*self.publisher.take_waiting(), *self.first_reports.take_waiting(), *self._requests):
-            effects.append(Reply(asked.request_id, NotLeader("another node leads now: ask it")))
+            effects.append(e.Reply(asked.request_id, NotLeader("another node leads now: ask it")))
         for held in self._held:
-            if isinstance(held, Reply):
+            if isinstance(held, e.Reply):
                 unknown = Unavailable("the leader changed: it may or may not have been done")
-                effects.append(Reply(held.request_id, unknown))
+                effects.append(e.Reply(held.request_id, unknown))
         return effects

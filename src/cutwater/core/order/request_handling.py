@@ -133,20 +133,7 @@ def catalog(state: OrderState) -> r.Catalog:
         revision=state.revision,
         high_watermark=state.high_watermark,
         cut_time=state.cut_time,
-        topics=tuple(
-            r.TopicInfo(
-                t.topic,
-                t.name,
-                t.trimmed_before,
-                t.replication,
-                t.streams,
-                t.schemas,
-                t.event_time,
-                t.retention,
-                t.event_time_ahead_us,
-            )
-            for t in state.topics.values()
-        ),
+        topics=tuple(r.TopicInfo(**structs.asdict(topic)) for topic in state.topics.values()),
         nodes=tuple(r.NodeInfo(node.node, node.address) for node in state.nodes.values()),
         streams=tuple(
             r.StreamInfo(
@@ -208,13 +195,9 @@ def _place(
 
 def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surroundings) -> Outcome:
     check_topic_name(request.name)
-    if not 1 <= request.streams <= STREAMS_PER_TOPIC_MAX:
-        raise InvalidArgument(f"a topic has 1 to {STREAMS_PER_TOPIC_MAX} log streams, not {request.streams}")
     if request.replication < 1:
         raise InvalidArgument(f"replication is at least 1, not {request.replication}")
-    _check_retention(request.retention)
-    _check_ahead(request.event_time_ahead_us)
-    _check_schema(request.schema)
+    _check_settings(request.streams, request.retention, request.schema, request.event_time_ahead_us)
     if state.topic_named(request.name) is not None:
         raise AlreadyExists(
             f"topic {request.name!r} exists already: use it as it is (exist_ok, or --exist-ok, does that), or choose "
@@ -249,19 +232,14 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
 def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
     topic = _topic(state, request.name)
     streams = topic.streams if request.streams is None else request.streams
-    if not 1 <= streams <= STREAMS_PER_TOPIC_MAX:
-        raise InvalidArgument(f"a topic has 1 to {STREAMS_PER_TOPIC_MAX} log streams, not {streams}")
     retention = topic.retention if request.retention is None else request.retention
-    _check_retention(retention)
     schema = b"" if request.schema in topic.schemas else request.schema
-    _check_schema(schema)
+    ahead_us = request.event_time_ahead_us
+    _check_settings(streams, retention, schema, ahead_us or 0)
     if schema and not topic.schemas:
         raise Refused(f"topic {topic.name!r} has records of key and value: it cannot get a schema; create another one")
     if schema and request.schema_after != len(topic.schemas):
-        raise Refused(f"the schema of topic {topic.name!r} was changed by someone else: fetch it and try again")
-    ahead_us = request.event_time_ahead_us
-    if ahead_us is not None:
-        _check_ahead(ahead_us)
+        raise Refused(f"the schema of topic {topic.name!r} was changed by another client: fetch it and try again")
     seals = () if request.streams is None else _seal_surplus(state, topic, streams)
     is_ahead_same = ahead_us in (None, topic.event_time_ahead_us)
     if (streams, retention, schema) == (topic.streams, topic.retention, b"") and is_ahead_same:
@@ -278,21 +256,17 @@ def _seal_surplus(state: OrderState, topic: TopicState, wanted: int) -> tuple[d.
     return tuple(d.Seal(s.stream, s.epoch, s.committed_end, s.members, reason, final=True) for s in live[wanted:])
 
 
-def _check_schema(schema: bytes) -> None:
+def _check_settings(streams: int, retention: Retention, schema: bytes, ahead_us: int) -> None:
+    if not 1 <= streams <= STREAMS_PER_TOPIC_MAX:
+        raise InvalidArgument(f"a topic has 1 to {STREAMS_PER_TOPIC_MAX} log streams, not {streams}")
+    if retention.time_us < 0 or retention.bytes < 0:
+        raise InvalidArgument(f"retention is 0 (without bound) or more, not {retention}")
     if len(schema) > SCHEMA_BYTES_MAX:
         raise InvalidArgument(f"a schema has at most {SCHEMA_BYTES_MAX} bytes, not {len(schema)}: use fewer columns")
-
-
-def _check_ahead(ahead_us: int) -> None:
     if not 0 <= ahead_us <= AHEAD_US_MAX:
         raise InvalidArgument(
             f"how far event times may be ahead is 0 (without bound) to {AHEAD_US_MAX} microseconds, not {ahead_us}"
         )
-
-
-def _check_retention(retention: Retention) -> None:
-    if retention.time_us < 0 or retention.bytes < 0:
-        raise InvalidArgument(f"retention is 0 (without bound) or more, not {retention}")
 
 
 def _add_node(request: r.AddNodeRequest, state: OrderState) -> Outcome:

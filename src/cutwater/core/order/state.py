@@ -291,15 +291,7 @@ class OrderState:
                 self.cursors[decision.cursor] = decision.glsn
             case d.DropCursor():
                 self.cursors.pop(decision.cursor, None)
-            case (
-                d.OpenRun()
-                | d.DecideBatch()
-                | d.GroupPublished()
-                | d.MoveGroup()
-                | d.ExpireStaged()
-                | d.DropRun()
-                | d.ForgetOutput()
-            ):
+            case _:
                 takes_appends = {s.stream: s.topic for s in self.streams.values() if s.is_open}
                 problem = self.runs.problem(decision, takes_appends)
                 self._require(not problem, decision, problem)

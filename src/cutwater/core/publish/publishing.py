@@ -16,12 +16,12 @@ from cutwater.core.order import decisions as d
 from cutwater.core.order.events import Asked, RequestId, Send
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.planning.cluster_view import Outlook
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.publish.run_requests import open_streams
 from cutwater.core.publish.runs import Group, RunState
-from cutwater.core.requests import GroupDescription, PublishedGroup, PublishRequest, RunDescription
-from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, ReplicaState, RunId, StorageNodeId, TopicId
+from cutwater.core.requests import GroupDescription, PublishRequest, RunDescription
+from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, RunId, TopicId
 
 DESCRIBED_RUNS_MAX = 1_000
 PROBLEMS_MAX = 16
@@ -184,7 +184,7 @@ class Publisher:
             return
         if stream.is_open:
             head = stream.members[0]
-            nodes = [head] if self._runs(stream, head) else []
+            nodes = [head] if self._book.is_running(stream, head) else []
         else:
             # Every replica that is sealed at the end of the epoch knows whether it holds the group.
             nodes = list(stream.members) if self._is_lost(stream, now, outlook) else []
@@ -225,10 +225,6 @@ class Publisher:
             return 0
         return min(again << min(told.problems, PROBLEMS_MAX), max(again, self._options.retry_us_max))
 
-    def _runs(self, stream: LogStream, node: StorageNodeId) -> bool:
-        ur = self._book.of(stream.stream, node)
-        return ur is not None and ur.epoch == stream.epoch and ur.state is ReplicaState.RUNNING
-
     # For operators.
 
     def describe(self) -> tuple[RunDescription, ...]:
@@ -252,11 +248,7 @@ class Publisher:
                 run.fenced_by,
                 tuple(self._describe_group(run, group) for group in run.unpublished),
                 run.decided,
-                tuple(
-                    PublishedGroup(group.topic, group.stream, group.glsn, group.rows)
-                    for group in run.groups
-                    if group.is_published
-                ),
+                run.published,
             )
             for run in runs
         )

@@ -134,8 +134,7 @@ def _answer(request: r.PublishRequest, run: RunState) -> r.PublishAnswer | None:
         return r.PublishAnswer()
     if run.unpublished:
         return None
-    groups = (r.PublishedGroup(group.topic, group.stream, group.glsn, group.rows) for group in run.groups)
-    return r.PublishAnswer(tuple(groups))
+    return r.PublishAnswer(run.published)
 
 
 def _check_fence(run: RunState) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct, structs
 
 from cutwater.core.order import decisions as d
+from cutwater.core.requests import PublishedGroup
 from cutwater.types import GLSN, BatchNumber, DecisionIndex, LogStreamId, Part, RunId, TopicId
 
 FINISHED_RUNS_MAX = 1_000
@@ -60,6 +61,10 @@ class RunState(Struct):
     @property
     def unpublished(self) -> tuple[Group, ...]:
         return tuple(group for group in self.groups if not group.is_published)
+
+    @property
+    def published(self) -> tuple[PublishedGroup, ...]:
+        return tuple(PublishedGroup(g.topic, g.stream, g.glsn, g.rows) for g in self.groups if g.is_published)
 
     def group(self, topic: TopicId) -> Group | None:
         return next((group for group in self.groups if group.topic == topic), None)

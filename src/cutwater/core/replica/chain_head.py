@@ -9,39 +9,31 @@ queue. When the replica leaves RUNNING, the head gives up the group, and the nex
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Protocol
 
 from msgspec import structs
 
 from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
 from cutwater.core.publish.groups import RememberedGroup
-from cutwater.core.replica.deduplication import Remembered
-from cutwater.core.replica.events import (
-    Acked,
-    Append,
-    AppendFailed,
-    FeedGroup,
-    GroupEntry,
-    GroupFailed,
-    ReplicaEffect,
-    ReportNow,
-    TellGroup,
-    Waiter,
+from cutwater.core.replica import events as e
+from cutwater.core.replica.deduplication import Deduplicator, Remembered
+from cutwater.core.replica.events import Effects
+from cutwater.core.replica.pending import PendingEntries
+from cutwater.errors import ConditionFailed, CutwaterError, InvalidArgument, Refused, ResourceExhausted
+from cutwater.types import (
+    LLSN,
+    Ack,
+    Batch,
+    BatchKind,
+    BatchNumber,
+    Epoch,
+    GroupTag,
+    LogStreamId,
+    ReplicaState,
+    RunId,
+    StorageNodeId,
 )
-from cutwater.errors import (
-    ConditionFailed,
-    CutwaterError,
-    InvalidArgument,
-    Refused,
-    ResourceExhausted,
-    StreamSealed,
-)
-from cutwater.types import GLSN, LLSN, Ack, BatchKind, Epoch, GroupTag, ReplicaState
-
-if TYPE_CHECKING:
-    from cutwater.core.replica.replica import Replica
-
-Effects = list[ReplicaEffect]
 
 WAITING_MAX = 1_024
 WAITING_BYTES_MAX = 8 * 1024 * 1024
@@ -49,15 +41,43 @@ WAITING_BYTES_MAX = 8 * 1024 * 1024
 memory for appends. A single append may be larger. Otherwise it would never get its turn where group follows group."""
 
 
+class HeadReplica(Protocol):
+    """What the head of a chain needs of its replica."""
+
+    node: StorageNodeId
+    stream: LogStreamId
+    state: ReplicaState
+    dedup: Deduplicator
+    pending: PendingEntries
+
+    @property
+    def epoch(self) -> Epoch: ...
+
+    @property
+    def next_llsn(self) -> LLSN: ...
+
+    def require_head(self, epoch: Epoch) -> None:
+        """Raise unless this replica gives out LLSNs in this epoch."""
+
+    def require_learned(self) -> None:
+        """Raise if this replica may lack committed entries."""
+
+    def take_next(self, batch: Batch, waiters: Iterable[e.Waiter] = ()) -> Effects:
+        """Give a batch the next LLSNs, write it and pass it on."""
+
+    def stop(self, why: str) -> None:
+        """Leave RUNNING, so that the stream is sealed."""
+
+
 class ChainHead:
     """The role of one replica as head of its chain. All changes of state go through the replica."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: HeadReplica) -> None:
         self._replica = replica
         self._open: PublishGroup | None = None
         self._rows = 0
         """Number of records of the open group that were taken."""
-        self._waiting: deque[Append | PublishGroup] = deque()
+        self._waiting: deque[e.Append | PublishGroup] = deque()
         self._waiting_bytes = 0
 
     @property
@@ -65,103 +85,87 @@ class ChainHead:
         """Whether a group is open."""
         return self._open is not None
 
-    def append(self, event: Append) -> Effects:
+    def append(self, event: e.Append) -> Effects:
         replica, batch = self._replica, event.batch
         if batch.count < 1:
             raise InvalidArgument("an append needs at least one record")
         if batch.more or batch.group is not None:
             raise InvalidArgument("a group is not appended but published: stage its rows")
-        self._require_head(event.epoch)
+        self._replica.require_head(event.epoch)
         if self._open is not None:
             return self._wait(event)
         if batch.producer is not None:
             known = replica.dedup.find(batch.producer, batch.kind, batch.checksum)
             if known is not None:
                 return self._append_again(event.waiter, known)
-        if event.if_llsn is not None and event.if_llsn != replica.written_end + 1:
-            raise ConditionFailed(replica.stream, event.if_llsn, LLSN(replica.written_end + 1))
+        if event.if_llsn is not None and event.if_llsn != replica.next_llsn:
+            raise ConditionFailed(replica.stream, event.if_llsn, replica.next_llsn)
         replica.pending.require_room()
         return replica.take_next(batch, (event.waiter,))
 
-    def _append_again(self, waiter: Waiter, known: Remembered) -> Effects:
+    def _append_again(self, waiter: e.Waiter, known: Remembered) -> Effects:
         """Answer a producer that repeats a batch: give the same answer again, or wait for the same commit."""
         if known.glsn is not None:
             ack = Ack(known.glsn, known.first_llsn, self._replica.stream, known.count)
-            return [Acked(waiter, ack, known.sequence)]
+            return [e.Acked(waiter, ack, known.sequence)]
         self._replica.pending.wait(known.first_llsn, waiter)
         return []
 
-    def _require_head(self, epoch: Epoch) -> None:
-        """Raise unless this replica gives out LLSNs in this epoch."""
-        replica = self._replica
-        if replica.state is not ReplicaState.RUNNING:
-            raise StreamSealed(
-                f"log stream {replica.stream} takes no appends now ({replica.state.name}): use another one"
-            )
-        replica.check_epoch(epoch)
-        if not replica.is_head:
-            raise Refused(
-                f"storage node {replica.node} is not the head of log stream {replica.stream}: append to the head"
-            )
-
     def publish(self, event: PublishGroup) -> Effects:
         replica = self._replica
-        if not replica.trusted or replica.state is ReplicaState.LEARNING:
-            raise Refused(f"the replica of log stream {replica.stream} on storage node {replica.node} must learn first")
-        known = replica.dedup.find_group(event.tag)
+        replica.require_learned()
+        known = replica.dedup.groups.find(event.tag)
         if known is not None and known.glsn is not None:
             return [self.tell(known)]
-        if replica.state is ReplicaState.SEALED and replica.hard_state.epoch == event.epoch:
-            return [TellGroup(self._outcome(event.tag, GroupState.ABSENT))]
-        self._require_head(event.epoch)
+        if replica.state is ReplicaState.SEALED and replica.epoch == event.epoch:
+            return [self._tell(event.tag, GroupState.ABSENT)]
+        self._replica.require_head(event.epoch)
         if known is not None or self._is_coming(event):
             # The head tells the outcome when the group is committed.
             return []
         if self._open is not None:
             return self._wait(event)
         self._open, self._rows = event, 0
-        return [FeedGroup(event)]
+        return [e.FeedGroup(event)]
 
     def wants(self, event: PublishGroup) -> bool:
         """Whether the group is new, so that ``publish`` asks for its entries, now or later."""
-        replica = self._replica
-        if replica.state is not ReplicaState.RUNNING or not replica.is_head or replica.hard_state.epoch != event.epoch:
-            return False
         try:
-            return replica.dedup.find_group(event.tag) is None and not self._is_coming(event)
-        except Refused:
+            self._replica.require_head(event.epoch)
+            return self._replica.dedup.groups.find(event.tag) is None and not self._is_coming(event)
+        except CutwaterError:
             return False
 
     def _is_coming(self, event: PublishGroup) -> bool:
         coming = [group for group in (self._open, *self._waiting) if isinstance(group, PublishGroup)]
         return any((group.run, group.decided) == (event.run, event.decided) for group in coming)
 
-    def take(self, event: GroupEntry) -> Effects:
+    def take(self, event: e.GroupEntry) -> Effects:
         replica, batch = self._replica, event.batch
         if self._open is None or self._open.tag != event.tag:
             raise Refused(f"this group is not being appended to log stream {replica.stream}: leave it")
         if batch.count < 1 or batch.kind is not BatchKind.DATA or batch.producer is not None:
-            return self.fail(GroupFailed(event.tag, "an entry of a group has records, and no producer"))
+            return self.fail(e.GroupFailed(event.tag, "an entry of a group has records, and no producer"))
         rows = self._rows + batch.count
         if rows > event.tag.count or (event.last and rows < event.tag.count):
-            return self.fail(GroupFailed(event.tag, f"its parts have {rows} rows, {event.tag.count} were decided on"))
+            return self.fail(e.GroupFailed(event.tag, f"its parts have {rows} rows, {event.tag.count} were decided on"))
         self._rows = rows
         batch = structs.replace(batch, more=not event.last, group=event.tag if event.last else None)
         effects = replica.take_next(batch)
         return [*effects, *self._close()] if event.last else effects
 
-    def fail(self, event: GroupFailed) -> Effects:
+    def fail(self, event: e.GroupFailed) -> Effects:
         """Give up the open group. If nothing of it was written, the head goes on with the waiting events. Otherwise the
         stream has to be sealed."""
         if self._open is None or self._open.tag != event.tag:
             return []
-        told = TellGroup(self._outcome(event.tag, GroupState.PROBLEM, event.reason))
+        told = self._tell(event.tag, GroupState.PROBLEM, event.reason)
         if self._rows == 0:
             return [told, *self._close()]
         self._replica.stop(f"batch {event.tag.batch} of run {event.tag.run} cannot be finished: {event.reason}")
-        return [told, ReportNow()]
+        return [told, e.ReportNow()]
 
-    def _wait(self, event: Append | PublishGroup) -> Effects:
+    def _wait(self, event: e.Append | PublishGroup) -> Effects:
         """Queue an event that arrives while a group is open, until the group is complete."""
         size = _size(event)
         is_full = len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX
@@ -175,46 +179,27 @@ class ChainHead:
         self._waiting_bytes += size
         return []
 
-    def give_up(self) -> list[Waiter]:
+    def give_up(self) -> list[e.Waiter]:
         """Give up the open group and return the appends that waited behind it. Nothing was written of them."""
-        waiters = [event.waiter for event in self._waiting if isinstance(event, Append)]
+        waiters = [event.waiter for event in self._waiting if isinstance(event, e.Append)]
         self._open = None
         self._waiting.clear()
         self._waiting_bytes = 0
         return waiters
 
-    def tell(self, group: RememberedGroup) -> TellGroup:
+    def tell(self, group: RememberedGroup) -> e.TellGroup:
         """Return the message that a group is committed."""
-        replica = self._replica
         assert group.glsn is not None
-        return TellGroup(
-            GroupOutcome(
-                replica.node,
-                replica.stream,
-                replica.hard_state.epoch,
-                group.run,
-                group.batch,
-                GroupState.PUBLISHED,
-                group.first_llsn,
-                group.count,
-                group.glsn,
-            )
-        )
+        place = (group.first_llsn, group.count, group.glsn)
+        return e.TellGroup(GroupOutcome(*self._subject(group), GroupState.PUBLISHED, *place))
 
-    def _outcome(self, tag: GroupTag, state: GroupState, problem: str = "") -> GroupOutcome:
-        replica = self._replica
-        return GroupOutcome(
-            replica.node,
-            replica.stream,
-            replica.hard_state.epoch,
-            tag.run,
-            tag.batch,
-            state,
-            LLSN(0),
-            0,
-            GLSN(0),
-            problem,
-        )
+    def _tell(self, tag: GroupTag, state: GroupState, problem: str = "") -> e.TellGroup:
+        return e.TellGroup(GroupOutcome(*self._subject(tag), state, problem=problem))
+
+    def _subject(
+        self, group: GroupTag | RememberedGroup
+    ) -> tuple[StorageNodeId, LogStreamId, Epoch, RunId, BatchNumber]:
+        return self._replica.node, self._replica.stream, self._replica.epoch, group.run, group.batch
 
     def _close(self) -> Effects:
         """Close a group that is complete or never began, then handle the waiting events up to the next group."""
@@ -224,12 +209,12 @@ class ChainHead:
             event = self._waiting.popleft()
             self._waiting_bytes -= _size(event)
             try:
-                effects += self.append(event) if isinstance(event, Append) else self.publish(event)
+                effects += self.append(event) if isinstance(event, e.Append) else self.publish(event)
             except CutwaterError as error:
-                if isinstance(event, Append):
-                    effects.append(AppendFailed(event.waiter, error))
+                if isinstance(event, e.Append):
+                    effects.append(e.AppendFailed(event.waiter, error))
         return effects
 
 
-def _size(event: Append | PublishGroup) -> int:
-    return len(event.batch.body) if isinstance(event, Append) else 0
+def _size(event: e.Append | PublishGroup) -> int:
+    return len(event.batch.body) if isinstance(event, e.Append) else 0

@@ -31,7 +31,6 @@ from cutwater.types import (
     BatchKind,
     CommitContext,
     Entry,
-    GroupTag,
     ProducerEpoch,
     ProducerId,
     ProducerTag,
@@ -110,7 +109,7 @@ class Deduplicator:
         self._uncommitted: deque[ProducerId] = deque()
         """Producers of the uncommitted tagged entries, in LLSN order."""
         self._departed: dict[ProducerId, ProducerEpoch] = {}
-        self._groups = GroupMemory(checkpoint.groups if checkpoint else ())
+        self.groups = GroupMemory(checkpoint.groups if checkpoint else ())
         for saved in checkpoint.producers if checkpoint else ():
             window = _Window()
             window.base_epoch, window.base_sequence = saved.base_epoch, saved.base_sequence
@@ -126,10 +125,6 @@ class Deduplicator:
         """Return the producer's last sequence here, and its batches that are still remembered."""
         window = self._windows.get(producer)
         return (window.last_sequence, tuple(window.batches)) if window else (Sequence(0), ())
-
-    def last_sequence(self, producer: ProducerId) -> Sequence:
-        window = self._windows.get(producer)
-        return window.last_sequence if window else Sequence(0)
 
     def find(self, tag: ProducerTag, kind: BatchKind, checksum: int) -> Remembered | None:
         """Return the earlier arrival of this batch, or None if it is the next new one. Raise if it is neither."""
@@ -182,16 +177,12 @@ class Deduplicator:
             if known.glsn is not None
         )
 
-    def find_group(self, tag: GroupTag) -> RememberedGroup | None:
-        """Return the group with this tag, or None if it is new. Raise if it is older than the remembered groups."""
-        return self._groups.find(tag)
-
     def record(self, entry: Entry) -> Sequence:
         """Record an entry that got its place in the stream. The caller passes every entry, in LLSN order. Return the
         producer's last sequence at this place, or 0 if the entry has no producer."""
         batch = entry.batch
         if batch.group is not None:
-            self._groups.record(entry)
+            self.groups.record(entry)
         tag = batch.producer
         if tag is None:
             return Sequence(0)
@@ -219,11 +210,7 @@ class Deduplicator:
             window.batches[window.committed] = structs.replace(batch, glsn=context.glsn_of(batch.first_llsn))
             window.committed += 1
             self._forget_oldest(window)
-        return self._groups.commit(context)
-
-    def settle(self, end: LLSN) -> None:
-        """Forget superfluous groups, once the commits up to ``end`` are on disk."""
-        self._groups.settle(end)
+        return self.groups.commit(context)
 
     def _forget_oldest(self, window: _Window) -> None:
         """Forget the oldest batches, by the number of committed batches alone, so that all replicas forget the same."""
@@ -234,7 +221,7 @@ class Deduplicator:
 
     def truncate(self, end: LLSN) -> None:
         """Forget the entries above ``end``, which were removed. They were never committed."""
-        self._groups.truncate(end)
+        self.groups.truncate(end)
         for window in self._windows.values():
             while window.batches and window.batches[-1].first_llsn > end:
                 assert window.batches[-1].glsn is None
@@ -256,4 +243,4 @@ class Deduplicator:
             committed = tuple(b for b in window.batches if b.glsn is not None and b.last_llsn <= upto)
             if committed or window.base_sequence or window.base_epoch:
                 producers.append(ProducerWindow(producer, window.base_epoch, window.base_sequence, committed))
-        return DedupCheckpoint(upto, tuple(producers), self._groups.checkpoint(upto))
+        return DedupCheckpoint(upto, tuple(producers), self.groups.checkpoint(upto))

@@ -10,20 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cutwater.core.messages import (
-    CatchUp,
-    DropReplica,
-    ExcludeReplica,
-    GroupOutcome,
-    LearnFrom,
-    PublishGroup,
-    Replicate,
-    SealReplica,
-    SyncMessage,
-    SyncRequest,
-    TrimReplica,
-    UnsealReplica,
-)
+from cutwater.core import messages as m
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import HardState
 from cutwater.errors import CutwaterError
@@ -126,21 +113,21 @@ class Dropped(Struct, frozen=True):
 
 ReplicaEvent = (
     Append
-    | PublishGroup
+    | m.PublishGroup
     | GroupEntry
     | GroupFailed
-    | Replicate
+    | m.Replicate
     | EntriesDurable
     | CommitDurable
     | Commit
-    | CatchUp
-    | SealReplica
-    | UnsealReplica
-    | ExcludeReplica
-    | LearnFrom
-    | SyncMessage
-    | TrimReplica
-    | DropReplica
+    | m.CatchUp
+    | m.SealReplica
+    | m.UnsealReplica
+    | m.ExcludeReplica
+    | m.LearnFrom
+    | m.SyncMessage
+    | m.TrimReplica
+    | m.DropReplica
     | Tidy
     | Dropped
     | ReplicateFailed
@@ -205,7 +192,7 @@ class DropBefore(Struct, frozen=True):
 
 class Forward(Struct, frozen=True):
     peer: StorageNodeId
-    message: Replicate
+    message: m.Replicate
 
 
 class RefuseEntry(Struct, frozen=True):
@@ -239,13 +226,13 @@ class FeedGroup(Struct, frozen=True):
     """Hand over the entries of this group as ``GroupEntry`` events, one after the other. The feed ends when the last
     entry is taken, with ``GroupFailed``, or when the replica refuses an entry because the group is no longer wanted."""
 
-    group: PublishGroup
+    group: m.PublishGroup
 
 
 class TellGroup(Struct, frozen=True):
     """Tell the metadata repository what became of a group."""
 
-    outcome: GroupOutcome
+    outcome: m.GroupOutcome
 
 
 class ReportNow(Struct, frozen=True):
@@ -260,7 +247,7 @@ class Complain(Struct, frozen=True):
 
 class AskSync(Struct, frozen=True):
     source: StorageNodeId
-    request: SyncRequest
+    request: m.SyncRequest
 
 
 class Remove(Struct, frozen=True):
@@ -276,12 +263,10 @@ class Reopen(Struct, frozen=True):
     reason: str
 
 
+Barrier = SaveHardState | SaveDedup | Truncate | Restart | FillEntry
+
 ReplicaEffect = (
-    SaveHardState
-    | SaveDedup
-    | Truncate
-    | Restart
-    | FillEntry
+    Barrier
     | WriteEntry
     | WriteCommit
     | DropBefore
@@ -299,4 +284,4 @@ ReplicaEffect = (
     | Remove
 )
 
-BARRIERS = (SaveHardState, SaveDedup, Truncate, Restart, FillEntry)
+Effects = list[ReplicaEffect]

@@ -28,10 +28,12 @@ from cutwater.core.recent_history import Journal
 from cutwater.core.replica import events as e
 from cutwater.core.replica.chain_head import ChainHead
 from cutwater.core.replica.deduplication import Deduplicator
+from cutwater.core.replica.events import Effects
 from cutwater.core.replica.kept_tail import KeptTail
 from cutwater.core.replica.learner import Learner
 from cutwater.core.replica.pending import PendingEntries
 from cutwater.core.replica.recovery import HardState, Invalid, Valid
+from cutwater.core.replica.replica_log import DurableEnds, ReplicaLog
 from cutwater.core.replica.states import Step, next_state
 from cutwater.core.replica.sync_ranges import Extent
 from cutwater.errors import (
@@ -59,12 +61,8 @@ from cutwater.types import (
     UncommitReport,
 )
 
-Effects = list[e.ReplicaEffect]
-_Ends = tuple[LLSN | None, LLSN | None]
-"""Where the durable entries and the durable commits end."""
 
-
-class Replica:
+class Replica(ReplicaLog):
     """One log stream replica, as the module's docstring describes. Only ``handle`` changes it."""
 
     def __init__(
@@ -84,30 +82,14 @@ class Replica:
         ``recovered`` describes the files, all of them synced; ``tail`` holds the uncommitted entries that are kept. The
         files of an invalid replica stay unchanged until a source has answered, up to ``files_end``.
         """
+        super().__init__(recovered, first_llsn, tail, files_end)
         self.node, self.stream = node, stream
         self.hard_state = hard_state
         # A replica that has forgotten its epochs can only learn.
-        is_lost = not isinstance(recovered, Valid) and recovered.forgot_epochs
+        is_lost = isinstance(recovered, Invalid) and recovered.forgot_epochs
         self.state = ReplicaState.LEARNING if is_lost else ReplicaState.SEALING
-        self.trusted = isinstance(recovered, Valid)
-        kept = recovered if isinstance(recovered, Valid) else recovered.kept
-        self.has_lost_entries = kept is None
-        """Whether some committed entries are missing, so that a sync has to begin anew."""
-        self.first_llsn = first_llsn
-        self.committed_end = kept.committed_end if kept else LLSN(0)
-        self.durable_committed_end = self.committed_end
-        self.durable_high_watermark = kept.high_watermark if kept else GLSN(0)
-        self.written_end = self.durable_end = kept.keep_end if kept else LLSN(0)
-        self.kept = KeptTail(self.committed_end, () if self.trusted else tail)
-        """The entries of a learning replica above its committed end."""
-        if not self.trusted:
-            self.written_end = self.durable_end = self.kept.end
-        self._files_end = LLSN(0) if self.trusted else files_end or LLSN(0)
         self.complete_through = GLSN(0)
         self.revision = Revision(0)
-        self.generation = self.commits_generation = 0
-        """How often entries, and how often commit contexts, were removed from the files. Writes from an earlier
-        generation no longer count when they become durable."""
         self.dedup = dedup
         self.learner: Learner | None = None
         self._attempts = 0
@@ -120,9 +102,6 @@ class Replica:
         self._untold: list[e.Waiter] = []
         """Waiters whose outcome follows a barrier in the effects last returned. If the barrier fails, they are not
         told."""
-        self._ends_before: _Ends | None = None
-        """The durable ends before the effects last returned removed something. If those effects fail, only this is
-        known to be durable."""
         self._journal = Journal(f"replica of log stream {stream} on storage node {node}")
         self._handlers = self._table()
         self.dedup.depart(hard_state.departed)
@@ -133,9 +112,12 @@ class Replica:
     # Queries.
 
     @property
-    def extent(self) -> Extent:
-        """The committed entries that this replica holds."""
-        return Extent(self.first_llsn, self.committed_end)
+    def epoch(self) -> Epoch:
+        return self.hard_state.epoch
+
+    @property
+    def next_llsn(self) -> LLSN:
+        return LLSN(self.written_end + 1)
 
     @property
     def is_head(self) -> bool:
@@ -148,7 +130,7 @@ class Replica:
         assert self.learner is not None or self._bounds.whole(self.durable_end) == self.durable_end
         return UncommitReport(
             log_stream_id=self.stream,
-            epoch=self.hard_state.epoch,
+            epoch=self.epoch,
             state=self.state,
             high_watermark=self.durable_high_watermark,
             uncommitted_llsn_offset=LLSN(self.durable_committed_end + 1),
@@ -159,7 +141,7 @@ class Replica:
 
     def fate(self, stream_epoch: Epoch, producer: ProducerId) -> Fate:
         """Return what became of a producer's batches. This is certain only when nothing more can be committed."""
-        if self.state is not ReplicaState.SEALED or self.hard_state.epoch != stream_epoch:
+        if self.state is not ReplicaState.SEALED or self.epoch != stream_epoch:
             raise NotSealed(f"log stream {self.stream} is not sealed in epoch {stream_epoch} here: ask another replica")
         last_sequence, batches = self.dedup.fate(producer)
         return Fate(self.stream, stream_epoch, last_sequence, batches)
@@ -189,7 +171,6 @@ class Replica:
         return [_settle(waiter, self.stream, definite=True) for waiter in self._head.give_up()]
 
     def _table(self) -> dict[type, Callable[[Any], Effects]]:
-        """Return the handler for each kind of event."""
         return {
             e.Append: self._head.append,
             m.PublishGroup: self._head.publish,
@@ -204,14 +185,14 @@ class Replica:
             m.UnsealReplica: self._unseal,
             m.ExcludeReplica: self._exclude,
             m.LearnFrom: self._learn,
-            m.SyncBegin: self._sync,
+            m.SyncBegin: self._begin_copy,
             m.SyncEntries: self._sync,
             m.SyncEnd: self._sync,
             m.SyncFailed: self._sync,
             m.TrimReplica: self._trim,
             e.Dropped: self._dropped,
             m.DropReplica: self._drop,
-            e.Tidy: self._tidy,
+            e.Tidy: lambda event: self._drop_trimmed(),
             e.ReplicateFailed: self._replicate_failed,
             e.StorageFailed: self._storage_failed,
         }
@@ -219,7 +200,7 @@ class Replica:
     # Sequencing.
 
     def take_next(self, batch: Batch, waiters: Iterable[e.Waiter] = ()) -> Effects:
-        return self._take(Entry(LLSN(self.written_end + 1), self.hard_state.epoch, batch), waiters)
+        return self._take(Entry(self.next_llsn, self.epoch, batch), waiters)
 
     def stop(self, why: str) -> None:
         """Stop the replica because it cannot go on. Its stream has to be sealed."""
@@ -227,10 +208,8 @@ class Replica:
 
     def _take(self, entry: Entry, waiters: Iterable[e.Waiter]) -> Effects:
         """Give an entry its place, write it, and pass it on. Waiters are registered before anything is written."""
-        assert entry.first_llsn == self.written_end + 1
         self._register(entry, waiters)
-        self.written_end = entry.last_llsn
-        write = e.WriteEntry(entry, self.generation)
+        write = self._write(entry)
         after = self.neighbour(1)
         return [write] if after is None else [write, e.Forward(after, m.Replicate(self.stream, entry))]
 
@@ -339,7 +318,7 @@ class Replica:
         self.durable_high_watermark = event.context.high_watermark
         if self.learner is not None:
             return self._after_learning(self.learner.commit_durable())
-        self.dedup.settle(self.durable_committed_end)
+        self.dedup.groups.settle(self.durable_committed_end)
         self._settle_seal()
         return [e.ReportNow()]
 
@@ -347,13 +326,12 @@ class Replica:
 
     def _seal(self, event: m.SealReplica) -> Effects:
         self._check_leader(event.leader_epoch)
-        if event.epoch < self.hard_state.epoch:
-            raise WrongEpoch(self.stream, event.epoch, self.hard_state.epoch, history=self._journal.lines())
-        if not self.trusted or self.state is ReplicaState.LEARNING:
-            raise Refused(f"the replica of log stream {self.stream} on storage node {self.node} must learn first")
+        if event.epoch < self.epoch:
+            raise WrongEpoch(self.stream, event.epoch, self.epoch, history=self._journal.lines())
+        self.require_learned()
         if event.sealed_at < self.committed_end:
             raise self._contradiction(f"asked to seal at {event.sealed_at}, below the committed {self.committed_end}")
-        earlier = self.hard_state.sealed_at if event.epoch == self.hard_state.epoch else None
+        earlier = self.hard_state.sealed_at if event.epoch == self.epoch else None
         if earlier is not None and earlier != event.sealed_at:
             raise self._contradiction(
                 f"asked to seal at {event.sealed_at}, but epoch {event.epoch} is sealed at {earlier}"
@@ -364,10 +342,10 @@ class Replica:
             before, effects = self.state, self._remember(event.leader_epoch)
             self._settle_seal()
             return effects if self.state is before else [*effects, e.ReportNow()]
-        same_epoch = event.epoch == self.hard_state.epoch
+        same_epoch = event.epoch == self.epoch
         self._step(Step.SEAL_ASKED, f"epoch {event.epoch} at {event.sealed_at}")
         chain = self.hard_state.chain if same_epoch else ()
-        effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=event.sealed_at, chain=chain)
+        effects = self._save_order(event, sealed_at=event.sealed_at, chain=chain)
         # Entries of an epoch that was closed without this replica may differ from those that the others committed.
         effects += self._cut_tail(event.sealed_at if same_epoch else self.committed_end, definite=same_epoch)
         self._settle_seal()
@@ -378,8 +356,7 @@ class Replica:
         sealed position says so."""
         if self.written_end <= end:
             return []
-        self._ends_before = self._ends_before or self._durable_ends()
-        self.generation += 1
+        self._begin_removal()
         effects: Effects = [e.Truncate(end, self.generation)]
         waiters = self.pending.cut(end)
         effects += [_settle(waiter, self.stream, definite=definite) for waiter in waiters]
@@ -400,7 +377,7 @@ class Replica:
 
     def _unseal(self, event: m.UnsealReplica) -> Effects:
         self._check_leader(event.leader_epoch)
-        epoch = self.hard_state.epoch
+        epoch = self.epoch
         if event.epoch == epoch and self.hard_state.sealed_at is None and self.state is ReplicaState.RUNNING:
             return self._remember(event.leader_epoch)
         if event.epoch <= epoch:
@@ -415,35 +392,39 @@ class Replica:
             )
         self._step(Step.UNSEAL, f"epoch {event.epoch} at {event.start} {event.chain}")
         self.dedup.depart(event.departed)
-        return [
-            *self._save(
-                epoch=event.epoch,
-                leader_epoch=event.leader_epoch,
-                sealed_at=None,
-                chain=event.chain,
-                departed=event.departed,
-            ),
-            e.ReportNow(),
-        ]
+        saved = self._save_order(event, sealed_at=None, chain=event.chain, departed=event.departed)
+        return [*saved, e.ReportNow()]
 
     def _exclude(self, event: m.ExcludeReplica) -> Effects:
         self._check_leader(event.leader_epoch)
-        if event.epoch < self.hard_state.epoch:
-            raise WrongEpoch(self.stream, event.epoch, self.hard_state.epoch, history=self._journal.lines())
-        if event.epoch == self.hard_state.epoch:
+        if event.epoch < self.epoch:
+            raise WrongEpoch(self.stream, event.epoch, self.epoch, history=self._journal.lines())
+        if event.epoch == self.epoch:
             if self.state is ReplicaState.RUNNING:
                 raise self._contradiction("excluded from the epoch in which it runs")
             return []
         self._step(Step.EXCLUDE, f"epoch {event.epoch}")
-        effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=None, chain=())
+        effects = self._save_order(event, sealed_at=None, chain=())
         if self.trusted and self.state is not ReplicaState.LEARNING:
             effects += self._cut_tail(self.committed_end, definite=False)
         return [*effects, e.ReportNow()]
 
     def check_epoch(self, epoch: Epoch) -> None:
         """Raise if an append or an entry belongs to another epoch, which means that it is late or early."""
-        if epoch != self.hard_state.epoch:
-            raise WrongEpoch(self.stream, epoch, self.hard_state.epoch)
+        if epoch != self.epoch:
+            raise WrongEpoch(self.stream, epoch, self.epoch)
+
+    def require_head(self, epoch: Epoch) -> None:
+        """Raise unless this replica gives out LLSNs in this epoch."""
+        if self.state is not ReplicaState.RUNNING:
+            raise StreamSealed(f"log stream {self.stream} takes no appends now ({self.state.name}): use another one")
+        self.check_epoch(epoch)
+        if not self.is_head:
+            raise Refused(f"storage node {self.node} is not the head of log stream {self.stream}: append to the head")
+
+    def require_learned(self) -> None:
+        if not self.trusted or self.state is ReplicaState.LEARNING:
+            raise Refused(f"the replica of log stream {self.stream} on storage node {self.node} must learn first")
 
     def _check_leader(self, leader_epoch: LeaderEpoch) -> None:
         if leader_epoch < self.hard_state.leader_epoch:
@@ -469,9 +450,10 @@ class Replica:
     def _begin_learning(self, source: StorageNodeId) -> Effects:
         self._attempts += 1
         self.learner = Learner(self, self._attempts, source)
-        return self.learner.start()
+        extent = Extent(LLSN(1), LLSN(0)) if self.has_lost_entries else self.extent
+        return [e.AskSync(source, m.SyncRequest(self.stream, self._attempts, extent))]
 
-    def _sync(self, event: m.SyncBegin | m.SyncEntries | m.SyncEnd | m.SyncFailed) -> Effects:
+    def _sync(self, event: m.SyncEntries | m.SyncEnd | m.SyncFailed) -> Effects:
         if self.learner is None or event.attempt != self.learner.attempt:
             return []
         return self._after_learning(self.learner.handle(event))
@@ -487,68 +469,27 @@ class Replica:
             return effects
         return effects if learner.learned is None else [*effects, *self._learned(learner.learned)]
 
-    def begin_copy(self, restart_at: LLSN | None, base_glsn: GLSN) -> Effects:
+    def _begin_copy(self, event: m.SyncBegin) -> Effects:
         """Begin to change the files for a sync. From here on the replica does not count until the sync is done.
 
-        Entries begin at ``restart_at`` if that is given. Only committed records are copied. The tail of a replica that
-        was trusted is removed, since the others have sealed without it and hold what is committed. Any other tail is
-        kept until the source has shown what is committed.
+        Only committed records are copied. The tail of a replica that was trusted is removed, since the others have
+        sealed without it and hold what is committed. Any other tail is kept until the source has shown what is
+        committed.
         """
-        if restart_at is None:
-            counted = self._counts_its_tail
-            saved = self._save(learning=True)
-            if not counted:
-                return saved
-            self.kept = KeptTail(self.committed_end)
-            return [*saved, *self._cut_tail(self.committed_end, definite=False)]
-        self._ends_before = self._durable_ends()
-        base = LLSN(restart_at - 1)
-        effects: Effects = []
-        kept = self.kept.beginning_at(restart_at)
-        if self._counts_its_tail:
-            effects, kept = self._cut_tail(self.committed_end, definite=False), KeptTail(base)
-        effects = [*self._save(learning=True, base_llsn=base, base_glsn=base_glsn), *effects]
-        self.generation += 1
-        self.commits_generation += 1
-        self.first_llsn = restart_at
-        self.kept, self._files_end = kept, LLSN(0)
-        self.written_end = self.durable_end = kept.end
-        self.committed_end = self.durable_committed_end = base
-        self.durable_high_watermark = base_glsn
-        self.complete_through = GLSN(0)
-        self.has_lost_entries = False
-        self.dedup = Deduplicator()
-        return [*effects, e.Restart(restart_at, self.generation, kept.end)]
-
-    @property
-    def _counts_its_tail(self) -> bool:
-        """Whether the entries above the committed end were reported, so that calls may wait for them."""
-        return self.trusted and not self.hard_state.learning
-
-    def drop_kept(self, end: LLSN) -> Effects:
-        """Remove the entries above ``end``: they are not committed, or the committed entries there are different ones.
-        This also removes unreadable entries behind the tail, and everything behind those."""
-        if max(self.written_end, self._files_end) <= end:
+        learner = self.learner
+        if learner is None or event.attempt != learner.attempt or not learner.begin(event.plan):
             return []
-        self._files_end = LLSN(0)
-        self._ends_before = self._ends_before or self._durable_ends()
-        self.generation += 1
-        self.kept.cut(end)
-        # The barrier makes everything up to ``end`` durable.
-        self.written_end = self.durable_end = end
-        return [e.Truncate(end, self.generation)]
-
-    def write_copy(self, entry: Entry) -> Effects:
-        assert entry.first_llsn == self.written_end + 1
-        self.written_end = entry.last_llsn
-        self.kept.add(entry)
-        return [e.WriteEntry(entry, self.generation)]
-
-    def commit_copy(self, contexts: Iterable[CommitContext], end: LLSN) -> Effects:
-        assert end <= self.durable_end
-        self.committed_end = end
-        self.kept.commit(end)
-        return [e.WriteCommit(context, self.commits_generation) for context in contexts]
+        cut: Effects = []
+        if self.trusted and not self.hard_state.learning:
+            cut = self._cut_tail(self.committed_end, definite=False)
+            self.kept = KeptTail(self.committed_end)
+        restart_at = event.plan.restart_at or (LLSN(1) if self.has_lost_entries else None)
+        if restart_at is None:
+            return [*self._save(learning=True), *cut]
+        saved = self._save(learning=True, base_llsn=LLSN(restart_at - 1), base_glsn=event.base_glsn)
+        self.complete_through = GLSN(0)
+        self.dedup = Deduplicator()
+        return [*saved, *cut, self._restart(restart_at, event.base_glsn)]
 
     def _learned(self, end: m.SyncEnd) -> Effects:
         """Finish the sync, once all entries and commits that the source had committed are on disk."""
@@ -560,8 +501,8 @@ class Replica:
         self.trusted = True
         self.dedup = Deduplicator(end.dedup)
         changes: dict[str, object] = {"trimmed_before": max(self.hard_state.trimmed_before, end.trimmed_before)}
-        newest = max((context.epoch for context in end.contexts), default=self.hard_state.epoch)
-        if newest > self.hard_state.epoch:
+        newest = max((context.epoch for context in end.contexts), default=self.epoch)
+        if newest > self.epoch:
             # The records belong to a later epoch than the replica knew. Orders for the earlier epoch now come too late.
             changes |= {"epoch": newest, "chain": (), "sealed_at": None}
         self._step(Step.LEARNED, str(self.committed_end))
@@ -592,9 +533,6 @@ class Replica:
         entries, and no further message will tell this replica."""
         return [*self._give_up_group(), *(e.Unsettled(waiter) for waiter in self.pending.waiters()), e.Remove()]
 
-    def _tidy(self, event: e.Tidy) -> Effects:
-        return self._drop_trimmed()
-
     def _drop_trimmed(self) -> Effects:
         """Remove trimmed entries, or what is left of them: a crash may have interrupted an earlier removal, and a sync
         may have brought entries back. Deduplication state outlives the entries that it came from."""
@@ -604,7 +542,7 @@ class Replica:
         return [e.SaveDedup(self.dedup.checkpoint(end)), e.DropBefore(before, end)]
 
     def _replicate_failed(self, event: e.ReplicateFailed) -> Effects:
-        if event.epoch != self.hard_state.epoch or self.state is not ReplicaState.RUNNING:
+        if event.epoch != self.epoch or self.state is not ReplicaState.RUNNING:
             return []
         if event.peer != self.neighbour(1):
             # The replica forwards nothing to this peer, so the failure says nothing about the chain.
@@ -615,15 +553,10 @@ class Replica:
     def _storage_failed(self, event: e.StorageFailed) -> Effects:
         self._step(Step.FAULT, event.reason)
         effects: Effects = [e.Unsettled(waiter) for waiter in (*self._untold, *self.pending.waiters())]
-        end, committed_end = self._ends_before or self._durable_ends()
+        unknown: DurableEnds = (None, None)
+        is_unknown = not self.trusted and self.learner is None
+        end, committed_end = self._ends_before or (unknown if is_unknown else self._durable_ends())
         return [*effects, e.Reopen(end, committed_end, event.reason)]
-
-    def _durable_ends(self) -> _Ends:
-        """Return what is known to be on disk. For a replica that has lost entries this is nothing: it is unknown where
-        the good part ends, and a peer may need the rest."""
-        if self.has_lost_entries or (not self.trusted and self.learner is None):
-            return None, None
-        return self.durable_end, self.durable_committed_end
 
     # Helpers.
 
@@ -640,6 +573,9 @@ class Replica:
     def _remember(self, leader_epoch: LeaderEpoch) -> Effects:
         return self._save(leader_epoch=leader_epoch) if leader_epoch > self.hard_state.leader_epoch else []
 
+    def _save_order(self, event: m.SealReplica | m.UnsealReplica | m.ExcludeReplica, **changes: object) -> Effects:
+        return self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, **changes)
+
     def _save(self, **changes: object) -> Effects:
         if not self.trusted:
             # When the replica is opened again, the saved state must not look like that of a replica that counts.
@@ -649,7 +585,7 @@ class Replica:
 
     def _contradiction(self, what: str) -> ContradictoryCommand:
         return ContradictoryCommand(
-            f"log stream {self.stream} on storage node {self.node} in epoch {self.hard_state.epoch}: {what}",
+            f"log stream {self.stream} on storage node {self.node} in epoch {self.epoch}: {what}",
             history=self._journal.lines(),
         )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -27,8 +27,15 @@ from cutwater.pipeline.rows import Row, RowType, reader
 from cutwater.pipeline.values import EPOCH
 from cutwater.schema_text import shown
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 MAX_PARALLELISM: Final = 128
 SLICES_DEFAULT: Final = 16
+
+Groups = TypeVar("Groups", int, "NDArray[np.int64]")
+"""One key group, or many."""
 
 KeySpec: TypeAlias = str | Sequence[str] | Callable[[Row], Any]
 """A column, several columns, or a function that returns the key of a row."""
@@ -116,7 +123,7 @@ def key_group(data: bytes, max_parallelism: int = MAX_PARALLELISM) -> int:
     return crc32(data) % max_parallelism
 
 
-def slice_of(group: int, slices: int, max_parallelism: int = MAX_PARALLELISM) -> int:
+def slice_of(group: Groups, slices: int, max_parallelism: int = MAX_PARALLELISM) -> Groups:
     """Return the slice that holds a key group when there are ``slices`` slices."""
     return group * slices // max_parallelism
 

@@ -44,7 +44,7 @@ class Following:
         self._streams: Counter[Connection] = Counter()
         """How many log streams each connection follows."""
 
-    async def serve(self, call: Call[api.FollowArguments], sender: StreamSender[api.ReadAnswerHeader]) -> None:
+    async def serve(self, call: Call[api.ReadArguments], sender: StreamSender[api.ReadAnswerHeader]) -> None:
         """Push records until the reader disconnects or this replica can no longer be read."""
         arguments = call.argument
         driver = self._node.driver(arguments.stream)
@@ -71,7 +71,7 @@ class Following:
 
     async def _follow(
         self,
-        call: Call[api.FollowArguments],
+        call: Call[api.ReadArguments],
         driver: ReplicaDriver,
         news: asyncio.Event,
         sender: StreamSender[api.ReadAnswerHeader],
@@ -142,7 +142,7 @@ def _event_time(driver: ReplicaDriver, asked: api.EventTimeArguments) -> api.Eve
     return api.EventTimeAnswer(running.time_max, running.declared, commit, found.complete_through, idle)
 
 
-def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) -> ReadPart | Needs[ReadPart]:
+def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.ReadArguments) -> ReadPart | Needs[ReadPart]:
     return read_part(driver, indexed(driver), llsn, arguments)
 
 

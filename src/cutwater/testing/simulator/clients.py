@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from cutwater.core import append_fate
+from cutwater.core import requests as r
 from cutwater.core.producer_session import (
     AskFate,
     AskMetadata,
@@ -19,20 +20,6 @@ from cutwater.core.producer_session import (
     Withdrawn,
 )
 from cutwater.core.read.merge_reader import RUN_OVERHEAD_BYTES, MergeReader, ReadAnswer
-from cutwater.core.requests import (
-    Catalog,
-    CatalogRequest,
-    CommitCursorRequest,
-    CursorAt,
-    Done,
-    MoveProducerRequest,
-    OpenProducerRequest,
-    ProducerGrant,
-    ReadCursorRequest,
-    RenewProducerRequest,
-    Request,
-    StreamInfo,
-)
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
@@ -46,7 +33,7 @@ from cutwater.errors import (
     Trimmed,
 )
 from cutwater.testing.simulator.protocol import AppendCall, FateCall, ReadCall, Return, SimAppendAnswer, SimCall
-from cutwater.testing.simulator.record import AppendOp, CursorOp, ReadOp, SimHistory, SimOutcome, Subscribed, TailOp
+from cutwater.testing.simulator.record import AppendOp, CursorOp, ReadOp, SimOutcome, Subscribed, TailOp
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import (
     GLSN,
@@ -68,11 +55,11 @@ Callback = Callable[[Any], None]
 class SimClient(Process):
     """A client with deadlines for its calls, a cached catalog, and a way to find the metadata leader."""
 
-    def __init__(self, world: World, number: int, record: SimHistory, metadata_nodes: int) -> None:
-        super().__init__(world, ("client", number))
-        self.number, self.record, self.metadata_nodes = number, record, metadata_nodes
-        self.rng = Random(f"client/{world.seed}/{number}")
-        self.catalog = Catalog(Revision(0), GLSN(0), 0, (), ())  # type: ignore[arg-type]
+    def __init__(self, world: World) -> None:
+        self.number, self.record = world.next_client(), world.record
+        super().__init__(world, ("client", self.number))
+        self.rng = Random(f"client/{world.seed}/{self.number}")
+        self.catalog = r.Catalog(Revision(0), GLSN(0), 0, (), ())  # type: ignore[arg-type]
         self.stopping = False
         self._calls: dict[int, Callback] = {}
         self._next_call = 0
@@ -104,26 +91,43 @@ class SimClient(Process):
         if callback is not None:
             callback(None)
 
-    def ask(self, request: Request, callback: Callback, timeout_us: int = 150 * MILLISECOND) -> None:
+    def ask(self, request: r.Request, callback: Callback, timeout_us: int = 150 * MILLISECOND) -> None:
         """Ask the metadata repository. Without an answer, or if the node does not lead, ask another node next time."""
 
         def answered(outcome: Any) -> None:
             if outcome is None or isinstance(outcome, NotLeader):
-                self._leader = self._leader % self.metadata_nodes + 1
+                self._leader = self._leader % self.world.options.metadata_nodes + 1
             callback(outcome)
 
         self.call(("mr", self._leader), request, timeout_us, answered)
 
     def refresh(self, then: Callable[[], None] | None = None) -> None:
         def answered(outcome: Any) -> None:
-            if isinstance(outcome, Catalog) and outcome.revision >= self.catalog.revision:
-                self.catalog = outcome
+            if isinstance(outcome, r.Catalog):
+                self._take_newer(outcome)
             if then is not None:
                 then()
 
-        self.ask(CatalogRequest(), answered)
+        self.ask(r.CatalogRequest(), answered)
 
-    def stream(self, stream: LogStreamId) -> StreamInfo | None:
+    def ask_tail(self, then: Callback = lambda outcome: None) -> None:
+        """Ask for the catalog, and record the tail in it."""
+        invoked = self.world.now
+
+        def answered(outcome: Any) -> None:
+            if isinstance(outcome, r.Catalog):
+                self._take_newer(outcome)
+                tail = TailOp(invoked, self.world.now, outcome.high_watermark, outcome.revision)
+                self.record.tails.append(tail)
+            then(outcome)
+
+        self.ask(r.CatalogRequest(), answered)
+
+    def _take_newer(self, catalog: r.Catalog) -> None:
+        if catalog.revision >= self.catalog.revision:
+            self.catalog = catalog
+
+    def stream(self, stream: LogStreamId) -> r.StreamInfo | None:
         return next((info for info in self.catalog.streams if info.stream == stream), None)
 
     def event_time(self) -> EventTime:
@@ -139,8 +143,8 @@ class Appender(SimClient):
     """Without an answer for this long it refreshes the catalog, and repeats that."""
     MOVES_MAX = 3
 
-    def __init__(self, world: World, number: int, record: SimHistory, metadata_nodes: int) -> None:
-        super().__init__(world, number, record, metadata_nodes)
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
         self._ends: dict[LogStreamId, LLSN] = {}
         """The last LLSN of each log stream that acknowledgements show to be committed."""
 
@@ -154,13 +158,13 @@ class Appender(SimClient):
         if not streams:
             self.after(20 * MILLISECOND, self.refresh, self._next)
             return
-        op = self.record.new_entry(self.number, self.world.now, self.rng.choice((1, 1, 2, 3)), self.event_time())
+        op = self.record.new_entry(self.world.now, self.rng.choice((1, 1, 2, 3)), self.event_time())
         self._send(op, self.rng.choice(streams), self.MOVES_MAX)
 
-    def _open_streams(self) -> list[StreamInfo]:
+    def _open_streams(self) -> list[r.StreamInfo]:
         return [info for info in self.catalog.streams if info.is_open and info.chain]
 
-    def _send(self, op: AppendOp, info: StreamInfo, moves: int) -> None:
+    def _send(self, op: AppendOp, info: r.StreamInfo, moves: int) -> None:
         call = AppendCall(info.stream, info.epoch, op.batch)
         timeout = self.rng.choice((60, 200, 500)) * MILLISECOND
         known_end = max(info.committed_end, self._ends.get(info.stream, LLSN(0)))
@@ -212,11 +216,9 @@ class SimProducer(SimClient):
     RETRY_US = 120 * MILLISECOND
     IN_FLIGHT_MAX = 3
 
-    def __init__(
-        self, world: World, number: int, record: SimHistory, metadata_nodes: int, name: str, topic: str
-    ) -> None:
-        super().__init__(world, number, record, metadata_nodes)
-        self.session = ProducerSession(ProducerId(name), topic, number)
+    def __init__(self, world: World, name: str, topic: str) -> None:
+        super().__init__(world)
+        self.session = ProducerSession(ProducerId(name), topic, self.number)
         self._ops: dict[Sequence, AppendOp] = {}
         self._seen_closed = 0
         self._topic: TopicId | None = None
@@ -231,7 +233,7 @@ class SimProducer(SimClient):
         ready = self.session.phase is Phase.READY and len(self.session.unsettled) < self.IN_FLIGHT_MAX
         if ready and not self.stopping:
             count = self.rng.choice((1, 1, 2, 3))
-            op = self.record.new_entry(self.number, self.world.now, count, self.event_time())
+            op = self.record.new_entry(self.world.now, count, self.event_time())
             op.producer = self.session.producer
             self._submit(op)
         self.after(int(self.rng.random() * 2 * self.world.options.append_pause_us), self._next)
@@ -248,7 +250,7 @@ class SimProducer(SimClient):
         if waits and not self.session.is_over:
             self.refresh(self._nudge)
 
-    def _our_stream(self) -> StreamInfo | None:
+    def _our_stream(self) -> r.StreamInfo | None:
         info = self.stream(self.session.stream)
         if info is not None:
             self._topic = info.topic
@@ -327,31 +329,30 @@ class SimProducer(SimClient):
         call = FateCall(effect.stream, effect.stream_epoch, self.session.producer)
         self.call(("sn", target), call, 100 * MILLISECOND, answered)
 
-    def _ask_metadata(self, request: OpenProducerRequest | MoveProducerRequest | RenewProducerRequest) -> None:
+    def _ask_metadata(self, request: r.OpenProducerRequest | r.MoveProducerRequest | r.RenewProducerRequest) -> None:
         def answered(outcome: Any) -> None:
-            if isinstance(outcome, ProducerGrant):
+            if isinstance(outcome, r.ProducerGrant):
                 self._do(self.session.granted(outcome))
-            elif not isinstance(request, OpenProducerRequest) and isinstance(outcome, ProducerFenced):
+            elif not isinstance(request, r.OpenProducerRequest) and isinstance(outcome, ProducerFenced):
                 self.session.fenced(request)
-            elif isinstance(request, MoveProducerRequest) and isinstance(outcome, NotSealed):
+            elif isinstance(request, r.MoveProducerRequest) and isinstance(outcome, NotSealed):
                 self._do(self.session.move_refused(request))
 
         self.ask(request, answered)
 
 
 class Subscriber(SimClient):
-    """Follows its topics, or all topics, from the first record on."""
+    """Follows the first topic, or all topics, from the first record on."""
 
     POLL_US = 25 * MILLISECOND
     BYTES_MAX = 16 * RUN_OVERHEAD_BYTES
     """Small, so that streams wait for each other."""
 
-    def __init__(
-        self, world: World, number: int, record: SimHistory, metadata_nodes: int, topics: frozenset[TopicId] | None
-    ) -> None:
-        super().__init__(world, number, record, metadata_nodes)
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        topics = frozenset([TopicId(1)]) if self.number % 2 else None
         self.subscription = MergeReader(topics or (), GLSN(1), bytes_max=self.BYTES_MAX)
-        self.seen = record.subscribers[number] = Subscribed(topics, [], [], {})
+        self.seen = self.record.subscribers[self.number] = Subscribed(topics, [], [], {})
         self._reading: set[LogStreamId] = set()
 
     def on_start(self) -> None:
@@ -417,21 +418,9 @@ class Reader(SimClient):
     def _next(self) -> None:
         self.after(self.rng.randint(10, 40) * MILLISECOND, self._next)
         if self.rng.random() < 0.4:
-            self._ask_tail()
+            self.ask_tail()
         else:
             self._read_back()
-
-    def _ask_tail(self) -> None:
-        invoked = self.world.now
-
-        def answered(outcome: Any) -> None:
-            if isinstance(outcome, Catalog):
-                self.catalog = outcome if outcome.revision >= self.catalog.revision else self.catalog
-                self.record.tails.append(
-                    TailOp(self.number, invoked, self.world.now, outcome.high_watermark, outcome.revision)
-                )
-
-        self.ask(CatalogRequest(), answered)
 
     def _read_back(self) -> None:
         if not self.record.appends:
@@ -471,30 +460,29 @@ class CursorKeeper(SimClient):
         invoked = self.world.now
 
         def answered(outcome: Any) -> None:
-            if isinstance(outcome, Catalog):
+            if isinstance(outcome, r.Catalog):
                 tail = outcome.high_watermark
-                self.record.tails.append(TailOp(self.number, invoked, self.world.now, tail, outcome.revision))
-                self.ask(CommitCursorRequest(self._name, tail), lambda outcome: committed(tail, outcome))
+                self.ask(r.CommitCursorRequest(self._name, tail), lambda outcome: committed(tail, outcome))
             else:
                 self._next()
 
         def committed(glsn: GLSN, outcome: Any) -> None:
-            if isinstance(outcome, Done):
+            if isinstance(outcome, r.Done):
                 self.record.cursors.append(CursorOp(self._name, invoked, self.world.now, glsn, is_read=False))
             self._next()
 
-        self.ask(CatalogRequest(), answered)
+        self.ask_tail(answered)
 
     def _read(self) -> None:
         invoked = self.world.now
 
         def answered(outcome: Any) -> None:
-            if isinstance(outcome, CursorAt):
+            if isinstance(outcome, r.CursorAt):
                 glsn = outcome.glsn or GLSN(0)
                 self.record.cursors.append(CursorOp(self._name, invoked, self.world.now, glsn, is_read=True))
             self._next()
 
-        self.ask(ReadCursorRequest(self._name), answered)
+        self.ask(r.ReadCursorRequest(self._name), answered)
 
     @property
     def _name(self) -> str:
@@ -507,7 +495,7 @@ class Operator(SimClient):
     def on_start(self) -> None:
         self.refresh()
 
-    def request(self, request: Request, then: Callback | None = None) -> None:
+    def request(self, request: r.Request, then: Callback | None = None) -> None:
         def answered(outcome: Any) -> None:
             kind = type(outcome).__name__
             self.world.trace("operator", type(request).__name__, kind)
@@ -516,7 +504,7 @@ class Operator(SimClient):
 
         self.ask(request, answered)
 
-    def insist(self, request: Request, then: Callback) -> None:
+    def insist(self, request: r.Request, then: Callback = lambda outcome: None) -> None:
         """Repeat the request until it is done."""
 
         def answered(outcome: Any) -> None:

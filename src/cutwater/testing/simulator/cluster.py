@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,14 @@ from cutwater.testing.simulator.clients import (
     SimProducer,
     Subscriber,
 )
-from cutwater.testing.simulator.disk import is_intact
-from cutwater.testing.simulator.metadata_node import SimMetadataNode
 from cutwater.testing.simulator.nemesis import Nemesis
 from cutwater.testing.simulator.options import Options
-from cutwater.testing.simulator.record import SimHistory, SimOutcome
+from cutwater.testing.simulator.record import SimOutcome
+from cutwater.testing.simulator.servers.disk import is_intact
+from cutwater.testing.simulator.servers.metadata_node import SimMetadataNode
+from cutwater.testing.simulator.servers.storage_node import SimStorageNode
+from cutwater.testing.simulator.servers.store import SimulatedStore
 from cutwater.testing.simulator.sinks import Sink
-from cutwater.testing.simulator.storage_node import SimStorageNode
-from cutwater.testing.simulator.store import SimulatedStore
 from cutwater.testing.simulator.world import Process, Violation, World
 from cutwater.types import (
     GLSN,
@@ -43,7 +42,6 @@ from cutwater.types import (
     MetadataNodeId,
     ReplicaState,
     StorageNodeId,
-    TopicId,
 )
 
 SETUP_US = 3 * SECOND
@@ -78,44 +76,40 @@ class SimCluster:
     def __init__(self, seed: int, options: Options) -> None:
         self.options = options
         self.world = World(seed, options)
-        self.record = SimHistory()
+        self.record = self.world.record
         self.store = SimulatedStore(self.world)
         self.world.stored_high_watermark = lambda: self.store.high_watermark
         self.storage_nodes: list[SimStorageNode] = []
         for _ in range(options.storage_nodes):
             self.add_storage_node(start=False)
         self.metadata_nodes = [
-            SimMetadataNode(self.world, MetadataNodeId(i + 1), options.metadata_nodes, self.store)
-            for i in range(options.metadata_nodes)
+            SimMetadataNode(self.world, MetadataNodeId(i + 1), self.store) for i in range(options.metadata_nodes)
         ]
-        self._numbers = count(1)
         self.clients: list[SimClient] = []
         self.producers: list[SimProducer] = []
         self.sinks: list[Sink] = []
         self.topics = (self.topic, self.second_topic) if options.sinks else (self.topic,)
-        self.operator = Operator(self.world, next(self._numbers), self.record, options.metadata_nodes)
+        self.operator = Operator(self.world)
         self.nemesis = Nemesis(self)
         self.world.on_death = self.nemesis.revive
         self._created: set[str] = set()
 
     def add_storage_node(self, *, start: bool = True) -> SimStorageNode:
         number = StorageNodeId(len(self.storage_nodes) + 1)
-        node = SimStorageNode(self.world, number, self.options.metadata_nodes)
+        node = SimStorageNode(self.world, number)
         self.storage_nodes.append(node)
         if start:
             node.start()
         return node
 
     def add_producer(self, name: str, topic: str = topic) -> None:
-        nodes = self.options.metadata_nodes
-        producer = SimProducer(self.world, next(self._numbers), self.record, nodes, name, topic)
+        producer = SimProducer(self.world, name, topic)
         self.producers.append(producer)
         self.clients.append(producer)
         producer.start()
 
     def add_sink(self, name: str) -> None:
-        nodes = self.options.metadata_nodes
-        sink = Sink(self.world, next(self._numbers), self.record, nodes, name, self.topics)
+        sink = Sink(self.world, name, self.topics)
         self.sinks.append(sink)
         self.clients.append(sink)
         sink.start()
@@ -146,7 +140,7 @@ class SimCluster:
         for process in servers:
             process.start()
         for node in self.storage_nodes:
-            self.operator.insist(AddNodeRequest(node.node), lambda outcome: None)
+            self.operator.insist(AddNodeRequest(node.node))
         for topic in self.topics:
             self.world.after(200 * MILLISECOND, self._create_topic, topic)
         if not self.world.run_until(self.world.now + SETUP_US, self._is_open):
@@ -172,15 +166,11 @@ class SimCluster:
 
     def _start_clients(self) -> None:
         options = self.options
-        for _ in range(options.appenders):
-            self.clients.append(Appender(self.world, next(self._numbers), self.record, options.metadata_nodes))
-        for _ in range(options.subscribers):
-            number = next(self._numbers)
-            topics = frozenset([TopicId(1)]) if number % 2 else None
-            self.clients.append(Subscriber(self.world, number, self.record, options.metadata_nodes, topics))
+        self.clients += [Appender(self.world) for _ in range(options.appenders)]
+        self.clients += [Subscriber(self.world) for _ in range(options.subscribers)]
         if options.roll_back_store:
-            self.clients.append(CursorKeeper(self.world, next(self._numbers), self.record, options.metadata_nodes))
-        self.clients.append(Reader(self.world, next(self._numbers), self.record, options.metadata_nodes))
+            self.clients.append(CursorKeeper(self.world))
+        self.clients.append(Reader(self.world))
         for client in self.clients:
             client.start()
         for i in range(options.producers):
@@ -349,9 +339,15 @@ class SimCluster:
         )
 
 
-def _where(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(last.filename).name}:{last.lineno} {last.line}"
+def _judge(error: Exception) -> tuple[str, str]:
+    """Return the violation, and the guarantee that it violates."""
+    if isinstance(error, AssertionError):
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return f"assertion: {error} at {Path(last.filename).name}:{last.lineno} {last.line}", "assertion"
+    if isinstance(error, Damaged):
+        # Code that expects damage handles it. Anywhere else there must not be any.
+        return f"damage: {error}", "13 damage"
+    return f"crash: {type(error).__name__}: {error}", "crash"
 
 
 def simulate(seed: int, options: Options, log: list[str] | None = None) -> Result:
@@ -363,19 +359,10 @@ def simulate(seed: int, options: Options, log: list[str] | None = None) -> Resul
         cluster.run()
     except Violation as error:
         violation, guarantee = str(error), error.guarantee
-    except AssertionError as error:
-        violation, guarantee = f"assertion: {error} at {_where(error)}", "assertion"
-        if log is not None:
-            raise
-    except Damaged as error:
-        # Code that expects damage handles it. Anywhere else there must not be any.
-        violation, guarantee = f"damage: {error}", "13 damage"
-        if log is not None:
-            raise
     except Exception as error:
-        violation, guarantee = f"crash: {type(error).__name__}: {error}", "crash"
         if log is not None:
             raise
+        violation, guarantee = _judge(error)
     outcomes = {outcome.value: 0 for outcome in SimOutcome}
     for op in cluster.record.appends:
         outcomes[op.outcome.value] += 1

@@ -6,28 +6,16 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from cutwater.core import requests as r
 from cutwater.core.messages import Replicate, SealReplica
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.state import LogStream
-from cutwater.core.requests import (
-    AddNodeRequest,
-    AddStreamRequest,
-    ChangeTopicRequest,
-    Created,
-    CreateTopicRequest,
-    DeleteTopicRequest,
-    RemoveNodeRequest,
-    ReplaceRequest,
-    SealRequest,
-    TrimRequest,
-    UnsealRequest,
-)
 from cutwater.format.checksum import crc32c
-from cutwater.testing.simulator.disk import is_intact
 from cutwater.testing.simulator.proofs import FORGER
 from cutwater.testing.simulator.protocol import Relay, ReportMessage
 from cutwater.testing.simulator.record import TrimOp
-from cutwater.testing.simulator.storage_node import SimStorageNode
+from cutwater.testing.simulator.servers.disk import is_intact
+from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 from cutwater.testing.simulator.world import Address, Process
 from cutwater.types import (
     GLSN,
@@ -91,7 +79,7 @@ class Nemesis:
         """End all faults: the network heals, disks have space, processes run again, clocks continue from there."""
         self.stopped = True
         self.world.healing = True
-        self.world.heal_network()
+        self.world.blocked.clear()
         for process in list(self.world.processes.values()):
             if isinstance(process, SimStorageNode):
                 process.disk_full = False
@@ -100,7 +88,7 @@ class Nemesis:
                 process.start()
         for stream in self.cluster.operator.catalog.streams:
             if not stream.is_open and not stream.final:
-                self.cluster.operator.insist(UnsealRequest(stream.stream), lambda outcome: None)
+                self.cluster.operator.insist(r.UnsealRequest(stream.stream))
 
     def _again(self, every_us: int, strike: Callable[[], None]) -> None:
         def now() -> None:
@@ -133,13 +121,11 @@ class Nemesis:
         pairs = [(one, other) for other in others]
         if not one_way:
             pairs += [(other, one) for other in others]
-        for pair in pairs:
-            self.world.block(*pair)
+        self.world.blocked.update(pairs)
         self.world.trace("partition", one, others, one_way)
 
         def mend() -> None:
-            for pair in pairs:
-                self.world.unblock(*pair)
+            self.world.blocked.difference_update(pairs)
             if times > 1:
                 self._later(10, 60, lambda: self._cut(one, others, one_way, times - 1))
 
@@ -242,8 +228,8 @@ class Nemesis:
     def _seal(self) -> None:
         stream = self._some_stream()
         if stream is not None:
-            self.cluster.operator.request(SealRequest(stream))
-            self._later(30, 300, lambda: self.cluster.operator.insist(UnsealRequest(stream), lambda outcome: None))
+            self.cluster.operator.request(r.SealRequest(stream))
+            self._later(30, 300, lambda: self.cluster.operator.insist(r.UnsealRequest(stream)))
 
     def _finalize(self) -> None:
         """Seal a stream permanently; another stream takes its place."""
@@ -252,10 +238,10 @@ class Nemesis:
             operator = self.cluster.operator
 
             def added(outcome: object) -> None:
-                if isinstance(outcome, Created):
-                    operator.request(SealRequest(stream, final=True))
+                if isinstance(outcome, r.Created):
+                    operator.request(r.SealRequest(stream, final=True))
 
-            operator.request(AddStreamRequest(self.cluster.topic), added)
+            operator.request(r.AddStreamRequest(self.cluster.topic), added)
 
     def _replace(self) -> None:
         stream = self._some_stream()
@@ -268,9 +254,9 @@ class Nemesis:
             return
         new = self.rng.choice(spare)
         operator = self.cluster.operator
-        operator.request(SealRequest(info.stream))
-        self._later(30, 100, lambda: operator.request(ReplaceRequest(info.stream, old, new)))
-        self._later(110, 300, lambda: operator.insist(UnsealRequest(info.stream), lambda outcome: None))
+        operator.request(r.SealRequest(info.stream))
+        self._later(30, 100, lambda: operator.request(r.ReplaceRequest(info.stream, old, new)))
+        self._later(110, 300, lambda: operator.insist(r.UnsealRequest(info.stream)))
 
     def _trim(self) -> None:
         operator = self.cluster.operator
@@ -279,26 +265,26 @@ class Nemesis:
 
         def trimmed(outcome: object) -> None:
             if outcome is not None and not isinstance(outcome, Exception):
-                self.cluster.record.trims.append(TrimOp(before, topic, self.world.now))
+                self.cluster.record.trims.append(TrimOp(before, topic))
 
         operator.refresh()
-        operator.request(TrimRequest(topic, before), trimmed)
+        operator.request(r.TrimRequest(topic, before), trimmed)
 
     def _add_stream(self) -> None:
         """Add a stream, or change the number of streams; surplus ones are sealed permanently."""
         if self.rng.random() < 0.3:
-            self.cluster.operator.request(ChangeTopicRequest(self.cluster.topic, streams=self.rng.randint(1, 4)))
+            self.cluster.operator.request(r.ChangeTopicRequest(self.cluster.topic, streams=self.rng.randint(1, 4)))
         elif len(self.cluster.operator.catalog.streams) < 8:
-            self.cluster.operator.request(AddStreamRequest(self.cluster.topic))
+            self.cluster.operator.request(r.AddStreamRequest(self.cluster.topic))
 
     def _nodes_come_and_go(self) -> None:
         """Add a new node, or try to remove one; the order layer refuses removals that would lose data."""
         operator = self.cluster.operator
         if len(self.cluster.storage_nodes) < 6 and self.rng.random() < 0.5:
             node = self.cluster.add_storage_node()
-            operator.insist(AddNodeRequest(node.node), lambda outcome: None)
+            operator.insist(r.AddNodeRequest(node.node))
         else:
-            operator.request(RemoveNodeRequest(self.rng.choice(self.cluster.storage_nodes).node))
+            operator.request(r.RemoveNodeRequest(self.rng.choice(self.cluster.storage_nodes).node))
 
     def _reopen_producer(self) -> None:
         """Open a producer's name a second time while the old holder continues unaware."""
@@ -325,16 +311,16 @@ class Nemesis:
         others = [topic.name for topic in operator.catalog.topics if topic.name not in self.cluster.topics]
         operator.refresh()
         if len(others) > 1 or (others and self.rng.random() < 0.5):
-            operator.request(DeleteTopicRequest(self.rng.choice(others)))
+            operator.request(r.DeleteTopicRequest(self.rng.choice(others)))
             return
         self._topics += 1
         name = f"{self.cluster.topic}{self._topics}"
 
         def created(outcome: object) -> None:
-            if isinstance(outcome, Created) and len(self.cluster.producers) < 6:
+            if isinstance(outcome, r.Created) and len(self.cluster.producers) < 6:
                 self.cluster.add_producer(f"producer of {name}", name)
 
-        operator.request(CreateTopicRequest(name, self.rng.randint(1, 2), options.replication), created)
+        operator.request(r.CreateTopicRequest(name, self.rng.randint(1, 2), options.replication), created)
 
     # A client sends messages that only servers may send.
 

@@ -109,26 +109,16 @@ def random_options(seed: int) -> Options:
         # A single copy on a bad disk is lost by definition.
         changes.pop("bit_flip_every_us", None)
         changes.pop("lost_state_every_us", None)
-    return structs.replace(
-        options,
-        **changes,
-        segment_files=_has_segment_files(seed),
-        sinks=_sinks(seed),
-        event_time_ahead_us=_ahead(seed),
-        **_forger(seed),
-    )
+    return structs.replace(options, **changes, **_apart(seed), sinks=Random(f"sinks/{seed}").choice((0, 0, 1, 2)))
 
 
-def _ahead(seed: int) -> int:
-    return Random(f"ahead/{seed}").choice((0, 0, 10, 25)) * MILLISECOND
-
-
-def _forger(seed: int) -> dict[str, int]:
-    return {"forge_every_us": Random(f"forger/{seed}").choice((0, 0, 0, 100_000))}
-
-
-def _sinks(seed: int) -> int:
-    return Random(f"sinks/{seed}").choice((0, 0, 1, 2))
+def _apart(seed: int) -> dict[str, object]:
+    """Return options that are chosen apart, so that they change no other choice of a seed."""
+    return {
+        "segment_files": _has_segment_files(seed),
+        "event_time_ahead_us": Random(f"ahead/{seed}").choice((0, 0, 10, 25)) * MILLISECOND,
+        "forge_every_us": Random(f"forger/{seed}").choice((0, 0, 0, 100_000)),
+    }
 
 
 def _has_segment_files(seed: int) -> bool:
@@ -183,13 +173,7 @@ def storm_options(seed: int) -> Options:
     rng = Random(f"storm/{seed}")
     changes = {name: rng.choice(values) for name, values in _CHOICES.items()}
     options = Options(storage_nodes=5, metadata_nodes=3, streams=3, producers=2, sinks=2)
-    return structs.replace(
-        options,
-        **changes,
-        segment_files=_has_segment_files(seed),
-        event_time_ahead_us=_ahead(seed),
-        **_forger(seed),
-    )
+    return structs.replace(options, **changes, **_apart(seed))
 
 
 def rollback_options(seed: int) -> Options:

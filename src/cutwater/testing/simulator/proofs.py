@@ -7,37 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import Any, get_args
 
-from cutwater.core.messages import (
-    CatchUp,
-    CommitMessage,
-    CreateReplica,
-    DropReplica,
-    ExcludeReplica,
-    GroupOutcome,
-    LeaderHello,
-    LearnFrom,
-    PublishGroup,
-    Replicate,
-    SealReplica,
-    SyncRequest,
-    TrimReplica,
-    UnsealReplica,
-)
+from cutwater.core import messages as m
 from cutwater.errors import CutwaterError
 from cutwater.protocol import metadata_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.method_access import METADATA_ACCESS, STORAGE_NODE_ACCESS
-from cutwater.testing.simulator.protocol import (
-    ComplaintMessage,
-    CopyCall,
-    FetchCall,
-    Relay,
-    ReportMessage,
-    SimCall,
-    SimHeartbeat,
-)
+from cutwater.testing.simulator import protocol as p
 from cutwater.types import ClusterId
 from cutwater.wire.identity.access_guard import Guard
 from cutwater.wire.identity.handshake import Peer
@@ -54,24 +31,20 @@ _KINDS = {"sn": STORAGE_NODE, "mr": METADATA_NODE}
 _TABLES = {"sn": STORAGE_NODE_ACCESS, "mr": METADATA_ACCESS}
 _LIMITS = PeerLimits(1, 1, 1, 1)
 
-_ORDERS = (
-    *(LeaderHello, CreateReplica, CommitMessage, CatchUp, SealReplica, UnsealReplica, ExcludeReplica, LearnFrom),
-    *(TrimReplica, DropReplica, PublishGroup),
-)
 _METHODS: dict[str, dict[type, tuple[str, Callable[[Any], Any]]]] = {
     "sn": {
-        **{order: ("leader_says", lambda message: message) for order in _ORDERS},
-        Replicate: ("replicate", lambda message: message),
-        SyncRequest: ("sync", lambda message: message),
-        CopyCall: ("copy", lambda message: message),
-        FetchCall: ("fetch", lambda message: message),
+        **{order: ("leader_says", lambda message: message) for order in get_args(m.LeaderMessage)},
+        m.Replicate: ("replicate", lambda message: message),
+        m.SyncRequest: ("sync", lambda message: message),
+        p.CopyCall: ("copy", lambda message: message),
+        p.FetchCall: ("fetch", lambda message: message),
     },
     "mr": {
-        ReportMessage: ("report", lambda message: message.report),
-        ComplaintMessage: ("complaint", lambda message: message),
-        GroupOutcome: ("group_outcome", lambda message: message),
-        Relay: ("report_up", lambda message: message.message),
-        SimHeartbeat: ("heartbeat", lambda message: metadata_api.Heartbeat(message.leader_epoch, message.leader)),
+        p.ReportMessage: ("report", lambda message: message.report),
+        p.ComplaintMessage: ("complaint", lambda message: message),
+        m.GroupOutcome: ("group_outcome", lambda message: message),
+        p.Relay: ("report_up", lambda message: message.message),
+        p.SimHeartbeat: ("heartbeat", lambda message: metadata_api.Heartbeat(message.leader_epoch, message.leader)),
     },
 }
 
@@ -85,7 +58,6 @@ class Proofs:
             for kind, table in _TABLES.items()
             for name, access in table.items()
         }
-        self.refused = 0
 
     def enrol(self, address: Address) -> None:
         """Register a new process. If it is a server, all others know its key."""
@@ -95,7 +67,7 @@ class Proofs:
 
     def admits(self, source: Address, target: Address, message: object) -> bool:
         """Whether the source may send this message."""
-        said = message.body if isinstance(message, SimCall) else message
+        said = message.body if isinstance(message, p.SimCall) else message
         found = _METHODS.get(target[0], {}).get(type(said))
         if found is None:
             return True
@@ -105,7 +77,6 @@ class Proofs:
             guard.check(peer)
             guard.check_argument(peer, argument(said))
         except CutwaterError:
-            self.refused += 1
             return False
         return True
 

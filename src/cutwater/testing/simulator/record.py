@@ -40,7 +40,6 @@ class AppendOp(Struct):
     """One batch that a client wanted in the log. ``payload`` is unique, so a batch in the log identifies its append."""
 
     payload: int
-    client: int
     invoked: int
     batch: Batch
     producer: ProducerId | None = None
@@ -50,16 +49,6 @@ class AppendOp(Struct):
     outcome: SimOutcome = SimOutcome.PENDING
     completed: int = 0
     ack: Ack | None = None
-
-
-class StagedRows(Struct):
-    """The rows that one attempt of a task staged: their payloads, in order."""
-
-    part: str
-    run: RunId
-    batch: BatchNumber
-    topic: TopicId
-    payloads: list[int]
 
 
 class PublishOp(Struct):
@@ -73,7 +62,6 @@ class PublishOp(Struct):
 class TailOp(Struct):
     """A catalog that a client received, and the tail in it."""
 
-    client: int
     invoked: int
     completed: int
     high_watermark: GLSN
@@ -106,7 +94,6 @@ class ReadOp(Struct):
 class TrimOp(Struct):
     before: GLSN
     topic: str
-    completed: int
 
 
 class Subscribed(Struct):
@@ -129,25 +116,26 @@ class SimHistory:
         self.cursors: list[CursorOp] = []
         self.reads: list[ReadOp] = []
         self.trims: list[TrimOp] = []
-        self.staged: dict[str, StagedRows] = {}
+        self.staged: dict[str, list[int]] = {}
+        """The payloads of each staged part, in order."""
         self.published: list[PublishOp] = []
         self.replays: set[str] = set()
         """Keys of runs that asked to publish again what their name has published."""
         self.subscribers: dict[int, Subscribed] = {}
 
-    def new_append(self, client: int, now: int, count: int, event_time: EventTime) -> AppendOp:
+    def new_append(self, now: int, count: int, event_time: EventTime) -> AppendOp:
         payload = len(self.appends) + 1
         body = b"%d:%d" % (payload, count)
         batch = Batch(count, body, crc32c(body), EventTime(event_time), EventTime(event_time + (count - 1) * 1_000))
-        op = AppendOp(payload, client, now, batch)
+        op = AppendOp(payload, now, batch)
         self.appends.append(op)
         return op
 
-    def new_entry(self, client: int, now: int, count: int, event_time: EventTime) -> AppendOp:
+    def new_entry(self, now: int, count: int, event_time: EventTime) -> AppendOp:
         """Create an append as ``new_append`` does, but make one in ``DECLARATION_EVERY`` a declaration without a
         record, and let as many declare idleness with their records. This uses no random choice, so other random choices
         stay the same."""
-        op = self.new_append(client, now, count, event_time)
+        op = self.new_append(now, count, event_time)
         kind = op.payload % DECLARATION_EVERY
         if kind == 0:
             zero, is_idle = EventTime(0), op.payload % (2 * DECLARATION_EVERY) == 0

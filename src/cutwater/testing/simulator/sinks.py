@@ -15,7 +15,7 @@ from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest
 from cutwater.errors import CutwaterError, OutputExists, RunFenced
 from cutwater.testing.simulator.clients import SimClient
 from cutwater.testing.simulator.protocol import StageCall
-from cutwater.testing.simulator.record import PublishOp, SimHistory, StagedRows
+from cutwater.testing.simulator.record import PublishOp
 from cutwater.testing.simulator.world import World
 from cutwater.types import MILLISECOND, Batch, BatchNumber, Part, TopicId
 
@@ -23,11 +23,9 @@ from cutwater.types import MILLISECOND, Batch, BatchNumber, Part, TopicId
 class Sink(SimClient):
     """A sink. ``key`` and ``committed`` are in the checkpoint and outlive the driver."""
 
-    def __init__(
-        self, world: World, number: int, record: SimHistory, metadata_nodes: int, name: str, topics: tuple[str, ...]
-    ) -> None:
-        super().__init__(world, number, record, metadata_nodes)
-        self.name, self.key, self.topics = name, f"key {number}", topics
+    def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
+        super().__init__(world)
+        self.name, self.key, self.topics = name, f"key {self.number}", topics
         self.committed = BatchNumber(-1)
         self.fenced = False
         self._replays = False
@@ -112,15 +110,15 @@ class Sink(SimClient):
             return None
         batch = BatchNumber(self.committed + 1)
         info: StreamInfo = streams[batch % len(streams)]
-        rows = StagedRows(f"part {len(self.record.staged) + 1}", self._run.run, batch, topic, [])
-        self.record.staged[rows.part] = rows
+        part = f"part {len(self.record.staged) + 1}"
+        payloads = self.record.staged[part] = []
         batches: list[Batch] = []
         for _ in range(self.rng.choice((1, 1, 2, 4))):
-            op = self.record.new_append(self.number, self.world.now, self.rng.choice((1, 2, 3)), self.event_time())
-            op.part = rows.part
-            rows.payloads.append(op.payload)
+            op = self.record.new_append(self.world.now, self.rng.choice((1, 2, 3)), self.event_time())
+            op.part = part
+            payloads.append(op.payload)
             batches.append(op.batch)
-        call = StageCall(rows.part, self._run.run, batch, self._run.generation, tuple(batches))
+        call = StageCall(part, self._run.run, batch, self._run.generation, tuple(batches))
         left = len(info.chain)
 
         def answered(outcome: Any) -> None:
@@ -137,7 +135,7 @@ class Sink(SimClient):
         count = sum(b.count for b in batches)
         size = sum(len(b.body) for b in batches)
         generation = self._run.generation
-        return Part(topic, info.stream, info.chain, rows.part, generation, len(batches), count, size)
+        return Part(topic, info.stream, info.chain, part, generation, len(batches), count, size)
 
     # The driver's commit.
 

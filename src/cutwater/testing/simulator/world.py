@@ -6,12 +6,14 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from hashlib import blake2b
+from itertools import count
 from random import Random
 from typing import Any
 
 from cutwater.testing.simulator.options import Options
 from cutwater.testing.simulator.proofs import Proofs
 from cutwater.testing.simulator.protocol import Return, SimCall
+from cutwater.testing.simulator.record import SimHistory
 from cutwater.types import GLSN, LLSN, MILLISECOND, Batch, Epoch, Instant, LogStreamId
 
 Address = tuple[str, int]
@@ -37,6 +39,7 @@ class World:
         self.now = 0
         self.processes: dict[Address, Process] = {}
         self.proofs = Proofs()
+        self.record = SimHistory()
         self.healing = False
         self.events = 0
         self.log: list[str] | None = None
@@ -49,8 +52,17 @@ class World:
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         self._hash = blake2b(digest_size=16)
-        self._blocked: set[tuple[Address, Address]] = set()
+        self.blocked: set[tuple[Address, Address]] = set()
+        """Links, from one process to another, on which every message is lost."""
+        self._client_numbers = count(1)
         self._link_times: dict[tuple[Address, Address], int] = {}
+
+    def chance(self, probability: float, rng: Random | None = None) -> bool:
+        """Whether a fault of this probability happens now. There are none after the faults have ended."""
+        return probability > 0 and not self.healing and (rng or self.rng).random() < probability
+
+    def next_client(self) -> int:
+        return next(self._client_numbers)
 
     # Time.
 
@@ -82,41 +94,25 @@ class World:
 
     # The network.
 
-    def block(self, source: Address, target: Address) -> None:
-        self._blocked.add((source, target))
-
-    def unblock(self, source: Address, target: Address) -> None:
-        self._blocked.discard((source, target))
-
-    def heal_network(self) -> None:
-        self._blocked.clear()
-
     def send(
         self, source: Address, target: Address, message: object, on_broken: Callable[[], None] | None = None
     ) -> None:
         """Send a message. If it does not arrive, ``on_broken`` is called at the sender after a while, as when a
         connection breaks. A sender that gives no ``on_broken`` never learns of a loss."""
-        options, rng = self.options, self.rng
-        lost = (source, target) in self._blocked
-        if not self.healing:
-            lost = lost or (options.message_loss > 0 and rng.random() < options.message_loss)
-        if lost:
+        if (source, target) in self.blocked or self.chance(self.options.message_loss):
             self.trace("lost", source, target, type(message).__name__)
             if on_broken is not None:
                 self._tell_broken(source, on_broken)
             return
-        copies = 1
-        if options.message_duplication > 0 and not self.healing and rng.random() < options.message_duplication:
-            # A call is sent once: nothing below a client repeats an append.
-            copies = 1 if isinstance(message, SimCall | Return) else 2
-        for _ in range(copies):
+        is_doubled = self.chance(self.options.message_duplication)
+        # A call is sent once: nothing below a client repeats an append.
+        for _ in range(2 if is_doubled and not isinstance(message, SimCall | Return) else 1):
             self.after(self._arrival(source, target) - self.now, self._deliver, source, target, message, on_broken)
 
     def _arrival(self, source: Address, target: Address) -> int:
-        options, rng = self.options, self.rng
-        at = self.now + 30 + int(rng.random() * options.message_delay_us_max)
-        if options.message_reordering > 0 and not self.healing and rng.random() < options.message_reordering:
-            return at + int(rng.random() * 20 * MILLISECOND)
+        at = self.now + 30 + int(self.rng.random() * self.options.message_delay_us_max)
+        if self.chance(self.options.message_reordering):
+            return at + int(self.rng.random() * 20 * MILLISECOND)
         link = (source, target)
         at = max(at, self._link_times.get(link, 0))
         self._link_times[link] = at

@@ -42,11 +42,6 @@ class StreamSender(Generic[I]):
         """Bytes sent since other tasks had a turn."""
         self._waiter: asyncio.Future[None] | None = None
 
-    @property
-    def credit(self) -> tuple[int, int]:
-        """Items and bytes that can be sent now."""
-        return self._window.items, self._window.bytes
-
     async def send(self, value: I, body: Payload = b"", *, backlog_items: int = 0, backlog_bytes: int = 0) -> None:
         """Send an item as soon as the receiver has room for it.
 
@@ -175,11 +170,6 @@ class StreamReceiver(Generic[I]):
     def queued(self) -> tuple[int, int]:
         """Items and bytes that were received and not yet taken."""
         return self._member.queued_items, self._member.queued_bytes
-
-    @property
-    def backlog(self) -> tuple[int, int]:
-        """Items and bytes that wait at the sender, as it last reported."""
-        return self._member.backlog_items, self._member.backlog_bytes
 
     def begin(self) -> tuple[int, int]:
         """Join the credit pool, and return the first credit."""

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.planning.liveness import Liveness
-from cutwater.core.order.planning.placement import Staff
 from cutwater.core.order.planning.repair import RepairPlan, StreamView, is_ready, plan_open, plan_sealed
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
-from cutwater.types import SECOND, Instant, LogStreamId, StorageNodeId
+from cutwater.types import LLSN, SECOND, Instant, LogStreamId, StorageNodeId
 
 
 class Outlook:
@@ -44,15 +43,29 @@ class Outlook:
         sealed_for = now.monotonic - self._sealed_since.get(stream.stream, now.monotonic)
         return not stream.is_open and sealed_for >= self._options.replace_stream_after_us
 
+    def forgettable_end(self, stream: LogStream, now: Instant) -> LLSN | None:
+        """Return the LLSN up to which ranges may be forgotten, or None.
+
+        A range is kept until every member of an open stream, and at least one of a sealed one, has it on disk. The
+        other members of a sealed stream get some time, since commits are cheaper than learning.
+        """
+        reports = [self._book.of(stream.stream, node) for node in stream.members]
+        applied = [ur.committed_end for ur in reports if ur is not None]
+        if not applied or (len(applied) < len(reports) and (stream.is_open or self.is_patient(stream, now))):
+            return None
+        return min(applied)
+
     # Nodes and replicas.
 
     def is_usable(self, node: StorageNodeId, now: Instant) -> bool:
         return self._liveness.is_alive(node, now) and self._book.is_writable(node)
 
     def is_ready(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
+        """Whether the replica is alive and sealed exactly where the stream is."""
         return self._liveness.is_alive(node, now) and is_ready(stream, self._book.of(stream.stream, node))
 
     def is_gone(self, node: StorageNodeId, now: Instant) -> bool:
+        """Whether the node has been dead for so long that others may take its place."""
         silence = self._liveness.silence(node, now)
         return silence is None or silence >= self._options.replace_node_after_us
 
@@ -76,17 +89,11 @@ class Outlook:
 
     # Input for planning.
 
-    def staff(self, now: Instant) -> Staff:
-        return Staff(
-            gone=lambda node: self.is_gone(node, now),
-            unfit=lambda stream, node: self.is_unfit(node, stream.stream, now),
-            ready=lambda stream, node: self.is_ready(stream, node, now),
-            given_up=lambda stream: self.is_given_up(stream, now),
-        )
-
     def plan(self, stream: LogStream, now: Instant, *, admit: bool) -> RepairPlan:
         lsid = stream.stream
         view = StreamView(
+            stream,
+            self._state.histories[lsid],
             report=lambda node: self._book.of(lsid, node),
             alive=lambda node: self._liveness.is_alive(node, now),
             usable=lambda node: self.is_usable(node, now) and not self._liveness.is_avoided(lsid, node, now),
@@ -96,15 +103,8 @@ class Outlook:
             replace_after_us=self._options.replace_node_after_us,
             turn=now.monotonic // (2 * SECOND),
         )
-        history = self._state.histories[lsid]
         wanted = self._state.topics[stream.topic].replication
         if stream.is_open:
-            return plan_open(stream, history, view, admit=admit and len(stream.members) < wanted)
-        return plan_sealed(
-            stream,
-            history,
-            view,
-            min_replication=min(self._options.min_replication, wanted),
-            patient=self.is_patient(stream, now),
-            wanted=wanted,
-        )
+            return plan_open(view, admit=admit and len(stream.members) < wanted)
+        least = min(self._options.min_replication, wanted)
+        return plan_sealed(view, min_replication=least, patient=self.is_patient(stream, now), wanted=wanted)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from msgspec import Struct
-
 from cutwater.types import LLSN, Epoch, Instant, LogStreamId, StorageNodeId
 
 ACCUSED_PEERS_MAX = 1
@@ -40,12 +38,8 @@ class Backoff:
         self._waits.pop(what, None)
 
 
-class _Place(Struct, frozen=True):
-    """Position at which a replica that is behind the others was last seen."""
-
-    epoch: Epoch
-    durable_end: LLSN
-    committed_end: LLSN
+Place = tuple[Epoch, LLSN, LLSN]
+"""Where a replica that is behind the others was last seen: its epoch, durable end and committed end."""
 
 
 class Liveness:
@@ -55,7 +49,7 @@ class Liveness:
         self._dead_after_us = dead_after_us
         self._heard = dict.fromkeys(nodes, now.monotonic)
         self._lost: set[StorageNodeId] = set()
-        self._behind: dict[tuple[LogStreamId, StorageNodeId], tuple[_Place, int]] = {}
+        self._behind: dict[tuple[LogStreamId, StorageNodeId], tuple[Place, int]] = {}
         self._accusations: dict[tuple[LogStreamId, StorageNodeId], dict[StorageNodeId, int]] = {}
         self._links = links
         self._woke = now.monotonic
@@ -113,23 +107,16 @@ class Liveness:
     # Replicas.
 
     def is_stuck(
-        self,
-        stream: LogStreamId,
-        node: StorageNodeId,
-        place: tuple[Epoch, LLSN, LLSN],
-        now: Instant,
-        *,
-        is_behind: bool,
+        self, stream: LogStreamId, node: StorageNodeId, place: Place, now: Instant, *, is_behind: bool
     ) -> bool:
         """Whether a replica has been behind the others, without moving, for so long that it holds up the stream."""
         key = (stream, node)
         if not is_behind:
             self._behind.pop(key, None)
             return False
-        here = _Place(*place)
         seen = self._behind.get(key)
-        if seen is None or seen[0] != here:
-            self._behind[key] = (here, now.monotonic)
+        if seen is None or seen[0] != place:
+            self._behind[key] = (place, now.monotonic)
             return False
         return now.monotonic - seen[1] >= self._dead_after_us
 

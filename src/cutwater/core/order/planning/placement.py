@@ -8,33 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct
-
 from cutwater.core.order import decisions as d
+from cutwater.core.order.planning.cluster_view import Outlook
 from cutwater.core.order.state import LogStream, OrderState, TopicState
 from cutwater.core.text import nodes_in_words
-from cutwater.types import CutTime, LogStreamId, StorageNodeId
+from cutwater.types import CutTime, Instant, LogStreamId, StorageNodeId
 
 ReplicaCounts = dict[StorageNodeId, int]
 """Number of replicas on each node that can take more."""
 
 
-class Staff(Struct, frozen=True):
-    """What the leader sees of nodes and streams.
-
-    ``gone``: the node has been dead for so long that others may take its place. ``unfit``: the node is alive, but its
-    replica of the stream is damaged and was not repaired quickly. ``ready``: the replica is alive and sealed exactly
-    where the stream is. ``given_up``: the stream has been sealed for so long that the topic needs another one.
-    """
-
-    gone: Callable[[StorageNodeId], bool]
-    unfit: Callable[[LogStream, StorageNodeId], bool]
-    ready: Callable[[LogStream, StorageNodeId], bool]
-    given_up: Callable[[LogStream], bool]
-
-
 def reassign(
-    stream: LogStream, wanted: int, staff: Staff, load: Callable[[], ReplicaCounts]
+    stream: LogStream, wanted: int, outlook: Outlook, now: Instant, load: Callable[[], ReplicaCounts]
 ) -> d.AssignReplicas | None:
     """Give the places of nodes that have been dead for long to others, as long as there is a replica to learn from.
 
@@ -44,13 +29,14 @@ def reassign(
     surplus = _without_surplus(stream, wanted)
     if surplus is not None:
         return surplus
-    gone = {node for node in stream.replicas if staff.gone(node)}
-    unfit = [node for node in stream.replicas if node not in stream.members and staff.unfit(stream, node)]
+    gone = {node for node in stream.replicas if outlook.is_gone(node, now)}
+    others = [node for node in stream.replicas if node not in stream.members]
+    unfit = [node for node in others if outlook.is_unfit(node, stream.stream, now)]
     if not gone and not unfit and len(stream.replicas) >= wanted:
         return None
     if stream.is_open:
         gone -= set(stream.members)
-    elif not any(staff.ready(stream, node) for node in stream.replicas if node not in gone):
+    elif not any(outlook.is_ready(stream, node, now) for node in stream.replicas if node not in gone):
         return None
     replicas = substitute(stream.replicas, gone, wanted + len(unfit), load())
     if replicas == stream.replicas:
@@ -75,20 +61,27 @@ def _without_surplus(stream: LogStream, wanted: int) -> d.AssignReplicas | None:
     return d.AssignReplicas(stream.stream, tuple(n for n in stream.replicas if n in stream.members), reason)
 
 
-def survivors(stream: LogStream, staff: Staff) -> list[d.AddSurvivor]:
+def survivors(stream: LogStream, outlook: Outlook, now: Instant) -> list[d.AddSurvivor]:
     """Add the replicas that have learned everything to a stream that stays sealed, since no unseal would add them."""
     if not (stream.final or stream.held):
         return []
-    learned = [node for node in stream.replicas if node not in stream.members and staff.ready(stream, node)]
+    learned = [node for node in stream.replicas if node not in stream.members and outlook.is_ready(stream, node, now)]
     return [d.AddSurvivor(stream.stream, node) for node in learned]
 
 
 def replacements(
-    state: OrderState, topic: TopicState, staff: Staff, load: ReplicaCounts, time: CutTime, *, min_replication: int
+    state: OrderState,
+    topic: TopicState,
+    outlook: Outlook,
+    now: Instant,
+    load: ReplicaCounts,
+    time: CutTime,
+    *,
+    min_replication: int,
 ) -> list[d.CreateStream]:
     """Create log streams until the topic has enough that take appends, or soon will."""
     live = [s for s in state.streams_of(topic.topic) if not s.final]
-    active = sum(1 for s in live if s.is_open or s.held or not staff.given_up(s))
+    active = sum(1 for s in live if s.is_open or s.held or not outlook.is_given_up(s, now))
     reason = f"only {active} of {topic.streams} log streams of topic {topic.name!r} take appends"
     created: list[d.CreateStream] = []
     for _ in range(topic.streams - active):

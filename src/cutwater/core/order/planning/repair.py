@@ -34,9 +34,11 @@ class RepairPlan(Struct, frozen=True):
 
 
 class StreamView(Struct, frozen=True):
-    """What the leader sees of a stream's replicas. ``fallback``: alive and with room to write. ``usable``: the same,
-    and not avoided at the moment because of a failed link."""
+    """A stream, and what the leader sees of its replicas. ``fallback``: alive and with room to write. ``usable``: the
+    same, and not avoided at the moment because of a failed link."""
 
+    stream: LogStream
+    history: CommitHistory
     report: Callable[[StorageNodeId], UncommitReport | None]
     alive: Callable[[StorageNodeId], bool]
     usable: Callable[[StorageNodeId], bool]
@@ -60,33 +62,24 @@ def is_ready(stream: LogStream, report: UncommitReport | None) -> bool:
     )
 
 
-def must_learn(stream: LogStream, history: CommitHistory, report: UncommitReport) -> bool:
+def must_learn(view: StreamView, report: UncommitReport) -> bool:
     """Whether commits alone cannot bring the replica to the committed end: it lacks entries, or ranges are
     forgotten."""
-    if report.durable_end < stream.committed_end:
-        return True
-    return history.after(report.committed_end) is None
+    return report.durable_end < view.stream.committed_end or view.history.after(report.committed_end) is None
 
 
-def plan_sealed(
-    stream: LogStream,
-    history: CommitHistory,
-    view: StreamView,
-    *,
-    min_replication: int,
-    patient: bool,
-    wanted: int | None = None,
-) -> RepairPlan:
+def plan_sealed(view: StreamView, *, min_replication: int, patient: bool, wanted: int) -> RepairPlan:
     """Open the stream again on all replicas that hold everything, once waiting for the others is pointless. Use at most
     ``wanted`` of them, in case a spare node was added."""
+    stream = view.stream
     sources = [node for node in stream.replicas if view.alive(node) and is_ready(stream, view.report(node))]
     ready = tuple(node for node in sources if view.usable(node))
     if len(ready) < min_replication:
         ready = tuple(node for node in sources if view.fallback(node))
     ready = ready[:wanted]
     coming = [node for node in stream.replicas if node not in ready and (view.usable(node) or view.is_unheard(node))]
-    learners = _learners(stream, history, view, coming, sources)
-    others = _told(stream, history, view, [node for node in stream.replicas if node not in ready])
+    learners = _learners(view, coming, sources)
+    others = _told(view, [node for node in stream.replicas if node not in ready])
     if stream.final:
         return RepairPlan("it takes no more appends; its records stay readable" + others, learners=learners)
     if stream.held:
@@ -99,13 +92,14 @@ def plan_sealed(
             f"{len(ready)} do{others}",
             learners=learners,
         )
-    if coming and patient and (wanted is None or len(ready) < wanted):
+    if coming and patient and len(ready) < wanted:
         return RepairPlan(f"it waits a moment for {nodes_in_words(coming)}{others}", learners=learners)
     return RepairPlan(f"{hold(ready)} every record{others}", chain=ready, learners=learners)
 
 
-def plan_open(stream: LogStream, history: CommitHistory, view: StreamView, *, admit: bool) -> RepairPlan:
+def plan_open(view: StreamView, *, admit: bool) -> RepairPlan:
     """Bring the replicas that are not members close to the end, then admit them."""
+    stream = view.stream
     missing = [node for node in stream.replicas if node not in stream.members]
     absent = [node for node in missing if view.usable(node)]
     sources = [node for node in stream.members if view.alive(node)]
@@ -117,21 +111,21 @@ def plan_open(stream: LogStream, history: CommitHistory, view: StreamView, *, ad
             if lag <= ADMIT_LAG_RECORDS and report.durable_end == report.committed_end:
                 close.append(node)
     far = [node for node in absent if node not in close]
-    learners = _learners(stream, history, view, far, sources)
+    learners = _learners(view, far, sources)
     if close and admit:
         return RepairPlan(
             f"it is sealed for a moment to let {nodes_in_words(close)} in", learners=learners, admit=tuple(close)
         )
-    return RepairPlan("it takes appends meanwhile" + _told(stream, history, view, missing), learners=learners)
+    return RepairPlan("it takes appends meanwhile" + _told(view, missing), learners=learners)
 
 
-def _told(stream: LogStream, history: CommitHistory, view: StreamView, nodes: list[StorageNodeId]) -> str:
+def _told(view: StreamView, nodes: list[StorageNodeId]) -> str:
     """Describe what keeps each of these replicas from being a member, and what follows, as the end of a sentence."""
-    return "".join(f"; storage node {node} {_tell(stream, history, view, node)}" for node in sorted(nodes))
+    return "".join(f"; storage node {node} {_tell(view, node)}" for node in sorted(nodes))
 
 
-def _tell(stream: LogStream, history: CommitHistory, view: StreamView, node: StorageNodeId) -> str:
-    report = view.report(node)
+def _tell(view: StreamView, node: StorageNodeId) -> str:
+    stream, report = view.stream, view.report(node)
     if not view.alive(node):
         return (
             "is dead: it joins again when it is back, and another one takes its place after "
@@ -150,17 +144,13 @@ def _tell(stream: LogStream, history: CommitHistory, view: StreamView, node: Sto
     if not view.usable(node):
         return "could not be reached by another node or a client: it is tried again soon"
     lag = stream.committed_end - report.committed_end
-    if report.state is ReplicaState.LEARNING or must_learn(stream, history, report):
+    if report.state is ReplicaState.LEARNING or must_learn(view, report):
         return f"copies what it lacks from a peer ({counted(lag, 'record')} so far), and joins then"
     return f"is {counted(lag, 'record')} behind and joins soon" if lag else "joins soon"
 
 
 def _learners(
-    stream: LogStream,
-    history: CommitHistory,
-    view: StreamView,
-    nodes: list[StorageNodeId],
-    sources: list[StorageNodeId],
+    view: StreamView, nodes: list[StorageNodeId], sources: list[StorageNodeId]
 ) -> tuple[tuple[StorageNodeId, StorageNodeId], ...]:
     pairs = []
     for node in nodes:
@@ -173,7 +163,7 @@ def _learners(
         else:
             # A replica of an older epoch must first hear that the stream went on: the answer to its next report says
             # so.
-            wanted = report.epoch == stream.epoch and must_learn(stream, history, report)
+            wanted = report.epoch == view.stream.epoch and must_learn(view, report)
             wanted = wanted or report.state is ReplicaState.LEARNING
         if wanted:
             pairs.append((node, others[view.turn % len(others)]))

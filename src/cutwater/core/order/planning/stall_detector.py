@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from cutwater.core.order.planning.liveness import Liveness
 from cutwater.core.order.planning.membership_index import Roster
-from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import LLSN, Instant, LogStreamId, StorageNodeId
 

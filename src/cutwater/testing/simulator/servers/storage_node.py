@@ -7,56 +7,8 @@ from typing import Any
 
 from msgspec import structs
 
-from cutwater.core.messages import (
-    CatchUp,
-    CommitMessage,
-    CreateReplica,
-    DropReplica,
-    ExcludeReplica,
-    LeaderHello,
-    LearnFrom,
-    PublishGroup,
-    Replicate,
-    SealReplica,
-    SyncEnd,
-    SyncEntries,
-    SyncFailed,
-    SyncRequest,
-    TrimReplica,
-    UnsealReplica,
-)
-from cutwater.core.replica.events import (
-    Acked,
-    Append,
-    AppendFailed,
-    AskSync,
-    Commit,
-    CommitDurable,
-    Complain,
-    DropBefore,
-    Dropped,
-    EntriesDurable,
-    FeedGroup,
-    FillEntry,
-    Forward,
-    RefuseEntry,
-    Remove,
-    Reopen,
-    ReplicaEffect,
-    ReplicaEvent,
-    ReplicateFailed,
-    ReportNow,
-    Restart,
-    SaveDedup,
-    SaveHardState,
-    StorageFailed,
-    TellGroup,
-    Tidy,
-    Truncate,
-    Unsettled,
-    WriteCommit,
-    WriteEntry,
-)
+from cutwater.core import messages as m
+from cutwater.core.replica import events as e
 from cutwater.core.replica.opening import open_replica
 from cutwater.core.replica.recovery import HardState
 from cutwater.core.replica.replica import Replica
@@ -71,27 +23,11 @@ from cutwater.errors import (
 )
 from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DiskFull, StorageBroken
-from cutwater.testing.simulator.disk import ReplicaDisk, Written
-from cutwater.testing.simulator.protocol import (
-    AppendCall,
-    ComplaintMessage,
-    CopyCall,
-    CopyReturn,
-    FateCall,
-    FetchCall,
-    FetchReturn,
-    ReadCall,
-    ReportMessage,
-    Return,
-    SimAppendAnswer,
-    SimCall,
-    StageCall,
-    SyncStart,
-)
-from cutwater.testing.simulator.reports import Disk, check_report
-from cutwater.testing.simulator.segment_disk import SegmentDisk
-from cutwater.testing.simulator.serving import SimServing
-from cutwater.testing.simulator.staging import SimPartStore
+from cutwater.testing.simulator import protocol as p
+from cutwater.testing.simulator.servers.disk import ReplicaDisk, Written
+from cutwater.testing.simulator.servers.segment_disk import Disk, SegmentDisk
+from cutwater.testing.simulator.servers.serving import SimServing
+from cutwater.testing.simulator.servers.staging import SimPartStore
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import (
     GLSN,
@@ -107,6 +43,7 @@ from cutwater.types import (
     ReplicaState,
     Report,
     StorageNodeId,
+    UncommitReport,
 )
 
 REPORT_EVERY_US = 50 * MILLISECOND
@@ -116,7 +53,7 @@ LEADER_SILENCE_US = 200 * MILLISECOND
 TIDY_AFTER_US = 50 * MILLISECOND
 
 
-_WRITES = (WriteEntry, WriteCommit, SaveHardState, SaveDedup, Restart)
+_WRITES = (e.WriteEntry, e.WriteCommit, e.SaveHardState, e.SaveDedup, e.Restart)
 
 
 class _Crash(Exception):
@@ -126,10 +63,9 @@ class _Crash(Exception):
 class SimStorageNode(Process):
     """A storage node. ``disks`` and ``incarnation`` survive the process; everything else is volatile."""
 
-    def __init__(self, world: World, node: StorageNodeId, metadata_nodes: int) -> None:
+    def __init__(self, world: World, node: StorageNodeId) -> None:
         super().__init__(world, ("sn", node))
         self.node = node
-        self.metadata_nodes = metadata_nodes
         self.disks: dict[LogStreamId, Disk] = {}
         self.disk_full = False
         self.applied: dict[LogStreamId, set[CommitContext]] = {}
@@ -171,17 +107,14 @@ class SimStorageNode(Process):
         self.staging.start()
 
     def on_kill(self) -> None:
-        only_process = self._chance(self.world.options.process_deaths)
+        only_process = self.world.chance(self.world.options.process_deaths)
         for disk in self.disks.values():
             if only_process:
                 disk.lose_process()
             else:
                 disk.lose_power(self.world.rng, torn=self.world.options.torn_writes)
 
-    def _chance(self, probability: float) -> bool:
-        return probability > 0 and not self.world.healing and self.world.rng.random() < probability
-
-    def _create(self, message: CreateReplica) -> None:
+    def _create(self, message: m.CreateReplica) -> None:
         """Create a replica. It exists once its first hard state is saved; if that fails, the leader asks again."""
         disk = self._new_disk(message.stream)
         try:
@@ -214,7 +147,7 @@ class SimStorageNode(Process):
         if opening.problem:
             self.world.trace("invalid", self.node, stream, opening.problem)
         self.replicas[stream] = opening.replica
-        self.after(TIDY_AFTER_US, self._handle, stream, Tidy())
+        self.after(TIDY_AFTER_US, self._handle, stream, e.Tidy())
 
     def run(self, life: int, what: Callable[..., None], args: tuple[Any, ...]) -> None:
         try:
@@ -227,43 +160,43 @@ class SimStorageNode(Process):
 
     def on_message(self, source: Address, message: Any) -> None:
         match message:
-            case SimCall():
+            case p.SimCall():
                 self._call(source, message)
-            case CommitMessage():
+            case m.CommitMessage():
                 self._leader_heard = self.world.now
                 by_stream = {commit.stream: commit.context for commit in message.commits}
                 for stream in (*by_stream, *message.quiet):
-                    event = Commit(
+                    event = e.Commit(
                         message.prev_high_watermark, message.high_watermark, message.revision, by_stream.get(stream)
                     )
                     self._handle(stream, event)
-            case LeaderHello():
+            case m.LeaderHello():
                 self._hear_leader(message.leader_epoch)
-            case CreateReplica():
+            case m.CreateReplica():
                 is_late = message.incarnation != self.incarnation or message.report <= self._removed_at
                 if message.stream not in self.replicas and not is_late:
                     self._create(message)
-            case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
+            case m.SealReplica() | m.UnsealReplica() | m.ExcludeReplica() | m.LearnFrom():
                 self._hear_leader(message.leader_epoch)
                 self._handle(message.stream, message)
-            case CatchUp() | TrimReplica() | DropReplica() | PublishGroup():
+            case m.CatchUp() | m.TrimReplica() | m.DropReplica() | m.PublishGroup():
                 self._leader_heard = self.world.now
                 self._handle(message.stream, message)
-            case Replicate():
+            case m.Replicate():
                 self._replicate(source, message)
-            case SyncRequest():
+            case m.SyncRequest():
                 self._serving.sync(source, message)
-            case SyncStart():
+            case p.SyncStart():
                 self._sync_running[message.begin.stream] = message.running
                 self._handle(message.begin.stream, message.begin)
-            case SyncEntries() | SyncEnd() | SyncFailed():
+            case m.SyncEntries() | m.SyncEnd() | m.SyncFailed():
                 self._handle(message.stream, message)
-            case Return():
+            case p.Return():
                 if isinstance(message.outcome, StagedAnswer):
                     self.staging.answered(message.outcome)
-            case FetchReturn():
+            case p.FetchReturn():
                 self.staging.fetched(message)
-            case CopyReturn():
+            case p.CopyReturn():
                 self._repair(message)
             case _:
                 self._handle(message[0], message[1])
@@ -274,28 +207,26 @@ class SimStorageNode(Process):
             self._leader_epoch = leader_epoch
             self._report_now()
 
-    def _handle(self, stream: LogStreamId, event: ReplicaEvent) -> None:
+    def _handle(self, stream: LogStreamId, event: e.ReplicaEvent) -> None:
         replica = self.replicas.get(stream)
         if replica is None:
             return
         try:
             effects = replica.handle(event)
         except ProtocolViolation as error:
-            self._alarm(stream, error)
+            # A healthy cluster never gets here.
+            what = f"storage node {self.node} was told what cannot be: {error}"
+            raise Violation("12 one cut sequence", what) from error
         except CutwaterError as error:
             self.world.trace("refused", self.node, stream, error.code)
         else:
             self.carry_out(stream, replica, effects)
 
-    def _alarm(self, stream: LogStreamId, error: ProtocolViolation) -> None:
-        """Raise a violation: a healthy cluster never gets here."""
-        raise Violation("12 one cut sequence", f"storage node {self.node} was told what cannot be: {error}") from error
-
     # Effects.
 
-    def carry_out(self, stream: LogStreamId, replica: Replica, effects: list[ReplicaEffect]) -> None:
+    def carry_out(self, stream: LogStreamId, replica: Replica, effects: list[e.ReplicaEffect]) -> None:
         for effect in effects:
-            if self._chance(self.world.options.crash_between_effects):
+            if self.world.chance(self.world.options.crash_between_effects):
                 raise _Crash
             try:
                 goes_on = self._carry_out_one(stream, replica, effect)
@@ -309,56 +240,58 @@ class SimStorageNode(Process):
             if not goes_on:
                 return
 
-    def _carry_out_one(self, stream: LogStreamId, replica: Replica, effect: ReplicaEffect) -> bool:
+    def _carry_out_one(self, stream: LogStreamId, replica: Replica, effect: e.ReplicaEffect) -> bool:
         disk = self.disks[stream]
         if isinstance(disk, ReplicaDisk) and isinstance(effect, _WRITES):
             self._strike(effect)
         match effect:
-            case WriteEntry():
+            case e.WriteEntry():
                 self._note_written(stream, effect.entry)
                 disk.write(effect.entry)
                 self._sync_soon(stream)
-            case WriteCommit():
+            case e.WriteCommit():
                 disk.write_context(effect.context)
                 self.applied.setdefault(stream, set()).add(effect.context)
                 self._sync_soon(stream)
-            case SaveHardState():
+            case e.SaveHardState():
                 disk.save_hard_state(effect.hard_state)
-            case SaveDedup():
+            case e.SaveDedup():
                 disk.save_dedup(effect.checkpoint)
-            case Truncate():
+            case e.Truncate():
                 disk.truncate(effect.end)
-            case Restart():
+            case e.Restart():
                 disk.restart(effect.first_llsn, self._sync_running.get(stream), effect.keep_end)
-            case FillEntry():
+            case e.FillEntry():
                 if not disk.repair(effect.entry, None):
                     disk.truncate(LLSN(effect.entry.first_llsn - 1))
                     raise StorageBroken("the entry does not fit")
-            case DropBefore():
+            case e.DropBefore():
                 self._drop(stream, effect)
-            case Forward():
+            case e.Forward():
                 self._forward(stream, effect)
-            case Acked():
+            case e.Acked():
                 if effect.ack.glsn + effect.ack.count - 1 > self.world.stored_high_watermark():
                     raise Violation("12 one cut sequence", f"{effect.ack} was acknowledged before its cut was stored")
-                self._answer_waiter(effect.waiter, SimAppendAnswer(effect.ack, effect.last_sequence, replica.revision))
-            case AppendFailed():
+                self._answer_waiter(
+                    effect.waiter, p.SimAppendAnswer(effect.ack, effect.last_sequence, replica.revision)
+                )
+            case e.AppendFailed():
                 self._answer_waiter(effect.waiter, effect.error)
-            case Unsettled():
+            case e.Unsettled():
                 self._answer_waiter(effect.waiter, AppendUnknown("the head can no longer tell the outcome"))
-            case FeedGroup():
+            case e.FeedGroup():
                 self.after(0, self.staging.feed, effect.group, replica)
-            case TellGroup():
+            case e.TellGroup():
                 self._to_metadata(effect.outcome)
-            case ReportNow():
+            case e.ReportNow():
                 self._report_now()
-            case Complain():
-                self._to_metadata(ComplaintMessage(stream, self.node, effect.peer))
-            case AskSync():
+            case e.Complain():
+                self._to_metadata(p.ComplaintMessage(stream, self.node, effect.peer))
+            case e.AskSync():
                 source: Address = ("sn", effect.source)
                 self.send(source, effect.request)
                 self.after(SYNC_TIMEOUT_US, self._watch_sync, stream, effect.request.attempt)
-            case Reopen():
+            case e.Reopen():
                 if effect.durable_end is not None and effect.durable_committed_end is not None:
                     try:
                         disk.cut_back(effect.durable_end, effect.durable_committed_end)
@@ -368,13 +301,13 @@ class SimStorageNode(Process):
                 self._open(stream)
                 self._report_now()
                 return False
-            case Remove():
+            case e.Remove():
                 self._unreadable.pop(stream, None)
                 self._deadly.pop(stream, None)
                 self._removed_at = self._sequence
                 del self.disks[stream], self.replicas[stream]
                 self._report_now()
-            case RefuseEntry():
+            case e.RefuseEntry():
                 pass
         return True
 
@@ -384,14 +317,14 @@ class SimStorageNode(Process):
         if batch != entry.batch:
             raise Violation("1 unique", f"log stream {stream} has two contents at LLSN {entry.first_llsn}")
 
-    def _forward(self, stream: LogStreamId, effect: Forward) -> None:
-        failed = ReplicateFailed(effect.peer, effect.message.entry.epoch, "the connection broke")
+    def _forward(self, stream: LogStreamId, effect: e.Forward) -> None:
+        failed = e.ReplicateFailed(effect.peer, effect.message.entry.epoch, "the connection broke")
         self.send(("sn", effect.peer), effect.message, lambda: self.on_message(self.address, (stream, failed)))
 
-    def _replicate(self, source: Address, message: Replicate) -> None:
+    def _replicate(self, source: Address, message: m.Replicate) -> None:
         """Take an entry from the previous replica of the chain; tell it if that was not possible."""
         replica = self.replicas.get(message.stream)
-        refused = ReplicateFailed(self.node, message.entry.epoch, "refused")
+        refused = e.ReplicateFailed(self.node, message.entry.epoch, "refused")
         if replica is None:
             self.send(source, (message.stream, refused))
             return
@@ -401,26 +334,26 @@ class SimStorageNode(Process):
             self.world.trace("refused", self.node, message.stream, error.code)
             self.send(source, (message.stream, refused))
             return
-        if any(isinstance(effect, RefuseEntry) for effect in effects):
+        if any(isinstance(effect, e.RefuseEntry) for effect in effects):
             self.send(source, (message.stream, refused))
         self.carry_out(message.stream, replica, effects)
 
     # The disk.
 
-    def _strike(self, effect: ReplicaEffect) -> None:
+    def _strike(self, effect: e.ReplicaEffect) -> None:
         """Fail a write to a simple disk; segment files fail by themselves."""
-        if self.disk_full and (isinstance(effect, WriteEntry) or self.world.rng.random() < 0.5):
+        if self.disk_full and (isinstance(effect, e.WriteEntry) or self.world.rng.random() < 0.5):
             raise DiskFull("no space left on device")
-        if not isinstance(effect, WriteEntry) and self._chance(self.world.options.fsync_failure):
+        if not isinstance(effect, e.WriteEntry) and self.world.chance(self.world.options.fsync_failure):
             raise StorageBroken("input/output error")
 
-    def _drop(self, stream: LogStreamId, effect: DropBefore) -> None:
+    def _drop(self, stream: LogStreamId, effect: e.DropBefore) -> None:
         try:
             first = self.disks[stream].drop_before(effect.before, effect.upto)
         except DiskFull:
             # Nothing is lost; the next trim, or the next start, drops everything.
             return
-        self._handle(stream, Dropped(first))
+        self._handle(stream, e.Dropped(first))
 
     def _sync_soon(self, stream: LogStreamId) -> None:
         """Schedule a group commit: one sync at a time; later writes go into the next one."""
@@ -449,22 +382,22 @@ class SimStorageNode(Process):
                 self._sync_soon(stream)
             return
         try:
-            end, context = disk.sync(written, fails=self._chance(self.world.options.fsync_failure))
+            end, context = disk.sync(written, fails=self.world.chance(self.world.options.fsync_failure))
         except StorageBroken as error:
             self._fail_storage(stream, error.message)
             return
         if disk.dirty:
             self._sync_soon(stream)
         if end > replica.durable_end:
-            self._handle(stream, EntriesDurable(generations[0], end))
+            self._handle(stream, e.EntriesDurable(generations[0], end))
         if context is not None:
-            self._handle(stream, CommitDurable(generations[1], context))
+            self._handle(stream, e.CommitDurable(generations[1], context))
 
     def _fail_storage(self, stream: LogStreamId, reason: str) -> None:
         self.world.trace("storage failed", self.node, stream, reason)
-        if self._chance(self.world.options.deadly_disk_errors):
+        if self.world.chance(self.world.options.deadly_disk_errors):
             raise _Crash
-        self._handle(stream, StorageFailed(reason))
+        self._handle(stream, e.StorageFailed(reason))
 
     # Reports.
 
@@ -498,47 +431,71 @@ class SimStorageNode(Process):
             min(running, default=GLSN(0)),
             tuple(stream for stream, replica in self.replicas.items() if not replica.trusted),
         )
-        check_report(report, self.disks)
-        self._to_metadata(ReportMessage(report))
+        self._check_report(report)
+        self._to_metadata(p.ReportMessage(report))
+
+    def _check_report(self, report: Report) -> None:
+        """Check the base of every other guarantee: a report never includes what a power failure could take back."""
+        for ur in report.uncommit_reports:
+            if ur.state is ReplicaState.LEARNING:
+                continue
+            disk = self.disks[ur.log_stream_id]
+            if ur.durable_end > disk.synced_end():
+                raise Violation("3 durable", f"storage node {self.node} reports {ur}, synced to {disk.synced_end()}")
+            self._check_group(ur, disk)
+            last = disk.synced_commit()
+            applied = last.high_watermark if last else 0
+            base = disk.hard_state.base_glsn if disk.hard_state else 0
+            if ur.high_watermark > max(applied, base):
+                raise Violation("3 durable", f"storage node {self.node} reports HWM {ur}, on disk is {applied}")
+
+    def _check_group(self, ur: UncommitReport, disk: Disk) -> None:
+        """Check that the report does not end inside a group: a cut could end there too."""
+        try:
+            last = list(disk.heads(ur.durable_end, ur.durable_end)) if ur.uncommitted_llsn_length else []
+        except DamagedEntries:
+            return
+        if any(entry.batch.more for entry in last):
+            raise Violation("groups", f"storage node {self.node} reports {ur}, which ends inside a group")
 
     def _to_metadata(self, message: object) -> None:
         """Send a message to the two metadata nodes that cover this one."""
-        n = self.metadata_nodes
+        n = self.world.options.metadata_nodes
         for i in range(min(2, n)):
             self.send(("mr", (self.node + self._turn + i) % n + 1), message)
 
     # Calls from clients and peers.
 
-    def _call(self, source: Address, call: SimCall) -> None:
+    def _call(self, source: Address, call: p.SimCall) -> None:
         try:
             match call.body:
-                case AppendCall():
+                case p.AppendCall():
                     self._append(source, call.call_id, call.body)
-                case ReadCall():
+                case p.ReadCall():
                     self._return(source, call.call_id, self._serving.read(call.body))
-                case FateCall():
+                case p.FateCall():
                     fate = self.replica_of(call.body.stream).fate(call.body.stream_epoch, call.body.producer)
                     self._return(source, call.call_id, fate)
-                case StageCall():
+                case p.StageCall():
                     self.staging.stage(source, call.call_id, call.body)
-                case FetchCall():
+                case p.FetchCall():
                     self.staging.serve(source, call.body)
-                case CopyCall():
+                case p.CopyCall():
                     self._serving.copy(source, call.body)
         except CutwaterError as error:
             self._return(source, call.call_id, error)
 
     def _return(self, target: Address, call_id: int, outcome: object) -> None:
-        self.send(target, Return(call_id, outcome))
+        self.send(target, p.Return(call_id, outcome))
 
-    def _append(self, source: Address, call_id: int, call: AppendCall) -> None:
+    def _append(self, source: Address, call_id: int, call: p.AppendCall) -> None:
         replica = self.replica_of(call.stream)
         if self.disk_full:
             raise ReadOnly(f"storage node {self.node} has no room left")
         self._check_content(replica, call.batch)
         self._next_waiter += 1
         waiter = self._next_waiter
-        effects = replica.handle(Append(waiter, call.epoch, call.batch))
+        effects = replica.handle(e.Append(waiter, call.epoch, call.batch))
         self._waiters[waiter] = (source, call_id)
         self.carry_out(call.stream, replica, effects)
 
@@ -566,9 +523,9 @@ class SimStorageNode(Process):
 
     def _watch_sync(self, stream: LogStreamId, attempt: int) -> None:
         """Fail a sync that did not end in time: the source is gone, or a part was lost."""
-        self.on_message(self.address, SyncFailed(stream, attempt, "timed out"))
+        self.on_message(self.address, m.SyncFailed(stream, attempt, "timed out"))
 
-    def _repair(self, copy: CopyReturn) -> None:
+    def _repair(self, copy: p.CopyReturn) -> None:
         disk, replica = self.disks.get(copy.stream), self.replicas.get(copy.stream)
         if disk is None or replica is None:
             return
@@ -592,4 +549,4 @@ class SimStorageNode(Process):
         """Ask all other storage nodes for an intact copy of a damaged entry."""
         for kind, peer in self.world.processes:
             if kind == "sn" and peer != self.node:
-                self.send(("sn", peer), SimCall(0, CopyCall(stream, llsn)))
+                self.send(("sn", peer), p.SimCall(0, p.CopyCall(stream, llsn)))

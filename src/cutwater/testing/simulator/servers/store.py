@@ -40,9 +40,6 @@ class SimulatedStore:
             return None
         self.leader_epoch = LeaderEpoch(self.leader_epoch + 1)
         self.world.trace("leader", node, self.leader_epoch)
-        return self.load()
-
-    def load(self) -> SimLoadedState:
         return SimLoadedState(self.leader_epoch, self._snapshot, tuple(self.decisions[self._snapshot.index :]))
 
     def append(self, write: Store, done: Callable[[DecisionIndex | None], None]) -> None:
@@ -52,14 +49,8 @@ class SimulatedStore:
 
     def _append(self, write: Store, done: Callable[[DecisionIndex | None], None], delay: int) -> None:
         index = self._write(write)
-        options = self.world.options
-        if (
-            options.store_lost_reply > 0
-            and not self.world.healing
-            and self.world.rng.random() < options.store_lost_reply
-        ):
-            return
-        self.world.after(delay, done, index)
+        if not self.world.chance(self.world.options.store_lost_reply):
+            self.world.after(delay, done, index)
 
     def _write(self, write: Store) -> DecisionIndex | None:
         if write.leader_epoch != self.leader_epoch:
@@ -82,8 +73,7 @@ class SimulatedStore:
         newest = SimLoadedState(self.leader_epoch, self._snapshot, tuple(self.decisions))
         del self.decisions[index:]
         self._snapshot = Snapshot() if self._snapshot.index > index else self._snapshot
-        cuts = (decision.high_watermark for decision in self.decisions if isinstance(decision, Cut))
-        self.high_watermark = max(cuts, default=GLSN(0))
+        self._find_high_watermark()
         self.is_rolled_back = True
         self.world.trace("rolled back", index, self.high_watermark)
         return newest
@@ -91,10 +81,13 @@ class SimulatedStore:
     def put_back(self, newest: SimLoadedState) -> None:
         """Restore the store to its state before ``roll_back``, except the leader's epoch."""
         self.decisions, self._snapshot = list(newest.decisions), newest.snapshot
-        cuts = (decision.high_watermark for decision in self.decisions if isinstance(decision, Cut))
-        self.high_watermark = max(cuts, default=GLSN(0))
+        self._find_high_watermark()
         self.is_rolled_back = False
         self.world.trace("put back", self.last_index, self.high_watermark)
+
+    def _find_high_watermark(self) -> None:
+        cuts = (decision.high_watermark for decision in self.decisions if isinstance(decision, Cut))
+        self.high_watermark = max(cuts, default=GLSN(0))
 
     def compact(self, leader_epoch: LeaderEpoch, snapshot: Snapshot) -> None:
         if leader_epoch == self.leader_epoch and snapshot.index > self._snapshot.index:

@@ -30,9 +30,12 @@ class FirstReports:
     def __init__(self, state: OrderState, wait_us: int) -> None:
         self._state, self._wait_us = state, wait_us
         self._missing = {stream.stream for stream in state.streams.values() if stream.is_open}
-        self.are_missing = bool(self._missing)
         self.waiting: deque[tuple[Asked, int]] = deque()
         """Requests that wait, each with its deadline."""
+
+    @property
+    def are_missing(self) -> bool:
+        return bool(self._missing)
 
     @property
     def missing(self) -> tuple[LogStreamId, ...]:
@@ -42,13 +45,11 @@ class FirstReports:
     def hear(self, stream: LogStreamId) -> None:
         """Note that a member of the stream reported nothing newer than the store."""
         self._missing.discard(stream)
-        self.are_missing = bool(self._missing)
 
     def look(self) -> None:
         """Forget streams that were sealed or deleted."""
         streams = self._state.streams
         self._missing = {lsid for lsid in self._missing if lsid in streams and streams[lsid].is_open}
-        self.are_missing = bool(self._missing)
 
     def holds(self, asked: Asked, now: Instant) -> bool:
         """Whether the request has to wait. If so, it is kept."""

@@ -11,14 +11,14 @@ from cutwater.core.replica.replica import Replica
 from cutwater.core.replica.sync_ranges import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Trimmed, Unavailable
 from cutwater.format.errors import DamagedEntries
-from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.protocol import CopyCall, CopyReturn, ReadCall, SyncStart
-from cutwater.testing.simulator.segment_disk import SegmentDisk
+from cutwater.testing.simulator.servers.disk import is_intact
+from cutwater.testing.simulator.servers.segment_disk import Disk
 from cutwater.testing.simulator.world import Address
 from cutwater.types import GLSN, LLSN, Entry, LogStreamId, ReplicaState
 
 if TYPE_CHECKING:
-    from cutwater.testing.simulator.storage_node import SimStorageNode
+    from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 
 SYNC_ENTRIES_MAX = 16
 
@@ -89,9 +89,7 @@ class SimServing:
         dedup = replica.dedup.checkpoint(replica.committed_end)
         self._node.send(target, SyncEnd(stream, attempt, contexts, dedup, replica.hard_state.trimmed_before))
 
-    def _parts_to_copy(
-        self, stream: LogStreamId, attempt: int, disk: ReplicaDisk | SegmentDisk, copy: Extent
-    ) -> list[SyncEntries]:
+    def _parts_to_copy(self, stream: LogStreamId, attempt: int, disk: Disk, copy: Extent) -> list[SyncEntries]:
         """Return the entries to copy. Unreadable ones are named instead: the learner may have kept them."""
         parts: list[SyncEntries] = []
         entries: list[Entry] = []

@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from cutwater.core.messages import GroupOutcome
-from cutwater.core.order.events import (
-    Alarm,
-    Asked,
-    Compact,
-    GroupOutcomeArrived,
-    OrderEffect,
-    OrderEvent,
-    PeerComplaint,
-    Reply,
-    ReportArrived,
-    Send,
-    StepDown,
-    Store,
-    Stored,
-    StoreRefused,
-    Wake,
-)
+from cutwater.core.order import events as e
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState
 from cutwater.errors import CutwaterError, NotLeader, OrderLayerLostMemory, ProtocolViolation
-from cutwater.testing.simulator.protocol import (
-    ComplaintMessage,
-    Relay,
-    ReportMessage,
-    Return,
-    SimCall,
-    SimHeartbeat,
-)
-from cutwater.testing.simulator.storage_node import SimStorageNode
-from cutwater.testing.simulator.store import SimulatedStore
+from cutwater.testing.simulator import protocol as p
+from cutwater.testing.simulator.servers.storage_node import SimStorageNode
+from cutwater.testing.simulator.servers.store import SimulatedStore
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import MILLISECOND, DecisionIndex, Instant, LeaderEpoch, MetadataNodeId, StorageNodeId
 
@@ -50,8 +27,6 @@ SHARED_TURN_US = MILLISECOND // 2
 
 WAIT_US_MAX = 5 * MILLISECOND
 """Maximum delay of messages that may wait."""
-
-R = TypeVar("R")
 
 ORDER_OPTIONS = OrderOptions(
     node_dead_after_us=250 * MILLISECOND,
@@ -74,9 +49,9 @@ ORDER_OPTIONS = OrderOptions(
 class SimMetadataNode(Process):
     """A metadata node. Everything here is volatile: durable data is in the store."""
 
-    def __init__(self, world: World, node: MetadataNodeId, nodes: int, store: SimulatedStore) -> None:
+    def __init__(self, world: World, node: MetadataNodeId, store: SimulatedStore) -> None:
         super().__init__(world, ("mr", node))
-        self.node, self.nodes, self.store = node, nodes, store
+        self.node, self.store = node, store
         self.clock_offset = 0
         self.history_max = 0
         self.races_lost = 0
@@ -90,9 +65,9 @@ class SimMetadataNode(Process):
         self._callers: dict[int, tuple[Address, int]] = {}
         self._next_request = 0
         self._via: dict[StorageNodeId, dict[MetadataNodeId, int]] = {}
-        self._write: Store | None = None
+        self._write: e.Store | None = None
         self._is_turn_due = False
-        self._waiting: dict[StorageNodeId, list[Send]] = {}
+        self._waiting: dict[StorageNodeId, list[e.Send]] = {}
 
     def instant(self) -> Instant:
         return Instant(self.world.now, self.world.now + 1_700_000_000_000_000 + self.clock_offset)
@@ -109,7 +84,7 @@ class SimMetadataNode(Process):
 
     def _wake(self) -> None:
         self.after(WAKE_EVERY_US, self._wake)
-        self._feed(Wake())
+        self._feed(e.Wake())
 
     def _elect(self) -> None:
         """Take over when the leader has been silent for a while. Other nodes may do the same between reading the leader
@@ -136,90 +111,91 @@ class SimMetadataNode(Process):
     def _heartbeat(self, epoch: LeaderEpoch) -> None:
         if self.order is None or self.order.leader_epoch != epoch:
             return
-        for other in range(1, self.nodes + 1):
+        for other in range(1, self.world.options.metadata_nodes + 1):
             if other != self.node:
-                self.send(("mr", other), SimHeartbeat(epoch, self.node))
+                self.send(("mr", other), p.SimHeartbeat(epoch, self.node))
         self.after(HEARTBEAT_EVERY_US, self._heartbeat, epoch)
 
     # Messages.
 
     def on_message(self, source: Address, message: Any) -> None:
         match message:
-            case SimHeartbeat():
+            case p.SimHeartbeat():
                 if message.leader_epoch >= self._leader[0]:
                     self._leader = (message.leader_epoch, message.leader)
                     self._leader_heard = self.world.now
-            case ReportMessage() | ComplaintMessage() | GroupOutcome():
+            case p.ReportMessage() | p.ComplaintMessage() | GroupOutcome():
                 self._from_storage(source, self.node, message)
-            case Relay():
+            case p.Relay():
                 if message.target[0] == "sn":
                     self.send(message.target, message.message)
                 else:
                     self._from_storage(message.target, MetadataNodeId(source[1]), message.message)
-            case SimCall():
+            case p.SimCall():
                 self._call(source, message)
 
     def _from_storage(
-        self, source: Address, via: MetadataNodeId, message: ReportMessage | ComplaintMessage | GroupOutcome
+        self, source: Address, via: MetadataNodeId, message: p.ReportMessage | p.ComplaintMessage | GroupOutcome
     ) -> None:
         """Handle a message of a storage node. A follower relays it; the leader takes it and remembers the way back."""
         if self.order is None:
             leader = self._leader[1]
             if via == self.node and leader != self.node:
-                self.send(("mr", leader), Relay(("mr", 0), message))
+                self.send(("mr", leader), p.Relay(("mr", 0), message))
             return
-        if isinstance(message, ReportMessage):
+        if isinstance(message, p.ReportMessage):
             self._via.setdefault(message.report.storage_node_id, {})[via] = self.world.now
-            self._hear(ReportArrived(message.report))
+            self._hear(e.ReportArrived(message.report))
         elif isinstance(message, GroupOutcome):
-            self._hear(GroupOutcomeArrived(message))
+            self._hear(e.GroupOutcomeArrived(message))
         else:
-            self._hear(PeerComplaint(message.stream, message.complainer, message.peer))
+            self._hear(e.PeerComplaint(message.stream, message.complainer, message.peer))
 
-    def _call(self, source: Address, call: SimCall) -> None:
+    def _call(self, source: Address, call: p.SimCall) -> None:
         if self.order is None:
-            self.send(source, Return(call.call_id, NotLeader(f"metadata node {self._leader[1]} leads")))
+            self.send(source, p.Return(call.call_id, NotLeader(f"metadata node {self._leader[1]} leads")))
             return
         self._next_request += 1
         self._callers[self._next_request] = (source, call.call_id)
-        self._feed(Asked(self._next_request, call.body))
+        self._feed(e.Asked(self._next_request, call.body))
 
     # The order layer.
 
-    def _hear(self, event: OrderEvent) -> None:
+    def _hear(self, event: e.OrderEvent) -> None:
         """Take an event. Events that arrive close together share a turn, as in a real leader."""
         self._take(event)
         if not self._is_turn_due:
             self._is_turn_due = True
-            self.after(int(self.world.rng.random() * SHARED_TURN_US), self._turn)
+            self.after(int(self.world.rng.random() * SHARED_TURN_US), self._shared_turn)
+
+    def _shared_turn(self) -> None:
+        self._is_turn_due = False
+        self._turn()
 
     def _turn(self) -> None:
-        self._is_turn_due = False
-        self._carry_out_all(self._of_order(lambda order: order.turn(self.instant())))
+        self._drive(lambda order: order.turn(self.instant()))
 
-    def _take(self, event: OrderEvent) -> None:
-        self._carry_out_all(self._of_order(lambda order: order.take(event, self.instant())))
+    def _take(self, event: e.OrderEvent) -> None:
+        self._drive(lambda order: order.take(event, self.instant()))
 
-    def _feed(self, event: OrderEvent) -> None:
+    def _feed(self, event: e.OrderEvent) -> None:
         """Take an event and have a turn, as a real leader does."""
         self._take(event)
-        self._carry_out_all(self._of_order(lambda order: order.turn(self.instant())))
-        if self.order is not None and isinstance(event, Wake):
+        self._turn()
+        if self.order is not None and isinstance(event, e.Wake):
             self._check_history(self.order.state)
 
-    def _of_order(self, ask: Callable[[OrderLayer], R]) -> R | None:
+    def _drive(self, step: Callable[[OrderLayer], Sequence[e.OrderEffect]]) -> None:
         if self.order is None:
-            return None
+            return
         try:
-            return ask(self.order)
+            effects = step(self.order)
         except ProtocolViolation as error:
             raise Violation("12 one cut sequence", str(error)) from error
         except CutwaterError as error:
             self.world.trace("refused", self.address, error.code)
-            return None
-
-    def _carry_out_all(self, effects: Sequence[OrderEffect] | None) -> None:
-        for effect in effects or ():
+            return
+        for effect in effects:
             self._carry_out(effect)
         if self.order is not None:
             kept = sum(len(history) for history in self.order.state.histories.values())
@@ -243,37 +219,37 @@ class SimMetadataNode(Process):
                         f"storage node {node} had them, it has {applied_end}",
                     )
 
-    def _carry_out(self, effect: OrderEffect) -> None:
+    def _carry_out(self, effect: e.OrderEffect) -> None:
         match effect:
-            case Store():
+            case e.Store():
                 self._write = effect
                 self._submit(effect)
-            case Send():
+            case e.Send():
                 waiting = self._waiting.setdefault(effect.node, [])
                 waiting.append(effect)
                 if not effect.may_wait:
                     self._send_waiting(effect.node)
                 elif len(waiting) == 1:
                     self.after(int(self.world.rng.random() * WAIT_US_MAX), self._send_waiting, effect.node)
-            case Reply():
+            case e.Reply():
                 source, call_id = self._callers.pop(effect.request_id, (None, 0))
                 if source is not None:
-                    self.send(source, Return(call_id, effect.outcome))
-            case Compact():
+                    self.send(source, p.Return(call_id, effect.outcome))
+            case e.Compact():
                 if self.order is not None:
                     self.store.compact(self.order.leader_epoch, effect.snapshot)
-            case Alarm():
+            case e.Alarm():
                 self.world.trace("alarm", self.address, effect.error.code)
                 if self.store.is_rolled_back and isinstance(effect.error, OrderLayerLostMemory):
                     return
                 # A healthy cluster never gets here, regardless of faults.
                 raise Violation("13 damage", f"alarm: {effect.error}")
-            case StepDown():
+            case e.StepDown():
                 self.world.trace("step down", self.address)
                 self.order = None
                 self._leader_heard = self.world.now
 
-    def _submit(self, write: Store) -> None:
+    def _submit(self, write: e.Store) -> None:
         """Write, and repeat the write if no answer comes: the store recognizes a repeated one."""
         if self._write is not write or self.order is None or self.order.leader_epoch != write.leader_epoch:
             return
@@ -281,18 +257,18 @@ class SimMetadataNode(Process):
         self.store.append(write, lambda index: self.run(life, self._stored, (write, index)))
         self.after(STORE_RETRY_US, self._submit, write)
 
-    def _stored(self, write: Store, index: DecisionIndex | None) -> None:
+    def _stored(self, write: e.Store, index: DecisionIndex | None) -> None:
         if self._write is not write or self.order is None or self.order.leader_epoch != write.leader_epoch:
             return
         self._write = None
-        self._feed(StoreRefused("another leader writes") if index is None else Stored(index))
+        self._feed(e.StoreRefused("another leader writes") if index is None else e.Stored(index))
 
     def _send_waiting(self, node: StorageNodeId) -> None:
         """Send all waiting messages in order, including one that may not wait."""
         for effect in self._waiting.pop(node, []):
             self._send_to_storage(effect)
 
-    def _send_to_storage(self, effect: Send) -> None:
+    def _send_to_storage(self, effect: e.Send) -> None:
         """Send along the ways on which the node's last reports came: directly, or through followers."""
         ways = self._via.get(effect.node, {})
         fresh = [via for via, at in ways.items() if self.world.now - at < RELAY_FRESH_US]
@@ -301,4 +277,4 @@ class SimMetadataNode(Process):
             if via == self.node:
                 self.send(target, effect.message)
             else:
-                self.send(("mr", via), Relay(target, effect.message))
+                self.send(("mr", via), p.Relay(target, effect.message))

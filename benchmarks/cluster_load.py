@@ -1,8 +1,7 @@
-"""A cluster of real processes under load, with the same record of what clients saw as a simulated one.
+"""Appends to a cluster of real processes, with the same record of what clients saw as in a simulated one.
 
 The load uses storage nodes like any client, but tags its batches, so that the checkers of the simulator
-(``simulator/checkers.py``) can tell which append they belong to. At the end, the evidence is read from the disks of the
-stopped processes and from the store of the metadata repository.
+(``testing/simulator/checkers.py``) can tell which append they belong to. Benchmarks and tests use it.
 """
 
 from __future__ import annotations
@@ -10,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from random import Random
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import structs
 
 from cutwater.admin.local_cluster import CLUSTER_ID, ClusterMember, LocalCluster
-from cutwater.admin.operations import Admin
 from cutwater.client.append.plain_arrow import Single, plain_body
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.convert.schemas import KEY_VALUE
 from cutwater.core import requests as r
-from cutwater.core.order.decisions import Decision
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, NotFound, Trimmed
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import frames_in
@@ -30,18 +26,11 @@ from cutwater.protocol import metadata_api
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.runtime import processes
-from cutwater.storage.replica.replica_storage import SegmentStorage
-from cutwater.storage.replica.small_files import ReplicaIdentity
-from cutwater.storage.volume import replica_path
-from cutwater.testing.simulator.checkers import Evidence, ReplicaDump
 from cutwater.testing.simulator.record import AppendOp, SimHistory, SimOutcome, TailOp, event_times
 from cutwater.types import (
     GLSN,
-    LLSN,
     Batch,
     ClusterId,
-    CommitContext,
-    Epoch,
     EventTime,
     LogStreamId,
     StorageNodeId,
@@ -105,7 +94,7 @@ class ClusterLoad:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, appenders: int) -> None:
-        self._tasks = [asyncio.create_task(self._append_for_ever(i + 1)) for i in range(appenders)]
+        self._tasks = [asyncio.create_task(self._append_for_ever()) for _ in range(appenders)]
 
     async def stop(self) -> None:
         """Stop, and wait for the outcome of appends in progress."""
@@ -132,7 +121,7 @@ class ClusterLoad:
 
     # Appending.
 
-    async def _append_for_ever(self, client: int) -> None:
+    async def _append_for_ever(self) -> None:
         while not self._is_over:
             try:
                 stream = await self._choose()
@@ -140,11 +129,11 @@ class ClusterLoad:
                 self._catalog = None
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            await self._append(client, stream)
+            await self._append(stream)
 
-    async def _append(self, client: int, stream: r.StreamInfo) -> None:
+    async def _append(self, stream: r.StreamInfo) -> None:
         count = self._rng.choice((1, 1, 2, 7))
-        op = self.record.new_append(client, now_us(), count, EventTime(time.time_ns() // 1_000))
+        op = self.record.new_append(now_us(), count, EventTime(time.time_ns() // 1_000))
         try:
             connection = await self._connected(stream.chain[0])
         except CutwaterError:
@@ -183,7 +172,7 @@ class ClusterLoad:
             if self._catalog is None or fresh or old:
                 invoked = self._fetched = now_us()
                 self._catalog = await self._repository.ask(r.CatalogRequest(), r.Catalog, timeout_ms=5_000)
-                tail = TailOp(0, invoked, now_us(), self._catalog.high_watermark)
+                tail = TailOp(invoked, now_us(), self._catalog.high_watermark)
                 self.record.tails.append(tail)
             return self._catalog
 
@@ -268,51 +257,3 @@ def is_unknown(error: CutwaterError) -> bool:
     if isinstance(error, ConnectionLost):
         return error.outcome_unknown
     return isinstance(error, (AppendUnknown, DeadlineExceeded))
-
-
-# Evidence.
-
-
-def evidence_of(
-    directory: Path,
-    cluster: LocalCluster,
-    record: SimHistory,
-    decisions: Iterable[Decision],
-    members: dict[LogStreamId, tuple[StorageNodeId, ...]],
-) -> Evidence:
-    """Return what the disks of a stopped cluster hold. ``members`` are the current replicas: others may be behind."""
-    dumps: dict[LogStreamId, list[ReplicaDump]] = {}
-    applied: dict[LogStreamId, list[CommitContext]] = {}
-    written: dict[tuple[LogStreamId, Epoch, LLSN], Batch] = {}
-    for stream, nodes in members.items():
-        for node in nodes:
-            # Volumes that were added while it ran lie beside its first one, if the test put them there.
-            volumes = sorted(directory.glob(f"sn{node}*/"))
-            here = (v for v in volumes if replica_path(v, ClusterId(CLUSTER_ID), node, stream).exists())
-            volume = next(here, directory / f"sn{node}")
-            dump = dump_replica(volume, ClusterId(CLUSTER_ID), node, stream)
-            dumps.setdefault(stream, []).append(dump)
-            applied.setdefault(stream, []).extend(dump.contexts)
-            for entry in dump.entries:
-                written[stream, entry.epoch, entry.first_llsn] = entry.batch
-    return Evidence(list(decisions), record, dumps, applied, written, GLSN(0))
-
-
-def dump_replica(volume: Path, cluster: ClusterId, node: StorageNodeId, stream: LogStreamId) -> ReplicaDump:
-    storage = SegmentStorage(replica_path(volume, cluster, node, stream), ReplicaIdentity(cluster, node, stream))
-    try:
-        storage.find()
-        last = storage.last_commit
-        end = last.last_llsn if last is not None else LLSN(0)
-        found = storage.entries(storage.first_llsn, end) if end >= storage.first_llsn else ()
-        entries = tuple(structs.replace(entry, batch=as_tagged(entry.batch)) for entry in found)
-        return ReplicaDump(node, storage.first_llsn, end, entries, tuple(storage.contexts))
-    finally:
-        storage.close()
-
-
-async def members_of(cluster: LocalCluster) -> dict[LogStreamId, tuple[StorageNodeId, ...]]:
-    """Return the current replicas of each log stream."""
-    async with Admin(cluster.addresses) as admin:
-        description = await admin.describe()
-        return {stream.stream: stream.members for stream in description.streams}

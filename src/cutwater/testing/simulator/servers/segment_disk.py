@@ -21,6 +21,7 @@ from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.testing.fault_files import FaultFiles
+from cutwater.testing.simulator.servers.disk import ReplicaDisk
 from cutwater.testing.simulator.world import Violation, World
 from cutwater.types import (
     GLSN,
@@ -35,7 +36,7 @@ from cutwater.types import (
 )
 
 if TYPE_CHECKING:
-    from cutwater.testing.simulator.storage_node import SimStorageNode
+    from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 
 DIRECTORY = Path("/replica")
 OPTIONS = SegmentOptions(segment_bytes=4_000, index_interval_bytes=700, commits_per_file=16)
@@ -77,8 +78,7 @@ class SegmentDisk:
 
     def _fails_sync(self, path: Path) -> bool:
         """Whether a sync fails. Any sync may, including those of a full segment, a hard state or at opening."""
-        chance = self._world.options.fsync_failure
-        return chance > 0 and not self._world.healing and self._rng.random() < chance
+        return self._world.chance(self._world.options.fsync_failure, self._rng)
 
     @contextmanager
     def _little_room(self) -> Iterator[None]:
@@ -261,6 +261,9 @@ class SegmentDisk:
 
     def repair(self, entry: Entry, running: RunningEventTime | None) -> bool:
         return self.storage.repair(entry, running)
+
+
+Disk = ReplicaDisk | SegmentDisk
 
 
 def _damaged(first_llsn: LLSN, last_llsn: LLSN) -> Entry:

@@ -17,7 +17,7 @@ from cutwater.testing.simulator.world import Address
 from cutwater.types import MILLISECOND, Batch
 
 if TYPE_CHECKING:
-    from cutwater.testing.simulator.storage_node import SimStorageNode
+    from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 
 ASK_EVERY_US = 120 * MILLISECOND
 FETCH_AGAIN_US = 15 * MILLISECOND
@@ -73,10 +73,7 @@ class SimPartStore:
         self._node.send(source, Return(call_id, outcome))
 
     def _fails(self) -> bool:
-        options = self._world.options
-        return (
-            options.fsync_failure > 0 and not self._world.healing and self._world.rng.random() < options.fsync_failure
-        )
+        return self._world.chance(self._world.options.fsync_failure)
 
     # Publishing.
 
@@ -150,7 +147,7 @@ class SimPartStore:
             ages[part.batch] = max(ages.get(part.batch, 0), self._world.now - part.since)
         if ages:
             batches = tuple(StagedBatch(b.run, b.batch, b.generation, age) for b, age in ages.items())
-            target = ("mr", self._world.rng.randint(1, self._node.metadata_nodes))
+            target = ("mr", self._world.rng.randint(1, self._world.options.metadata_nodes))
             self._node.send(target, SimCall(0, StagedRequest(self._node.node, batches)))
 
     def answered(self, answer: StagedAnswer) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from cutwater.types import LogStreamId, NodeState, Report, StorageNodeId, UncommitReport
+from cutwater.core.order.state import LogStream
+from cutwater.types import LogStreamId, NodeState, ReplicaState, Report, StorageNodeId, UncommitReport
 
 
 class Admitted(Struct, frozen=True):
@@ -69,6 +70,11 @@ class ReportBook:
 
     def of_stream(self, stream: LogStreamId) -> Mapping[StorageNodeId, UncommitReport]:
         return self._by_stream.get(stream, {})
+
+    def is_running(self, stream: LogStream, node: StorageNodeId) -> bool:
+        """Whether the node's replica runs in the present epoch of the stream."""
+        ur = self.of(stream.stream, node)
+        return ur is not None and ur.epoch == stream.epoch and ur.state is ReplicaState.RUNNING
 
     def newest(self, node: StorageNodeId) -> Report | None:
         return self._newest.get(node)
