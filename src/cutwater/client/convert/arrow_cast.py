@@ -137,8 +137,17 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     found = _fixed_cast(column, undemanding)
     if undemanding.equals(kind):
         return found
-    _, data = found.__arrow_c_array__()
-    return pa.Array._import_from_c_capsule(kind.__arrow_c_schema__(), data)
+    return pa.array(_Retyped(found, kind))
+
+
+class _Retyped:
+    """An array that passes for one of another type with the same layout, by Arrow's protocol for exporting data."""
+
+    def __init__(self, array: pa.Array, kind: pa.DataType) -> None:
+        self._array, self._kind = array, kind
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self._kind.__arrow_c_schema__(), self._array.__arrow_c_array__()[1]
 
 
 @lru_cache(maxsize=256)

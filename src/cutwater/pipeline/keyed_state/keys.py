@@ -57,13 +57,6 @@ def key_bytes(key: Any) -> bytes:
     return _component(key)
 
 
-def bytes_of_keys(keys: Sequence[Any]) -> list[bytes]:
-    """Return the bytes of many keys. Texts do not need a call for each."""
-    if set(map(type, keys)) == {str}:
-        return [b"\x03" + key.encode() for key in keys]
-    return list(map(key_bytes, keys))
-
-
 def _component(value: Any) -> bytes:
     if value is None:
         return b"\x00"
@@ -106,13 +99,6 @@ def key_of_bytes(data: bytes) -> Any:
         else:
             at += 2 if data[at] == 0 else 1
     return tuple(parts)
-
-
-def keys_of_bytes(data: Sequence[bytes]) -> list[Any]:
-    """Return the keys that have these bytes. Texts do not need a call for each."""
-    if all(own[0] == 3 for own in data):
-        return [own[1:].decode() for own in data]
-    return list(map(key_of_bytes, data))
 
 
 def _component_of_bytes(data: bytes) -> Any:

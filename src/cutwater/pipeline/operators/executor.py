@@ -150,8 +150,7 @@ class Machine:
         }
 
     def _apply_transforms(self, arrived: dict[Destination, list[Records]]) -> None:
-        """Run code on Spark on the records that wait for it, in the order of the program, because one node may feed
-        another."""
+        """Run code on Spark on waiting records, in the order of the program, because one node may feed another."""
         for node in self._plan.graph.of_type(TransformNode):
             records = Records.merged(arrived.pop((node.order, 0), []))
             if len(records):

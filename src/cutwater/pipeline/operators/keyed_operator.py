@@ -268,8 +268,6 @@ class KeyedOperator:
         letter = dead_letter(self.spec.uid, when, what, key=context.key, time=context.timestamp, row=row)
         self._out[DEAD_LETTERS].append(when, path + number(0), context.timestamp, letter)
 
-    # ------------------------------------------------------------------------------------------------ what is visible
-
     def watermark(self) -> int:
         return self._events.steps.last
 
