@@ -194,7 +194,7 @@ def test_a_time_that_is_none_names_line_and_column() -> None:
         rows.of(piece_of('{"day": "soon"}'))
     with pytest.raises(InvalidArgument, match=r"line 1, column 'at': .* cannot be timestamp.*without being changed"):
         rows.of(piece_of('{"at": "2026-01-31T12:00:00.123456789Z"}'))
-    assert rows.of(piece_of('{"at": "2026-01-31T12:00:00.123456000Z"}'))[1][0]["at"].value % 1_000_000 == 123_456
+    assert rows.of(piece_of('{"at": "2026-01-31T12:00:00.123456000Z"}'))[1][0]["at"].microsecond == 123_456
 
 
 # Records out.
