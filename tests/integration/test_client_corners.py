@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from cutwater.client.append.batcher import LANE_BYTES_MAX
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed
 from cutwater.client.produce.producer import AsyncProducer
-from cutwater.client.produce.producer_flights import Flight
+from cutwater.client.produce.producer_queue import Flight
 from cutwater.client.read.records import Record
 from cutwater.client.subscribe.stream_readers import Feed
 from cutwater.client.subscribe.subscriptions import AsyncSubscription
@@ -72,7 +73,7 @@ def test_closing_tells_also_those_who_wait_for_room(tmp_path: Path) -> None:
             value = b"x" * 60_000
             tasks = [asyncio.create_task(other.append("t", value, stream=stream, timeout=1_000)) for _ in range(400)]
             (lane,) = await _lanes(cluster, other)
-            await cluster.until(lambda: not lane._room.is_set(), "the lane is full")
+            await cluster.until(lambda: lane.bytes > LANE_BYTES_MAX, "the lane is full")
             await other.close()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {ClientClosed}
@@ -131,7 +132,7 @@ def test_a_producer_that_was_never_open_leaves_nothing_behind(tmp_path: Path) ->
 def _answer(
     producer: AsyncProducer, epoch: int, sequence: int, outcome: Received[AppendAnswer] | CutwaterError
 ) -> None:
-    flight = producer._flights.get(Sequence(sequence)) or Flight([])
+    flight = producer._queue.flights.get(Sequence(sequence)) or Flight([])
     flight.open_calls += 1
     tag = ProducerTag(ProducerId(producer.id), ProducerEpoch(epoch), Sequence(sequence))
     producer._answered(BatchKind.DATA, tag, flight, outcome)

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -236,6 +237,46 @@ def test_of_many_values_the_one_that_is_too_large_is_named(log: cutwater.Client)
         producer.send(values)
     assert log.append("one", values.slice(0, 100_000)).count == 100_000
     assert sum(1 for _ in log.subscribe("one", follow=False)) == 100_000
+
+
+def outcome_of(append: Callable[..., cutwater.Ack], log: cutwater.Client, given: dict[str, Any]) -> object:
+    """What an append has stored, or the error."""
+    try:
+        ack = append(**given)
+    except cutwater.CutwaterError as error:
+        return type(error), error.message
+    records = [log.read(ack.glsn + i) for i in range(ack.count)]
+    is_given = "timestamp" in given
+    return [(record.value, record.key, record.headers, is_given and record.timestamp) for record in records]
+
+
+def test_threads_append_what_coroutines_append(log: cutwater.Client) -> None:
+    """Threads have a way of their own that is cheaper."""
+    log.create_topic("plain")
+    log.create_topic("typed", schema={"n": pa.int64()})
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    some = pa.array([b"a", b"", b"c"], pa.binary())
+    values: list[Any] = [
+        b"x",
+        "text",
+        [b"a", b"b"],
+        some,
+        pa.table({"value": some}),
+        pa.array([b"y" * 100] * 1_000),
+        7,
+        {},
+    ]
+    options: list[dict[str, Any]] = [
+        *({}, {"key": b"k"}, {"key": 3}, {"headers": {"a": b"b"}}, {"timestamp": at}, {"idle": True}, {"idle": 2}),
+        *({"watermark": at}, {"stream": 1}, {"stream": 99, "timeout": 5}, {"stream": "a"}, {"if_llsn": 1}),
+    ]
+    cases = [{"topic": "plain", "records": records, **extra} for records in values for extra in options]
+    cases += [{"topic": "typed", "records": records} for records in ({"n": 1}, [{"n": 2}, {"n": 3}], {"m": 1}, b"x")]
+    cases += [{"topic": "none", "records": b"x"}, {"topic": 3, "records": b"x"}]
+    for given in cases:
+        by_thread = outcome_of(log.append, log, given)
+        by_coroutine = outcome_of(lambda **given: log._loop.run(log._async.append(**given)), log, given)
+        assert by_thread == by_coroutine, given
 
 
 def test_back_pressure_stops_a_thread_that_sends_too_much(log: cutwater.Client) -> None:
@@ -868,6 +909,11 @@ def test_arguments_of_a_wrong_type_are_refused_in_words(tmp_path: Path) -> None:
         log.create_topic("t")
         with pytest.raises(InvalidArgument, match="a timeout is a number of seconds, not 'a'"):
             log.append("t", b"x", timeout=wrong)
+        for name in ("wrong", "seconds", "outcome"):
+            with pytest.raises(TypeError, match=rf"^Client.append\(\) got an unexpected keyword argument '{name}'"):
+                log.append("t", b"x", **{name: 1})
+        with pytest.raises(TypeError, match=r"^Client.append\(\) too many positional arguments"):
+            log.append("t", b"x", b"key")  # type: ignore[misc]
         with pytest.raises(InvalidArgument, match=r"tls= is a context .* not 'a': make one with cutwater.tls_context"):
             cutwater.connect("cutwater://127.0.0.1:1", tls=wrong, token="t")
         with pytest.raises(InvalidArgument, match="there is no GLSN 'a': positions are whole numbers"):

@@ -31,7 +31,7 @@ PAIRS: list[tuple[type[Any], type[Any], set[str]]] = [
     (
         AsyncProducer,
         Producer,
-        {"open", "enqueue", "finish", "held_bytes", "on_change", "is_closed", "prepare", "timeout", "buffer_bytes"},
+        {"open", "enqueue", "finish", "held_bytes", "is_closed", "prepare", "timeout", "buffer_bytes", "wait_for_room"},
     ),
     (AsyncSubscription, Subscription, {"abandon", "begun"}),
     (AsyncStager, Stager, {"begin"}),
@@ -65,7 +65,7 @@ def test_opening_takes_what_the_asynchronous_one_takes() -> None:
 
 def test_arguments_that_do_not_fit_are_told_of_the_call_that_was_made() -> None:
     loop = LoopThread("test")
-    wrapped: Any = SimpleNamespace()
+    wrapped: Any = SimpleNamespace(_is_closed=True, _timeout=1.0)
     client = object.__new__(Client)
     Blocking.__init__(client, loop, wrapped)
     try:

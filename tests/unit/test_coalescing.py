@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from cutwater.client.append.batcher import BatchQueue
+from cutwater.client.append.batcher import BatchQueue, RoutedAppend
 from cutwater.client.append.plain_arrow import AppendRecords, Single
 from cutwater.client.append.sender import Shipment
 from cutwater.client.errors import ClientClosed
 from cutwater.core.requests import TopicInfo
-from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, StreamSealed
-from cutwater.runtime.deadlines import Deadline
+from cutwater.errors import AppendUnknown, DeadlineExceeded, StreamSealed
 from cutwater.types import GLSN, LLSN, Ack, Batch, EventTime, LogStreamId, TopicId
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
@@ -23,63 +22,35 @@ TOPIC = TopicInfo(TopicId(1), "t", GLSN(1), 1, 1)
 
 
 class Sea:
-    """Ships a batch at once, or not at all while it hangs; ``sizes`` are those of all batches that left. ``refusals``
-    are what the next batches get for an answer; those are shipped when they come a second time. ``sinks`` is raised
-    when one was just loaded."""
+    """Ships a batch at once, or not at all while it hangs; ``sizes`` are those of all batches that left. Answers with
+    ``refusal`` if there is one. While it is unreachable, nothing is loaded."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.hangs = self.is_unreachable = False
-        self.sinks: Exception | None = None
-        self.refusals: list[CutwaterError] = []
-        self.retried: list[CutwaterError | None] = []
+        self.refusal: Exception | None = None
         self.shipments: list[Shipment] = []
         self.others = False
 
     def has_way_around(self, topic: Any, pin: Any) -> bool:
         return self.others
 
-    def begin(
-        self,
-        shipment: Shipment,
-        topic: Any,
-        pin: Any,
-        load: Callable[[], Batch],
-        deadline: Any,
-        on_outcome: Callable[[Ack | CutwaterError], None],
-    ) -> bool:
-        if self.is_unreachable:
-            return False
-        try:
-            self.sizes.append(load().count)
-        except CutwaterError:
-            return False
-        shipment.may_have_arrived = True
+    def send(self, shipment: Shipment) -> None:
         self.shipments.append(shipment)
-        if self.refusals:
-            shipment.may_have_arrived = False
-            asyncio.get_running_loop().call_soon(on_outcome, self.refusals.pop())
-        elif self.sinks is not None:
-            raise self.sinks
-        elif not self.hangs:
-            asyncio.get_running_loop().call_soon(on_outcome, self._ack())
-        return True
-
-    async def ship(
-        self, shipment: Shipment, topic: Any, pin: Any, load: Any, if_llsn: Any, deadline: Any, error: Any
-    ) -> Ack:
-        self.retried.append(error)
         if self.is_unreachable:
             shipment.trouble = "it cannot be reached"
-            await asyncio.Event().wait()
-        self.sizes.append(load().count)
+            return
+        try:
+            self.sizes.append(shipment.load().count)
+        except Exception as error:
+            shipment.end(error)
+            return
         shipment.may_have_arrived = True
-        if self.sinks is not None:
-            raise self.sinks
-        return self._ack()
-
-    def _ack(self) -> Ack:
-        return Ack(GLSN(sum(self.sizes[:-1]) + 1), LLSN(1), LogStreamId(1), self.sizes[-1])
+        if self.refusal is not None:
+            asyncio.get_running_loop().call_soon(shipment.end, self.refusal)
+        elif not self.hangs:
+            ack = Ack(GLSN(sum(self.sizes[:-1]) + 1), LLSN(1), LogStreamId(1), self.sizes[-1])
+            asyncio.get_running_loop().call_soon(shipment.end, ack)
 
 
 def encoded(parts: Sequence[AppendRecords]) -> Batch:
@@ -91,8 +62,14 @@ def lane_to(sea: Sea, encode: Callable[[Sequence[AppendRecords]], Batch] = encod
 
 
 def append(lane: BatchQueue, count: int, seconds: float = 30) -> list[asyncio.Task[Ack]]:
-    part = Single(b"x", None, 0)
-    return [asyncio.create_task(lane.append(part, 1, 1, Deadline(seconds))) for _ in range(count)]
+    async def one() -> Ack:
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Ack] = loop.create_future()
+        at = loop.time() + seconds
+        assert lane.take(RoutedAppend(Single(b"x", None, 0), 1, 1, seconds, outcome, at, topic=TOPIC, pin=None))
+        return await outcome
+
+    return [asyncio.create_task(one()) for _ in range(count)]
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -112,9 +89,9 @@ async def test_few_appends_do_not_wait_for_a_batch_that_hangs() -> None:
     await asyncio.wait_for(few, 20)
     assert sea.sizes == [10, 10, 1]
     assert not any(task.done() for task in stuck)
-    await lane.close()
-    outcomes = await asyncio.gather(*stuck, return_exceptions=True)
-    assert {type(outcome) for outcome in outcomes} == {AppendUnknown}
+    lane.close()
+    for task in stuck:
+        task.cancel()
 
 
 @pytest.mark.parametrize("others", [True, False])
@@ -132,16 +109,16 @@ async def test_batches_that_hang_hold_nobody_up_if_another_log_stream_takes_appe
     assert sea.sizes == [3, 3], "as long as they are not slow, two are under way"
     for shipment in sea.shipments:
         shipment.is_slow = True
-        assert shipment.on_slow is not None
-        shipment.on_slow()
+        shipment.note_slow()
     await asyncio.sleep(0.02)
     if others:
         await asyncio.wait_for(asyncio.gather(*waiting), 20)
         assert sea.sizes == [3, 3, 2]
     else:
         assert sea.sizes == [3, 3], "there is nowhere else to go"
-    await lane.close()
-    await asyncio.gather(*stuck, *waiting, return_exceptions=True)
+    lane.close()
+    for task in (*stuck, *waiting):
+        task.cancel()
 
 
 async def test_appends_of_one_turn_travel_together_and_each_hears_of_its_own() -> None:
@@ -150,25 +127,12 @@ async def test_appends_of_one_turn_travel_together_and_each_hears_of_its_own() -
     acks = await asyncio.gather(*append(lane, 7))
     assert sea.sizes == [7]
     assert [ack.glsn for ack in acks] == list(range(1, 8))
-    await lane.close()
+    lane.close()
     with pytest.raises(ClientClosed):
         await append(lane, 1)[0]
 
 
-async def test_what_was_refused_is_tried_again_unless_that_is_hopeless() -> None:
-    sea = Sea()
-    lane = lane_to(sea)
-    sea.refusals = [sealed := StreamSealed("sealed")]
-    assert [ack.count for ack in await asyncio.gather(*append(lane, 2))] == [1, 1]
-    assert (sea.sizes, sea.retried) == ([2, 2], [sealed])
-    sea.refusals = [ClientClosed("hopeless")]
-    outcomes = await asyncio.gather(*append(lane, 2), return_exceptions=True)
-    assert {type(outcome) for outcome in outcomes} == {ClientClosed}
-    assert len(sea.retried) == 1
-    await lane.close()
-
-
-async def test_what_nobody_foresaw_is_told_at_once_and_holds_nobody_up() -> None:
+async def test_a_failure_is_told_to_all_and_holds_nobody_up() -> None:
     sea, fails = Sea(), list[bool]()
 
     def encode(parts: Sequence[AppendRecords]) -> Batch:
@@ -177,20 +141,20 @@ async def test_what_nobody_foresaw_is_told_at_once_and_holds_nobody_up() -> None
         return encoded(parts)
 
     lane = lane_to(sea, encode)
-    # More of them than may be in flight; the last one fails when it is tried for the second time.
-    for refusals in ([], [], [], [StreamSealed("sealed")]):
-        fails, sea.refusals = [False] * len(refusals) + [True], list[CutwaterError](refusals)
+    # More of them than may be in flight.
+    for _ in range(4):
+        fails = [True]
         outcomes = await asyncio.gather(*append(lane, 2), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [MemoryError] * 2
-    for refusals in ([], [], [], [StreamSealed("sealed")]):
-        sea.sinks, sea.refusals = OSError("gone"), list[CutwaterError](refusals)
+    for _ in range(4):
+        sea.refusal = StreamSealed("sealed")
         outcomes = await asyncio.gather(*append(lane, 2), return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [AppendUnknown] * 2
-        assert "OSError('gone')" in str(outcomes[0])
-    sea.sinks = None
+        assert outcomes == [sea.refusal] * 2
+    sea.refusal = None
     assert lane.is_idle
+    assert lane.bytes == 0
     assert (await append(lane, 1)[0]).count == 1
-    await lane.close()
+    lane.close()
 
 
 async def test_who_gives_up_in_the_queue_is_left_out() -> None:
@@ -207,7 +171,7 @@ async def test_who_gives_up_in_the_queue_is_left_out() -> None:
         task.cancel()
     await until(lambda: lane.is_idle)
     assert sea.sizes == [2]
-    await lane.close()
+    lane.close()
 
 
 async def test_whose_time_is_up_hears_whether_it_may_have_arrived() -> None:
@@ -224,6 +188,6 @@ async def test_whose_time_is_up_hears_whether_it_may_have_arrived() -> None:
         await append(lane, 1, 0.02)[0]
     late = append(lane, 1)
     await asyncio.sleep(0)
-    await lane.close()
+    lane.close()
     with pytest.raises(ClientClosed):
         await late[0]

@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
 from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.client.append.declarations import Declarations, required
-from cutwater.client.append.router import AppendInput, Appends, check_stream
+from cutwater.client.append.declarations import required
+from cutwater.client.append.router import Appends, check_stream
 from cutwater.client.append.sender import Shipping
 from cutwater.client.arguments import check_not_called, check_number, check_topic
 from cutwater.client.cluster.catalog_cache import Catalogs
@@ -34,6 +34,7 @@ from cutwater.client.convert.encoding import Compression, Limits, check_compress
 from cutwater.client.convert.schemas import SchemaLike
 from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
+from cutwater.client.loop_thread import Visit
 from cutwater.client.produce.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.publish.runs import PublishingCalls
 from cutwater.client.read.point_reads import PointReads
@@ -42,7 +43,6 @@ from cutwater.client.read.records import Record
 from cutwater.client.read.watermarks import Watermarks, strategy_of
 from cutwater.client.subscribe.stream_readers import Selection
 from cutwater.client.subscribe.subscriptions import AsyncSubscription, Subscriptions, make_batches, make_records
-from cutwater.client.thread_calls import Visit
 from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.durations import Duration
@@ -72,28 +72,20 @@ class AsyncClient(PublishingCalls):
         return super().__new__(cls)
 
     def __init__(
-        self,
-        repository: Repository,
-        cluster: ClusterId,
-        access: Access,
-        *,
-        timeout: float,
-        compression: Compression | None,
-        limits: Limits,
+        self, repository: Repository, access: Access, timeout: float, compression: Compression | None, limits: Limits
     ) -> None:
         """Use ``connect`` instead; ``repository`` must have answered before."""
-        self.cluster = cluster
+        self.cluster = repository.cluster
         self.servers = SCHEME + ",".join(repository.addresses)
         """The address at which other clients can connect to the same cluster."""
         self._repository = repository
         self._timeout, self._limits, self._compression = timeout, limits, compression
         self._catalogs = Catalogs(repository)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
-        self._nodes = Nodes(Endpoint(cluster, "client"), access, complain)
+        self._nodes = Nodes(Endpoint(self.cluster, "client"), access, complain)
         self._topics = Topics(repository, self._catalogs)
-        shipping = Shipping(self._catalogs, self._nodes)
-        self._appends = Appends(self._catalogs, shipping, limits, compression)
-        self._declarations = Declarations(self._catalogs, shipping)
+        self._shipping = Shipping(self._catalogs, self._nodes)
+        self._appends = Appends(self._catalogs, self._shipping, limits, compression)
         self._reading = PointReads(self._catalogs, self._nodes)
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
@@ -163,14 +155,7 @@ class AsyncClient(PublishingCalls):
         deadline = Deadline(min(check_timeout(timeout), CONNECT_SECONDS_MAX))
         try:
             catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=deadline.left_ms())
-            client = cls(
-                repository,
-                repository.cluster,
-                access,
-                timeout=timeout,
-                compression=check_compression(compression),
-                limits=limits or Limits(),
-            )
+            client = cls(repository, access, timeout, check_compression(compression), limits or Limits())
             client.servers = servers
             client._catalogs.take(catalog)
         except BaseException:
@@ -184,27 +169,23 @@ class AsyncClient(PublishingCalls):
 
         Cancelling a caller that waits for this does not stop it; the caller may wait for it again. If a log that was
         opened here cannot be closed in time, that is raised, and calling this once more tries again."""
-        if self._closing is None:
+        if self._closing is not None and self._closing.done() and self._on_close is None:
+            return
+        if self._closing is None or self._closing.done():
+            self._closing = asyncio.get_running_loop().create_task(self._close(is_first=not self._is_closed))
             self._is_closed = True
-            self._closing = asyncio.get_running_loop().create_task(self._close_all())
-        elif self._closing.done():
-            if self._on_close is None:
-                return
-            self._closing = asyncio.get_running_loop().create_task(self._close_log())
         await asyncio.shield(self._closing)
 
-    async def _close_all(self) -> None:
+    async def _close(self, *, is_first: bool) -> None:
         try:
-            await self._close()
+            if is_first:
+                await self._close_parts()
         finally:
-            await self._close_log()
+            if self._on_close is not None:
+                await self._on_close()
+                self._on_close = None
 
-    async def _close_log(self) -> None:
-        if self._on_close is not None:
-            await self._on_close()
-            self._on_close = None
-
-    async def _close(self) -> None:
+    async def _close_parts(self) -> None:
         closing = await asyncio.gather(*(producer.finish() for producer in self._producers), return_exceptions=True)
         await self._appends.close()
         await self._subscribing.close()
@@ -224,9 +205,12 @@ class AsyncClient(PublishingCalls):
         await self.close()
 
     def _deadline(self, timeout: float | None) -> Deadline:
+        self._check_open()
+        return Deadline(self._timeout if timeout is None else timeout)
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ClientClosed("this client was closed: make another one")
-        return Deadline(self._timeout if timeout is None else timeout)
 
     # Topics.
 
@@ -350,41 +334,26 @@ class AsyncClient(PublishingCalls):
         """
         if type(topic) is not str:
             check_topic(topic)
-        begun = None
-        if headers is None and watermark is None and not idle and if_llsn is None and not self._is_closed:
-            seconds = self._timeout if timeout is None else check_timeout(timeout)
-            begun = self._appends.begin(topic, records, key, timestamp, stream, seconds)
-            if begun is not None:
-                try:
-                    return await begun[0]
-                except NotFound:
-                    # Nothing was appended. The name may mean another topic by now.
-                    pass
-        deadline = self._deadline(timeout) if begun is None else Deadline(seconds, begun[1])
-        given = AppendInput(records, key, timestamp, headers, stream, watermark, if_llsn, idle)
-        return await self._appends.append(topic, given, deadline)
+        seconds = self._timeout if timeout is None else check_timeout(timeout)
+        self._check_open()
+        begun = self._appends.begin(topic, seconds, records, key, timestamp, headers, stream, watermark, idle, if_llsn)
+        if begun is not None:
+            try:
+                return await begun[0]
+            except NotFound:
+                # Nothing was appended. The name may mean another topic by now.
+                pass
+        deadline = Deadline(seconds, None if begun is None else begun[1])
+        given = records, key, timestamp, headers, stream, watermark, idle, if_llsn
+        return await self._appends.append(topic, deadline, *given)
 
     def _quick_append(
-        self,
-        topic: str,
-        records: Records,
-        *,
-        key: Value | Sequence[Value | None] | pa.Array | None = None,
-        timestamp: Time | Sequence[Time | None] | pa.Array | None = None,
-        headers: Headers | Sequence[Headers | None] | pa.Array | None = None,
-        stream: int | None = None,
-        watermark: Time | None = None,
-        idle: bool = False,
-        if_llsn: int | None = None,
-        timeout: float | None = None,
+        self, topic: str, records: Records, *, timeout: float | None = None, **given: Any
     ) -> Visit[Ack] | None:
-        """Return the append of a waiting thread without a coroutine, if the records are small and plain; None
-        otherwise. Any thread may call it."""
+        """Return the append of a waiting thread without a coroutine; None if it needs one. Any thread may call it."""
         check_topic(topic)
-        if self._is_closed or headers is not None or watermark is not None or idle or if_llsn is not None:
-            return None
         seconds = self._timeout if timeout is None else check_timeout(timeout)
-        return self._appends.quick(topic, records, key, timestamp, stream, seconds)
+        return None if self._is_closed else self._appends.visit(topic, seconds, records, **given)
 
     async def declare(
         self,
@@ -409,7 +378,7 @@ class AsyncClient(PublishingCalls):
         """
         check_topic(topic)
         pin = None if stream is None else check_stream(stream)
-        return await self._declarations.declare(topic, required(watermark, idle), pin, self._deadline(timeout))
+        return await self._appends.declare(topic, required(watermark, idle), pin, self._deadline(timeout))
 
     # Reading.
 
@@ -598,18 +567,8 @@ class AsyncClient(PublishingCalls):
         check_name("producer", id)
         info = await self._catalogs.topic(topic, deadline)
         schema = self._catalogs.view.schema(info)
-        producer = AsyncProducer(
-            self._catalogs,
-            self._nodes,
-            self._repository,
-            topic,
-            id,
-            self._appends.preparing(schema),
-            self._appends.encoding(schema),
-            self._appends.limits.together_bytes_max,
-            self._timeout,
-            buffer_bytes,
-        )
+        parts = self._catalogs, self._nodes, self._repository, self._shipping, self._appends
+        producer = AsyncProducer(*parts, topic, schema, id, self._timeout, buffer_bytes)
         # Added before it is open, so that closing the client ends it then too.
         self._producers = {known for known in self._producers if not known.is_closed} | {producer}
         await producer.open(deadline)

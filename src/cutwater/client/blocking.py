@@ -17,8 +17,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
-from cutwater.client.loop_thread import LoopThread
-from cutwater.client.thread_calls import NotThisWay, Visit
+from cutwater.client.loop_thread import LoopThread, NotThisWay, Visit
 from cutwater.runtime.deadlines import check_timeout
 
 P = ParamSpec("P")
@@ -59,7 +58,7 @@ class BindableMethod(Protocol[P, R_co]):
 
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
-    quick: Callable[Concatenate[Any, P], Visit[R] | None] | None = None,
+    quick: Callable[..., Visit[R] | None] | None = None,
 ) -> BindableMethod[P, R]:
     """Make a blocking method from a coroutine method. ``quick`` takes the same arguments and may be called from any
     thread. It does the same as the method in a cheaper way, or returns None."""

@@ -9,15 +9,12 @@ import asyncio
 import concurrent.futures
 import ssl
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Generic, Self, TypeVar
 
-from msgspec import Struct
-
-from cutwater.client.append.declarations import DECLARATION_BYTES, Declared, declared_of, required
-from cutwater.client.append.plain_arrow import AppendRecords
 from cutwater.client.arguments import check_not_called
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
@@ -27,18 +24,18 @@ from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
 from cutwater.client.produce.producer import AsyncProducer
-from cutwater.client.produce.producer_buffer import Sent
+from cutwater.client.produce.producer_queue import SentAppend, declaration
 from cutwater.client.produce.sent_future import SentFuture
 from cutwater.client.publish.part_writer import AsyncStager
 from cutwater.client.subscribe.subscriptions import AsyncSubscription, Skipped, abandon_with
-from cutwater.errors import CutwaterError, DeadlineExceeded
+from cutwater.errors import CutwaterError
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, check_timeout, check_wait
 from cutwater.types import Ack
 
 T = TypeVar("T")
 
-WAKE_SECONDS = 0.001
-"""How long threads that wait for room stay asleep while another thread has the lock."""
+SECONDS_MIN = 0.001
+"""How long a thread waits for room at least."""
 HAND_OVER_TURNS = 5
 """How many turns of the loop it takes until a thread has a result that a coroutine returns at once, and some more."""
 
@@ -156,17 +153,6 @@ class Cursor(Blocking[AsyncCursor], NamedCursor):
     drop = blocking(AsyncCursor.drop)
 
 
-class SendInput(Struct, eq=False):
-    """The arguments of ``Producer.send``, until the loop's thread takes them."""
-
-    part: AppendRecords | None
-    count: int
-    size: int
-    seconds: float
-    future: SentFuture
-    declared: Declared | None
-
-
 class Producer(Blocking[AsyncProducer]):
     """See ``Client.producer``. Any thread may send, and so may code that interrupts it: a signal handler or a finalizer
     may run in a thread that is inside ``send`` and has the lock. It may even wait there for the loop, so the loop never
@@ -175,18 +161,14 @@ class Producer(Blocking[AsyncProducer]):
     def __init__(self, loop: LoopThread, wrapped: AsyncProducer) -> None:
         super().__init__(loop, wrapped)
         self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)
         self._shared = threading.RLock()
         """The lock that all futures share."""
-        self._given: deque[SendInput] = deque()
+        self._given: deque[SentAppend] = deque()
         """Sends on their way to the loop's thread, so that a thread that sends much does not wake it each time."""
         self._is_woken = False
         """Whether the loop is about to take them over."""
         self._given_bytes = self._taken_bytes = 0
         """Bytes of all sends so far: ``_given_bytes`` is changed with the lock, ``_taken_bytes`` only by the loop."""
-        self._waiting = 0
-        self._is_closed = False
-        wrapped.on_change = self._wake
 
     @property
     def id(self) -> str:
@@ -214,112 +196,76 @@ class Producer(Blocking[AsyncProducer]):
         otherwise with ``AppendUnknown``; then the producer still goes on trying. ``watermark`` and ``idle`` are as for
         ``append``, in the log stream of this producer.
         """
-        producer = self._async
-        seconds = producer.timeout if timeout is None else check_timeout(timeout)
-        part, count, size = producer.prepare(records, key, timestamp, headers)
-        declared = declared_of(watermark, idle) if watermark is not None or idle is not False else None
-        return self._hand_in(part, count, size, seconds, declared)
+        future, seconds = SentFuture(self._shared), self._seconds(timeout)
+        self._hand_in(self._async.prepare(future, seconds, watermark, idle, records, key, timestamp, headers))
+        return future
 
     def declare(
         self, *, watermark: Time | None = None, idle: bool = False, timeout: float | None = None
     ) -> concurrent.futures.Future[Ack]:
         """Declare a watermark, idleness or both without a record, after everything that was sent before, in the log
         stream of this producer. Otherwise as ``send``."""
-        seconds = self._async.timeout if timeout is None else check_timeout(timeout)
-        return self._hand_in(None, 1, DECLARATION_BYTES, seconds, required(watermark, idle))
-
-    def _hand_in(
-        self, part: AppendRecords | None, count: int, size: int, seconds: float, declared: Declared | None
-    ) -> concurrent.futures.Future[Ack]:
-        producer = self._async
         future = SentFuture(self._shared)
-        with self._lock:
-            if not self._has_room(size):
-                self._wait_for_room(size, seconds)
-            if self._is_closed:
-                raise ClientClosed(f"producer {producer.id!r} was closed")
-            self._give(SendInput(part, count, size, seconds, future, declared))
+        self._hand_in(declaration(future, self._seconds(timeout), watermark, idle))
         return future
 
-    def _give(self, given: SendInput) -> None:
-        """Queue a send for the loop. The caller must hold the lock."""
-        self._given_bytes += given.size
-        self._given.append(given)
-        if self._is_woken:
-            return
-        try:
-            self._is_woken = True
-            self._loop.call_soon(self._take_over)
-        except BaseException:
-            self._is_woken = False
-            # Its caller gets the error that it was not sent, so it must not be taken over with the next one.
-            with suppress(ValueError):
-                self._given.remove(given)
-                self._given_bytes -= given.size
-            raise
+    def _seconds(self, timeout: float | None) -> float:
+        return self._async.timeout if timeout is None else check_timeout(timeout)
+
+    def _hand_in(self, append: SentAppend) -> None:
+        end = time.monotonic() + append.seconds
+        while not self._give(append):
+            self._hand_over()
+            left = max(end - time.monotonic(), SECONDS_MIN)
+            self._loop.run(self._async.wait_for_room(append.size, timeout=left), left)
+
+    def _give(self, append: SentAppend) -> bool:
+        """Queue a send for the loop, if there is room."""
+        with self._lock:
+            if self._async.is_closed:
+                raise ClientClosed(f"producer {self.id!r} was closed")
+            held = self._given_bytes - self._taken_bytes + self._async.held_bytes
+            if held and held + append.size > self._async.buffer_bytes:
+                return False
+            self._given_bytes += append.size
+            self._given.append(append)
+            if self._is_woken:
+                return True
+            try:
+                self._is_woken = True
+                self._hand_over()
+            except BaseException:
+                self._is_woken = False
+                # Its caller gets the error that it was not sent, so it must not be taken over with the next one.
+                with suppress(ValueError):
+                    self._given.remove(append)
+                    self._given_bytes -= append.size
+                raise
+        return True
 
     def _hand_over(self) -> None:
-        """Wake the loop before waiting for it: if this interrupts ``send``, the loop may not have been woken yet."""
+        """Wake the loop, also before waiting for it: if this interrupts ``send``, it may not have been woken yet."""
         self._loop.call_soon(self._take_over)
-
-    def _has_room(self, size: int) -> bool:
-        held = self._given_bytes - self._taken_bytes + self._async.held_bytes
-        return self._is_closed or not held or held + size <= self._async.buffer_bytes
-
-    def _wait_for_room(self, size: int, seconds: float) -> None:
-        self._hand_over()
-        self._waiting += 1
-        try:
-            has_room = self._room.wait_for(lambda: self._has_room(size), seconds)
-        finally:
-            self._waiting -= 1
-        if not has_room:
-            raise DeadlineExceeded(f"producer {self.id!r} has no room, after {seconds:g} s: nothing was sent")
-
-    def _wake(self) -> None:
-        """Wake threads that wait for room; runs on the loop's thread."""
-        if not self._waiting:
-            return
-        if not self._lock.acquire(blocking=False):
-            asyncio.get_running_loop().call_later(WAKE_SECONDS, self._wake)
-            return
-        try:
-            self._room.notify_all()
-        finally:
-            self._lock.release()
 
     def _take_over(self) -> None:
         """Take over the sends; runs on the loop's thread. The flag is cleared before the first look; otherwise a send
         that is given in between would be forgotten."""
         self._is_woken = False
         now = asyncio.get_running_loop().time()
-        sent = list[Sent]()
+        taken = list[SentAppend]()
         # A send that failed in ``_give`` may be gone before it is taken.
         with suppress(IndexError):
             while self._given:
-                given = self._given.popleft()
-                seconds = given.seconds
-                sent.append(
-                    Sent(
-                        given.part,
-                        given.count,
-                        given.size,
-                        now + seconds,
-                        seconds,
-                        given.future,
-                        declared=given.declared,
-                    )
-                )
-        if not sent:
-            return
+                append = self._given.popleft()
+                append.at = now + append.seconds
+                taken.append(append)
         try:
-            self._async.enqueue(sent)
+            self._async.enqueue(taken)
         except CutwaterError as error:
-            for one in sent:
+            for append in taken:
                 with suppress(concurrent.futures.InvalidStateError):
-                    one.future.set_exception(error)
-        self._taken_bytes += sum(one.size for one in sent)
-        self._wake()
+                    append.outcome.set_exception(error)
+        self._taken_bytes += sum([append.size for append in taken])
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
@@ -331,9 +277,6 @@ class Producer(Blocking[AsyncProducer]):
     def close(self, *, timeout: float | None = None) -> None:
         """Flush and end. A send without an outcome by then fails: *unknown* if it was sent. This also waits for sends
         whose callers were already told *unknown*; ``AppendUnknown`` says that some still are."""
-        with self._lock:
-            self._is_closed = True
-            self._room.notify_all()
         self._hand_over()
         self._loop.run(self._async.close(timeout=timeout), timeout)
 

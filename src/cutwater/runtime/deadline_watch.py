@@ -8,11 +8,14 @@ deadline.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from math import inf
 
 PRECISION_SECONDS = 0.005
 """The timer fires at most once in this time, so a deadline may be noticed this much late."""
+PAUSES = 10
+"""With very many calls, the timer fires so seldom that ``expire`` takes at most one part in this many of the time."""
 
 
 class DeadlineWatch:
@@ -44,7 +47,9 @@ class DeadlineWatch:
 
     def _fire(self) -> None:
         self._timer, self.armed = None, inf
-        now = self._loop.time()
+        now, begun = self._loop.time(), time.monotonic()
         earliest = self._expire(now)
         if earliest < inf:
-            self.note(max(earliest, now + PRECISION_SECONDS))
+            # The time of the loop may stand still during a turn.
+            spent = time.monotonic() - begun
+            self.note(max(earliest, now + max(PRECISION_SECONDS, PAUSES * spent)))

@@ -1,5 +1,5 @@
-"""Appends without a producer: from the arguments of a call to an acknowledgement, an error, or an unknown outcome.
+"""Appends: from the arguments of a call to an acknowledgement, an error, or an unknown outcome.
 
-``router`` chooses how an append is sent, ``batcher`` joins small appends, ``sender`` sends each batch at most once.
-Not here: appends that are sent again (``client.produce``).
+``router`` prepares an append, ``batcher`` joins small appends, ``sender`` sends each batch. Not here: what a producer
+adds, which numbers its batches and sends them again (``client.produce``).
 """

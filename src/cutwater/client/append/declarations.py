@@ -1,23 +1,16 @@
-"""Declares a watermark or idleness: with records, or alone to one log stream or to all log streams of a topic."""
+"""Declarations of a watermark or idleness, as parts of batches."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct, structs
 
-from cutwater.client.append.sender import Shipment, Shipping
-from cutwater.client.cluster.catalog_cache import Catalogs
 from cutwater.client.convert.times import Time, time_us
-from cutwater.core.requests import StreamInfo, TopicInfo
-from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
-from cutwater.runtime.deadlines import Deadline
-from cutwater.types import Ack, Batch, BatchKind, EventTime, LogStreamId
-
-DECLARATION_BYTES = 128
-"""Approximate room that a declaration takes in a producer's buffer."""
+from cutwater.core.requests import StreamInfo
+from cutwater.errors import CutwaterError, InvalidArgument
+from cutwater.types import Ack, Batch, BatchKind, EventTime
 
 
 class Declared(Struct, frozen=True):
@@ -54,33 +47,7 @@ def required(watermark: Time | None, idle: Any) -> Declared:
     return declared
 
 
-class Declarations:
-    """Appends declarations without a record."""
-
-    def __init__(self, catalogs: Catalogs, shipping: Shipping) -> None:
-        self._catalogs, self._shipping = catalogs, shipping
-
-    async def declare(self, name: str, declared: Declared, pin: LogStreamId | None, deadline: Deadline) -> list[Ack]:
-        """Append to the log stream ``pin``, or to every log stream of the topic that is not sealed permanently."""
-        view = await self._catalogs.fresh(deadline)
-        topic = await self._catalogs.topic(name, deadline)
-        if pin is not None:
-            return [await self._ship(topic, pin, declared, deadline)]
-        streams = [info for info in view.streams_of(topic.topic) if not info.final]
-        if not streams:
-            raise Unavailable(f"topic {name!r} has no log stream that takes appends, so nothing was declared")
-        outcomes = await asyncio.gather(
-            *(self._ship(topic, info.stream, declared, deadline) for info in streams), return_exceptions=True
-        )
-        _raise_first(streams, outcomes)
-        return [outcome for outcome in outcomes if isinstance(outcome, Ack)]
-
-    async def _ship(self, topic: TopicInfo, pin: LogStreamId, declared: Declared, deadline: Deadline) -> Ack:
-        batch = declared.alone()
-        return await self._shipping.ship(Shipment(), topic, pin, lambda: batch, None, deadline)
-
-
-def _raise_first(streams: Sequence[StreamInfo], outcomes: Sequence[Ack | BaseException]) -> None:
+def raise_first(streams: Sequence[StreamInfo], outcomes: Sequence[Ack | BaseException]) -> None:
     """Raise the first failure, and say which log streams have the declaration: declaring it again is safe."""
     failed = {
         info.stream: outcome

@@ -1,30 +1,27 @@
-"""Parts of a batch: appends that share it, how they become its body, and which of its positions each one gets.
+"""Parts of a batch: the records of appends that share it, and how they become its body.
 
 Most records are plain: a value, perhaps a key, no headers. This module assembles the body of plain records from their
 bytes, because making an Arrow batch of a few records costs many times as much as the records. The body has the same
-bytes that Arrow would write; Arrow writes all other bodies.
+bytes that Arrow would write; Arrow writes all other bodies. ADR 0045 has the figures that justify this.
 """
 
 from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby, repeat
-from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.client.convert.schemas import HEADERS, KEY_VALUE, TIMESTAMP
+from cutwater.client.convert.schemas import KEY_VALUE
 from cutwater.format import plain_bodies
 from cutwater.format.plain_bodies import layout, no_headers_bytes
-from cutwater.format.projection import no_values
-from cutwater.types import GLSN, LLSN, Ack
 
 
-class Single(Struct, frozen=True):
+class Single(Struct, frozen=True, gc=False):
     """One checked record of key and value; it becomes Arrow data together with its neighbours."""
 
     value: bytes
@@ -35,7 +32,7 @@ class Single(Struct, frozen=True):
 _Buffer: TypeAlias = bytes | memoryview
 
 
-class Values(Struct, frozen=True):
+class Values(Struct, frozen=True, gc=False):
     """Records that are only values, all with the same event time. ``data`` holds the values one after the other.
     ``offsets`` hold where each value begins and where the last one ends, as in Arrow. The first begins at ``start``,
     which is not zero if the values were cut out of a larger array."""
@@ -77,7 +74,7 @@ AppendRecords: TypeAlias = Single | Values | pa.RecordBatch
 def owned(part: AppendRecords) -> AppendRecords:
     """Return the part in memory of its own. A part waits until its batch is sent, and a caller that appends NumPy,
     pandas or Arrow data may write to that memory meanwhile."""
-    if isinstance(part, Single):
+    if isinstance(part, Single) or (isinstance(part, Values) and type(part.data) is bytes):
         return part
     if isinstance(part, Values):
         return Values(bytes(part.offsets), bytes(part.data), part.start, part.count, part.timestamp)
@@ -96,55 +93,20 @@ class JoinedBatch(NamedTuple):
     times: tuple[int, int] | None
 
 
-class Counted(Protocol):
-    @property
-    def count(self) -> int: ...
-
-
-_count = attrgetter("count")
-
-
-def shares(ack: Ack, parts: Sequence[Counted]) -> list[Ack]:
-    """Return the positions of each part of an acknowledged batch, in the order of the parts."""
-    if len(parts) == 1:
-        return [ack]
-    counts = list(map(_count, parts))
-    glsns, llsns = accumulate(counts, initial=ack.glsn), accumulate(counts, initial=ack.llsn)
-    return list(map(Ack, cast("Iterator[GLSN]", glsns), cast("Iterator[LLSN]", llsns), repeat(ack.stream), counts))
-
-
 def joined(parts: Sequence[AppendRecords]) -> JoinedBatch:
     """Return all parts as one record batch, in their order."""
-    runs = [_of_run(kind, list(run)) for kind, run in groupby(parts, type)]
+    runs = [_of_run(list(run)) for _, run in groupby(parts, type)]
     if len(runs) == 1:
         return runs[0]
     return JoinedBatch(pa.concat_batches([run.rows for run in runs]), None)
 
 
-def _of_run(kind: type, run: list[Any]) -> JoinedBatch:
-    """Convert parts of one kind to Arrow together, which costs little more than converting one of them."""
-    if kind is Single:
-        return _of_singles(run)
-    if kind is Values:
-        return _of_values(run)
-    return JoinedBatch(run[0] if len(run) == 1 else pa.concat_batches(run), None)
-
-
-def _of_singles(singles: list[Single]) -> JoinedBatch:
-    """Convert singles, which are already checked, so this does much less than ``to_batch``."""
-    times = array("q", [single.timestamp for single in singles])
-    keys = [single.key for single in singles]
-    key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
-    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), pa.py_buffer(times))
-    return JoinedBatch(rows, (min(times), max(times)))
-
-
-def _of_values(run: list[Values]) -> JoinedBatch:
-    offsets, data, _ = _values_column(run)
-    times, count = b"".join(_times_of_values(run)), sum(one.count for one in run)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))]
-    values = pa.Array.from_buffers(_BINARY, count, buffers)
-    return JoinedBatch(_key_value(pa.nulls(count, _BINARY), values, pa.py_buffer(times)), _first_and_last(run))
+def _of_run(run: list[AppendRecords]) -> JoinedBatch:
+    """Convert parts of one kind together, which costs little more than converting one of them."""
+    plain = plain_body(run)
+    if plain is None:
+        return JoinedBatch(run[0] if len(run) == 1 else pa.concat_batches(run), None)
+    return JoinedBatch(pa.ipc.read_record_batch(pa.py_buffer(plain.body), KEY_VALUE), plain.times)
 
 
 def _times_of_values(run: Sequence[Values]) -> list[bytes]:
@@ -175,16 +137,6 @@ def _of_each(run: Sequence[Values], numbers: Sequence[int]) -> int:
     return int.from_bytes(b"".join(each), "little")
 
 
-def _key_value(keys: pa.Array, values: pa.Array, times: pa.Buffer) -> pa.RecordBatch:
-    """Make a record batch without headers."""
-    count = len(values)
-    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, times])
-    return pa.RecordBatch.from_arrays([keys, values, stamps, no_values(count, HEADERS)], schema=KEY_VALUE)
-
-
-_BINARY = pa.binary()
-
-
 # Bodies without Arrow.
 
 
@@ -197,23 +149,11 @@ class Plain(Struct, frozen=True):
 
 
 def plain_body(parts: Sequence[AppendRecords]) -> Plain | None:
-    """Return the body of these records, equal to ``joined(parts).rows.serialize()``, or None if it needs Arrow."""
-    first = parts[0]
-    if len(parts) == 1 and type(first) is Single and first.key is None:
-        return _plain_value(first)
+    """Return the body of these records, the same bytes that Arrow writes for them, or None if it needs Arrow."""
     kinds = set(map(type, parts))
     if kinds == {Single}:
         return _plain_singles(parts)
     return _plain_values(parts) if kinds == {Values} else None
-
-
-def _plain_value(single: Single) -> Plain:
-    """Return the body of one record without a key, the usual batch of a caller that waits for each append. All columns
-    except the value are known beforehand."""
-    value, time = single.value, single.timestamp
-    size = len(value)
-    columns = _NO_KEY, _ENDS.pack(0, size), value, _PADDING[size % 8], _NUMBER.pack(time), _NO_HEADERS
-    return Plain(b"".join((layout(1, 1, 0, size).head, *columns)), 1, (time, time))
 
 
 def _plain_singles(singles: Sequence[Any]) -> Plain:
@@ -258,11 +198,6 @@ def _bits(values: list[bytes | None], missing: int) -> bytes:
 _PADDING = [bytes(-size % 8) for size in range(8)]
 _NUMBER = struct.Struct("<q")
 _OFFSET = struct.Struct("<i")
-_ENDS = struct.Struct("<2i")
-"""Begin and end of one value."""
-_NO_KEY = bytes(8 + 8)
-"""Validity bitmap and offsets of a missing key."""
-_NO_HEADERS = bytes(no_headers_bytes(1))
 
 
 def _body(

@@ -1,5 +1,5 @@
-"""Decides how an append is sent: small appends share a batch with others; large ones, and those with a condition, go
-alone."""
+"""Takes an append in: prepares its records, and decides how they are sent. Small appends share a batch with others;
+large ones, and those with a declaration or a condition, go alone."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from datetime import datetime
 from functools import partial
 from operator import index
 from time import time_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.client.append.batcher import RECORD_COST_BYTES, SMALL_BYTES, BatchQueue, BatchQueues, Waiting
-from cutwater.client.append.declarations import declared_of
+from cutwater.client.append.batcher import AppendOutcome, BatchQueue, RoutedAppend
+from cutwater.client.append.declarations import Declared, declared_of, raise_first
 from cutwater.client.append.plain_arrow import AppendRecords, Single, are_in_order, owned, values_of
 from cutwater.client.append.sender import Shipment, Shipping
 from cutwater.client.arguments import check_number
 from cutwater.client.cluster.catalog_cache import Catalogs
 from cutwater.client.convert.conversion import Records, to_batch
-from cutwater.client.convert.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
+from cutwater.client.convert.encoding import Compression, Limits, encode_parts, value_bytes_max
 from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.convert.times import Time, time_us
 from cutwater.client.convert.value_rule import check_arrow
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
-from cutwater.client.thread_calls import NotThisWay, Visit
+from cutwater.client.loop_thread import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
-from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFound
+from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFound, Unavailable
 from cutwater.runtime.deadlines import Deadline
-from cutwater.types import LLSN, Ack, Batch, LogStreamId
+from cutwater.types import LLSN, Ack, Batch, LogStreamId, TopicId
 
 LANES_MAX = 256
+SMALL_BYTES = 64 * 1024
+"""Appends up to this size may share a batch."""
 RECORD_BYTES = 16
 """Approximate overhead of one record, or of a batch of values with their offsets."""
 TIME_BYTES = 8
@@ -39,8 +41,8 @@ TIME_BYTES = 8
 _PLAIN = (str, bytearray, memoryview, bytes)
 _ONLY_VALUES = ["value"]
 
-Prepare = Callable[[Records, Any, Any, Any], tuple[AppendRecords, int, int]]
-"""Turns records, key, timestamp and headers into a part of a batch, its number of records, and its bytes."""
+Prepared: TypeAlias = tuple[AppendRecords, int, int]
+"""A part of a batch, its number of records, and its bytes."""
 
 
 def check_stream(stream: object) -> LogStreamId:
@@ -56,48 +58,280 @@ def now_us() -> int:
     return time_ns() // 1_000
 
 
-class AppendInput:
-    """The arguments of one append."""
+class _Alone(Shipment, eq=False, kw_only=True):
+    """A batch of one append."""
 
-    __slots__ = ("declared", "headers", "if_llsn", "key", "records", "stream", "timestamp")
+    append: RoutedAppend
 
-    def __init__(
+    def load(self) -> Batch:
+        if self.append.outcome.done():
+            raise ClientClosed("the caller does not wait for this append any more")
+        assert self.append.batch is not None
+        return self.append.batch
+
+    def end(self, outcome: Ack | Exception) -> None:
+        waiting = self.append.outcome
+        if waiting.done():
+            return
+        if isinstance(outcome, Ack):
+            waiting.set_result(outcome)
+        else:
+            waiting.set_exception(outcome)
+
+
+class Appends:
+    def __init__(self, catalogs: Catalogs, shipping: Shipping, limits: Limits, compression: Compression | None) -> None:
+        self._catalogs, self._shipping = catalogs, shipping
+        self.limits, self._compression = limits, compression
+        self._small_bytes = min(SMALL_BYTES, limits.record_bytes_max)
+        self._loop = asyncio.get_running_loop()
+        self._lanes: dict[tuple[TopicId, LogStreamId | None, int], BatchQueue] = {}
+        """By topic, log stream and number of the schema."""
+
+    async def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+        await self._shipping.close()
+
+    def begin(
         self,
+        topic: str,
+        seconds: float,
         records: Records,
         key: Any,
         timestamp: Any,
         headers: Any,
         stream: int | None,
         watermark: Time | None,
+        idle: bool,
         if_llsn: int | None,
+    ) -> tuple[asyncio.Future[Ack], float] | None:
+        """Append what ``prepare`` is given, without a coroutine, and return the outcome and the deadline. Returns None
+        if this needs ``append``; then nothing was done."""
+        info = self._catalogs.view.topics.get(topic)
+        if info is None:
+            return None
+        outcome: asyncio.Future[Ack] = self._loop.create_future()
+        try:
+            append = self.prepare(
+                info, seconds, outcome, records, key, timestamp, headers, stream, watermark, idle, if_llsn
+            )
+        except InvalidRecord:
+            # The schema may have grown since the catalog was fetched, which ``append`` will find out.
+            return None
+        append.at = at = self._loop.time() + seconds
+        return (outcome, at) if self.submit(append) is None else None
+
+    async def append(self, topic: str, deadline: Deadline, *given: Any) -> Ack:
+        """Do the same as ``begin`` in every case."""
+        info = self._catalogs.view.topics.get(topic) or await self._catalogs.topic(topic, deadline)
+        try:
+            return await self._append(info, deadline, given)
+        except NotFound:
+            # Nothing was appended. The name may mean another topic by now.
+            found = self._catalogs.view.topics.get(topic)
+            if found is None or found.topic == info.topic:
+                raise
+            return await self._append(found, deadline, given)
+
+    async def _append(self, info: TopicInfo, deadline: Deadline, given: tuple[Any, ...]) -> Ack:
+        outcome: asyncio.Future[Ack] = self._loop.create_future()
+        try:
+            append = self.prepare(info, deadline.seconds, outcome, *given)
+        except InvalidRecord:
+            await self._catalogs.fresh(deadline)
+            info = await self._catalogs.topic(info.name, deadline)
+            append = self.prepare(info, deadline.seconds, outcome, *given)
+        append.at = deadline.at
+        while (full := self.submit(append)) is not None:
+            await full.wait_for_room(deadline)
+        return await outcome
+
+    async def declare(self, name: str, declared: Declared, pin: LogStreamId | None, deadline: Deadline) -> list[Ack]:
+        """Append a declaration without a record to the log stream ``pin``, or to every log stream of the topic that is
+        not sealed permanently."""
+        view = await self._catalogs.fresh(deadline)
+        topic = await self._catalogs.topic(name, deadline)
+        if pin is not None:
+            return [await self._declare(topic, pin, declared, deadline)]
+        streams = [info for info in view.streams_of(topic.topic) if not info.final]
+        if not streams:
+            raise Unavailable(f"topic {name!r} has no log stream that takes appends, so nothing was declared")
+        outcomes = await asyncio.gather(
+            *(self._declare(topic, info.stream, declared, deadline) for info in streams), return_exceptions=True
+        )
+        raise_first(streams, outcomes)
+        return [outcome for outcome in outcomes if isinstance(outcome, Ack)]
+
+    async def _declare(self, topic: TopicInfo, pin: LogStreamId, declared: Declared, deadline: Deadline) -> Ack:
+        outcome: asyncio.Future[Ack] = self._loop.create_future()
+        append = RoutedAppend(
+            None, 1, 0, deadline.seconds, outcome, deadline.at, topic=topic, pin=pin, batch=declared.alone()
+        )
+        self.submit(append)
+        return await outcome
+
+    def visit(self, topic: str, seconds: float, records: Records, **given: Any) -> Visit[Ack] | None:
+        """Return an append that a thread waits for without a coroutine, or None if it needs ``append``. Takes what
+        ``prepare`` takes. Any thread may call this, so it changes nothing before the visit begins."""
+        info = self._catalogs.view.topics.get(topic)
+        if info is None:
+            return None
+        visit = AppendVisit(self.submit, seconds)
+        try:
+            visit.append = self.prepare(info, seconds, visit, records, **given)
+        except InvalidRecord:
+            return None
+        return visit
+
+    def prepare(
+        self,
+        info: TopicInfo,
+        seconds: float,
+        outcome: AppendOutcome,
+        records: Records,
+        key: Any = None,
+        timestamp: Any = None,
+        headers: Any = None,
+        stream: int | None = None,
+        watermark: Time | None = None,
         idle: bool = False,
-    ) -> None:
-        self.records, self.key, self.timestamp, self.headers = records, key, timestamp, headers
-        self.stream = None if stream is None else check_stream(stream)
-        self.declared = declared_of(watermark, idle)
-        self.if_llsn = None if if_llsn is None else check_number("if_llsn", if_llsn, "an LLSN")
+        if_llsn: int | None = None,
+    ) -> RoutedAppend:
+        """Check the arguments of an append, and copy its records. Any thread may call this."""
+        pin = None if stream is None else check_stream(stream)
+        schema = self._catalogs.view.schema(info)
+        is_plain = headers is None and not schema.versions
+        plain = self._plain(records, key, timestamp) if is_plain else None
+        part, count, size = plain or self._rows(schema, records, key, timestamp, headers)
+        append = RoutedAppend(part, count, size, seconds, outcome, topic=info, pin=pin, schema=schema)
+        if watermark is not None or idle is not False or if_llsn is not None:
+            declared = declared_of(watermark, idle)
+            append.if_llsn = None if if_llsn is None else LLSN(check_number("if_llsn", if_llsn, "an LLSN"))
+            if if_llsn is not None and pin is None:
+                raise InvalidArgument("if_llsn= is a position in one log stream: name it with stream=")
+            append.batch = self.encode(schema, [part], declared)
+        elif size > self._small_bytes:
+            append.batch = self.encode(schema, [part])
+        elif type(part) is not Single:
+            append.part = owned(part)
+        return append
+
+    def submit(self, append: RoutedAppend) -> BatchQueue | None:
+        """Send an append, by itself or through its lane. Returns the lane if it has no room; then nothing was done."""
+        schema = append.schema
+        if append.batch is None and schema is not None:
+            lane = self._lanes.get((append.topic.topic, append.pin, len(schema.versions)))
+            if lane is None:
+                lane = self._new_lane(append.topic, append.pin, schema)
+            return None if lane.take(append) else lane
+        append.part = None
+        shipment = _Alone(
+            topic=append.topic,
+            pin=append.pin,
+            deadline=Deadline(append.seconds, append.at),
+            if_llsn=append.if_llsn,
+            append=append,
+        )
+        self._shipping.send(shipment)
+        if isinstance(append.outcome, asyncio.Future):
+            # Its caller may be cancelled.
+            append.outcome.add_done_callback(lambda _: self._shipping.cancel(shipment))
+        return None
+
+    def part_of(self, schema: TopicSchema, records: Records, key: Any, timestamp: Any, headers: Any) -> Prepared:
+        """Convert records to a part of a batch. The part may share the memory of the records."""
+        plain = self._plain(records, key, timestamp) if headers is None and not schema.versions else None
+        return plain or self._rows(schema, records, key, timestamp, headers)
+
+    def _rows(self, schema: TopicSchema, records: Records, key: Any, timestamp: Any, headers: Any) -> Prepared:
+        rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now_us())
+        return rows, rows.num_rows, rows.nbytes
+
+    def encode(self, schema: TopicSchema, parts: Sequence[AppendRecords], declared: Declared | None = None) -> Batch:
+        batch = encode_parts(parts, schema, now_us, limits=self.limits, compression=self._compression)
+        return batch if declared is None else declared.with_records(batch)
+
+    def _plain(self, records: Any, key: Any, timestamp: Any) -> Prepared | None:
+        """Convert plain records of key and value; return None if they need a full conversion."""
+        if type(records) is bytes:
+            value = records
+        elif isinstance(records, _PLAIN):
+            value = _bytes(records)
+        else:
+            return self._values(records) if key is None and timestamp is None else None
+        if timestamp is None:
+            timestamp = time_ns() // 1_000
+        elif type(timestamp) is datetime:
+            timestamp = time_us(timestamp)
+        else:
+            return None
+        size = len(value) + RECORD_BYTES
+        if key is not None:
+            if not isinstance(key, bytes):
+                return None
+            size += len(key)
+        if size > self.limits.record_bytes_max:
+            raise RecordTooLarge(0, size, self.limits.record_bytes_max)
+        return (Single(value, key, timestamp), 1, size) if size <= self._small_bytes else None
+
+    def _values(self, records: Any) -> Prepared | None:
+        """Return the values of Arrow data that has no other column and no errors, however many they are."""
+        if isinstance(records, pa.RecordBatch):
+            if records.schema.names != _ONLY_VALUES:
+                return None
+            records = records.column(0)
+        if not isinstance(records, pa.BinaryArray) or records.null_count:
+            return None
+        part = values_of(records, time_ns() // 1_000, self._small_bytes - RECORD_BYTES)
+        if part is None:
+            return None
+        # The same number as ``nbytes``, for a fiftieth of its cost.
+        size = len(part.data) + len(part.offsets) + RECORD_BYTES
+        if size <= self._small_bytes:
+            return (part, part.count, size) if are_in_order(part) else None
+        check_arrow(records)
+        return (part, part.count, size) if self._is_plain_large(records) else None
+
+    def _is_plain_large(self, values: pa.Array) -> bool:
+        """Return whether a part that is not small can be encoded without Arrow: it is not compressed, and no record is
+        too large."""
+        if self._compression is not None:
+            return False
+        return (
+            values.total_values_length + TIME_BYTES <= self.limits.record_bytes_max
+            or value_bytes_max(values) + TIME_BYTES <= self.limits.record_bytes_max
+        )
+
+    def _new_lane(self, topic: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> BatchQueue:
+        if len(self._lanes) >= LANES_MAX:
+            self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.is_idle}
+        encode, bytes_max = partial(self.encode, schema), self.limits.together_bytes_max
+        lane = self._lanes[topic.topic, pin, schema.number] = BatchQueue(topic, pin, self._shipping, encode, bytes_max)
+        return lane
 
 
 class AppendVisit(Visit[Ack]):
-    """A small append of a thread that waits. It is itself the outcome that its lane sets. ``enter`` returns the lane,
-    or None if the append has to be made as a coroutine."""
+    """An append of a thread that waits, without a coroutine (ADR 0045). It is itself the outcome that is set."""
 
-    __slots__ = ("_ack", "_count", "_enter", "_error", "_is_done", "_part", "_seconds", "_size")
+    __slots__ = ("_ack", "_error", "_is_done", "_submit", "append")
 
-    def __init__(
-        self, enter: Callable[[], BatchQueue | None], part: AppendRecords, count: int, size: int, seconds: float
-    ) -> None:
+    append: RoutedAppend | None
+    """None once it has begun: the append refers to this visit, and without the way back its memory is free at once."""
+
+    def __init__(self, submit: Callable[[RoutedAppend], BatchQueue | None], seconds: float) -> None:
         super().__init__(seconds)
-        self._enter, self._part, self._count, self._size, self._seconds = enter, part, count, size, seconds
+        self._submit = submit
         self._ack: Ack | None = None
         self._error: BaseException | None = None
         self._is_done = False
 
     def begin(self) -> None:
+        append, self.append = self.append, None
+        assert append is not None
         try:
-            lane = self._enter()
-            at = asyncio.get_running_loop().time() + self._seconds
-            if lane is None or not lane.take(Waiting(self._part, self._count, self._size, at, self._seconds, self)):
+            append.at = asyncio.get_running_loop().time() + append.seconds
+            if self._submit(append) is not None:
                 raise NotThisWay
         except Exception as error:
             # The waiting thread must get any error.
@@ -130,211 +364,9 @@ class AppendVisit(Visit[Ack]):
 
     def stuck(self, seconds: float) -> CutwaterError:
         return AppendUnknown(
-            f"no answer came within {self._seconds:g} s, as a disk of this log does not answer, so whether the append "
-            "is in the log is not known: see to the disk, and read the log, or use a producer, which finds out"
+            f"no answer came within {self.seconds:g} s, as a disk of this log does not answer, so whether the "
+            "append is in the log is not known: see to the disk, and read the log, or use a producer, which finds out"
         )
-
-
-class Appends:
-    def __init__(self, catalogs: Catalogs, shipping: Shipping, limits: Limits, compression: Compression | None) -> None:
-        self._catalogs, self._shipping = catalogs, shipping
-        self.limits, self._compression = limits, compression
-        self._small_bytes = min(SMALL_BYTES, limits.record_bytes_max)
-        self._lanes: BatchQueues = {}
-        self._view = catalogs.view
-        self._plain_lanes: dict[tuple[str, LogStreamId | None], BatchQueue] = {}
-        """Lanes by topic and log stream. Valid as long as ``_view`` is the catalog."""
-
-    async def close(self) -> None:
-        for lane in self._lanes.values():
-            await lane.close()
-        self._shipping.close()
-
-    def begin(
-        self, topic: str, records: Records, key: Any, timestamp: Any, stream: int | None, seconds: float
-    ) -> tuple[asyncio.Future[Ack], float] | None:
-        """Accept a small and plain append, if there is room. Returns its outcome and its deadline, or None if it needs
-        ``append``; then nothing was done."""
-        if type(records) is bytes and key is None and timestamp is None and stream is None:
-            # The most common append. Does the same as the code below in fewer steps.
-            lane = self._plain_lanes.get((topic, None))
-            size = len(records) + RECORD_BYTES
-            if lane is not None and size <= self._small_bytes and self._catalogs.view is self._view:
-                return lane.begin(Single(records, None, time_ns() // 1_000), 1, size, seconds)
-        lane = self._enter(topic, None if stream is None else check_stream(stream))
-        if lane is None:
-            return None
-        part, count, size = self._plain(records, key, timestamp)
-        if part is None or size > self._small_bytes:
-            return None
-        return lane.begin(part, count, size, seconds)
-
-    async def append(self, topic: str, given: AppendInput, deadline: Deadline) -> Ack:
-        if given.if_llsn is not None and given.stream is None:
-            raise InvalidArgument("if_llsn= is a position in one log stream: name it with stream=")
-        info = self._catalogs.view.topics.get(topic) or await self._catalogs.topic(topic, deadline)
-        try:
-            return await self._append(info, given, deadline)
-        except NotFound:
-            # Nothing was appended. The name may mean another topic by now.
-            found = self._catalogs.view.topics.get(topic)
-            if found is None or found.topic == info.topic:
-                raise
-            return await self._append(found, given, deadline)
-
-    def quick(
-        self, topic: str, records: Records, key: Any, timestamp: Any, stream: int | None, seconds: float
-    ) -> Visit[Ack] | None:
-        """See ``AsyncClient._quick_append``. Any thread may call this, so it changes nothing before the visit
-        begins."""
-        info = self._catalogs.view.topics.get(topic)
-        if info is None or info.schemas:
-            return None
-        part, count, size = self._plain(records, key, timestamp)
-        if part is None or size > self._small_bytes:
-            return None
-        pin = None if stream is None else check_stream(stream)
-        return AppendVisit(partial(self._enter, topic, pin), part, count, size, seconds)
-
-    def _enter(self, topic: str, pin: LogStreamId | None) -> BatchQueue | None:
-        """Return the lane for records of key and value, or None if the topic is unknown or has a schema."""
-        if self._catalogs.view is not self._view:
-            self._view = self._catalogs.view
-            self._plain_lanes.clear()
-        lane = self._plain_lanes.get((topic, pin))
-        if lane is None:
-            info = self._view.topics.get(topic)
-            if info is None or info.schemas:
-                return None
-            lane = self._plain_lanes[topic, pin] = self._lane(info, pin, self._view.schema(info))
-        return lane
-
-    async def _append(self, info: TopicInfo, given: AppendInput, deadline: Deadline) -> Ack:
-        schema = self._catalogs.view.schema(info)
-        now = now_us()
-        is_plain = given.declared is None and given.if_llsn is None
-        if is_plain and given.headers is None and not schema.is_typed:
-            part, count, size = self._plain(given.records, given.key, given.timestamp)
-            if part is not None and size <= self._small_bytes:
-                return await self._lane(info, given.stream, schema).append(part, count, size, deadline)
-            if part is not None:
-                return await self._alone(info, given, self._encoded(schema, [part]), deadline)
-        make = partial(
-            to_batch,
-            records=given.records,
-            key=given.key,
-            timestamp=given.timestamp,
-            headers=given.headers,
-            now_us=now,
-        )
-        try:
-            rows = make(schema)
-        except InvalidRecord:
-            # The schema may have grown since the catalog was fetched.
-            await self._catalogs.fresh(deadline)
-            schema = self._catalogs.view.schema(await self._catalogs.topic(info.name, deadline))
-            rows = make(schema)
-        if is_plain and (size := rows.nbytes) <= self._small_bytes:
-            return await self._lane(info, given.stream, schema).append(owned(rows), rows.num_rows, size, deadline)
-        batch = encode(rows, schema, now, limits=self.limits, compression=self._compression)
-        if given.declared is not None:
-            batch = given.declared.with_records(batch)
-        return await self._alone(info, given, batch, deadline)
-
-    async def _alone(self, info: TopicInfo, given: AppendInput, batch: Batch, deadline: Deadline) -> Ack:
-        condition = None if given.if_llsn is None else LLSN(given.if_llsn)
-        return await self._shipping.ship(Shipment(), info, given.stream, lambda: batch, condition, deadline)
-
-    def preparing(self, schema: TopicSchema) -> Prepare:
-        """Return a function that prepares records for a producer. It refuses at once what cannot be sent at all, not
-        when its turn comes."""
-        is_typed = schema.is_typed
-
-        def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[AppendRecords, int, int]:
-            part: AppendRecords | None = None
-            if headers is None and not is_typed:
-                part, count, size = self._plain(records, key, timestamp)
-                if part is not None and size <= self._small_bytes:
-                    return part, count, size + RECORD_COST_BYTES
-            if part is None:
-                rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now_us())
-                part, count, size = rows, rows.num_rows, rows.nbytes
-            if size > self.limits.record_bytes_max:
-                self._encoded(schema, [part])
-            return owned(part), count, size + RECORD_COST_BYTES
-
-        return prepare
-
-    def encoding(self, schema: TopicSchema) -> Callable[[Sequence[AppendRecords]], Batch]:
-        return partial(self._encoded, schema)
-
-    def _encoded(self, schema: TopicSchema, parts: Sequence[AppendRecords]) -> Batch:
-        return encode_parts(parts, schema, now_us, limits=self.limits, compression=self._compression)
-
-    def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[AppendRecords | None, int, int]:
-        """Return plain records of key and value as a part, their number and size, or a part of None if they need a full
-        conversion. Small parts own their memory."""
-        if type(records) is bytes:
-            value = records
-        elif isinstance(records, _PLAIN):
-            value = _bytes(records)
-        else:
-            return self._values(records) if key is None and timestamp is None else (None, 0, 0)
-        if timestamp is None:
-            timestamp = time_ns() // 1_000
-        elif type(timestamp) is datetime:
-            timestamp = time_us(timestamp)
-        else:
-            return None, 0, 0
-        size = len(value) + RECORD_BYTES
-        if key is not None:
-            if not isinstance(key, bytes):
-                return None, 0, 0
-            size += len(key)
-        if size > self._small_bytes:
-            if size > self.limits.record_bytes_max:
-                raise RecordTooLarge(0, size, self.limits.record_bytes_max)
-            return None, 0, 0
-        return Single(value, key, timestamp), 1, size
-
-    def _values(self, records: Any) -> tuple[AppendRecords | None, int, int]:
-        """Return the values of Arrow data that has no other column and no errors, however many they are."""
-        if isinstance(records, pa.RecordBatch):
-            if records.schema.names != _ONLY_VALUES:
-                return None, 0, 0
-            records = records.column(0)
-        if not isinstance(records, pa.BinaryArray) or records.null_count:
-            return None, 0, 0
-        part = values_of(records, time_ns() // 1_000, self._small_bytes - RECORD_BYTES)
-        if part is None:
-            return None, 0, 0
-        # The same number as ``nbytes``, for a fiftieth of its cost.
-        size = len(part.data) + len(part.offsets) + RECORD_BYTES
-        if size <= self._small_bytes:
-            return (part, part.count, size) if are_in_order(part) else (None, 0, 0)
-        check_arrow(records)
-        return (part, part.count, size) if self._is_plain_large(records) else (None, 0, 0)
-
-    def _is_plain_large(self, values: pa.Array) -> bool:
-        """Return whether a part that is not small can be encoded without Arrow: it is not compressed, and no record is
-        too large."""
-        if self._compression is not None:
-            return False
-        return (
-            values.total_values_length + TIME_BYTES <= self.limits.record_bytes_max
-            or value_bytes_max(values) + TIME_BYTES <= self.limits.record_bytes_max
-        )
-
-    def _lane(self, info: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> BatchQueue:
-        name = info.topic, pin, schema.number
-        lane = self._lanes.get(name)
-        if lane is None:
-            if len(self._lanes) >= LANES_MAX:
-                self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.is_idle}
-                self._plain_lanes.clear()
-            encode, bytes_max = partial(self._encoded, schema), self.limits.together_bytes_max
-            lane = self._lanes[name] = BatchQueue(info, pin, self._shipping, encode, bytes_max)
-        return lane
 
 
 def _bytes(value: str | bytearray | memoryview | bytes) -> bytes:

@@ -61,21 +61,37 @@ def may_go_elsewhere(error: CutwaterError) -> bool:
     return isinstance(error, StreamSealed | WrongEpoch | NotFound | Unavailable) or type(error) is Refused
 
 
-class Shipment(Struct, eq=False):
-    """A batch that is being sent. ``may_have_arrived`` decides between *failed* and *unknown* at the deadline, and
-    ``trouble`` says why the batch was not appended so far. ``failed`` are the log streams that did not take it.
-    ``is_slow``: its head has not answered for a while; ``on_slow`` is called when that begins."""
+class Shipment(Struct, eq=False, kw_only=True):
+    """A batch on its way to the log stream ``pin``, or to any open one of the topic.
 
+    ``may_have_arrived`` decides between *failed* and *unknown* at the deadline, and ``trouble`` says why the batch was
+    not appended so far. ``failed`` are the log streams that did not take it. ``is_slow``: its head has not answered for
+    a while."""
+
+    topic: TopicInfo
+    pin: LogStreamId | None
+    deadline: Deadline
+    if_llsn: LLSN | None = None
     may_have_arrived: bool = False
     trouble: str = ""
     failed: frozenset[LogStreamId] = frozenset()
     is_slow: bool = False
-    on_slow: Callable[[], None] | None = None
+    wait_seconds: float = RETRY_SECONDS_MIN
+    """How long to wait before the next attempt."""
+    stop: Callable[[], object] | None = None
+    """Gives the present attempt up."""
 
+    def load(self) -> Batch:
+        """Encode the batch, anew for each attempt: an append whose caller was meanwhile told that nothing was appended
+        must not be in it any more."""
+        raise NotImplementedError
 
-Load = Callable[[], Batch]
-"""Encodes a batch, anew for each attempt: an append whose caller was meanwhile told that nothing was appended must not
-be in it any more."""
+    def end(self, outcome: Ack | Exception) -> None:
+        """Take the outcome, once. An exception that is no ``CutwaterError`` is unexpected."""
+        raise NotImplementedError
+
+    def note_slow(self) -> None:
+        """Called when ``is_slow`` begins."""
 
 
 class Shipping:
@@ -89,182 +105,203 @@ class Shipping:
         self._turns: dict[TopicId, int] = {}
         self._reasons: dict[TopicId, str] = {}
         """Why a topic took no appends when the leader was last asked."""
+        self._under_way: set[Shipment] = set()
+        self._retrying: set[asyncio.Task[None]] = set()
 
-    def begin(
-        self,
-        shipment: Shipment,
-        topic: TopicInfo,
-        pin: LogStreamId | None,
-        load: Load,
-        timeout_ms: int,
-        on_outcome: Callable[[Ack | CutwaterError], None],
-    ) -> bool:
-        """Try the first step of ``ship`` at once, without a task and in fewer turns of the event loop. Returns whether
-        the batch was sent. If so, ``on_outcome`` is called with the outcome, and ``ship`` goes on if it
-        ``may_retry``."""
+    def send(self, shipment: Shipment) -> None:
+        """Send a batch: at once if its head is connected, without a task, and otherwise as soon as possible. Repeat
+        this as long as the batch was certainly not taken and there is time."""
+        self._under_way.add(shipment)
         try:
-            info = self._choose(topic, pin, shipment.failed)
-            if isinstance(info, CutwaterError):
-                return False
-            address = self._catalogs.view.address(info.chain[0])
-            connection = self._nodes.ready(address)
-            if connection is None:
-                return False
-            batch = load()
-            arguments = _arguments(info, batch)
+            info = self._choose(shipment)
+            connection = self.head(info) if isinstance(info, StreamInfo) else None
+            if isinstance(info, StreamInfo) and connection is not None:
+                self._dispatch(shipment, info, connection)
+                self._next_turn(shipment)
+                return
         except CutwaterError:
-            # Nothing was sent, so ``ship`` will meet the same error and handle it.
-            return False
+            # Nothing was sent, so the next attempt will meet the same error and handle it.
+            pass
+        except Exception as error:
+            self._end(shipment, error)
+            return
+        self._retry(shipment, None)
 
-        # If sending fails halfway, it is not known what has left.
-        shipment.may_have_arrived = True
-        try:
-            self._dispatch(shipment, info, address, connection, arguments, batch, timeout_ms, on_outcome)
-        except CutwaterError as error:
-            shipment.may_have_arrived = False
-            if isinstance(error, ConnectionLost):
-                # The connection takes no more calls, because its peer is closing: ``ship`` makes another one.
-                self._nodes.drop(address, connection)
-            return False
-        self._next_turn(topic, pin)
-        return True
+    def cancel(self, shipment: Shipment) -> None:
+        """Give a shipment up. It gets no outcome any more."""
+        if shipment in self._under_way:
+            self._under_way.discard(shipment)
+            stop, shipment.stop = shipment.stop, None
+            if stop is not None:
+                stop()
 
-    def _dispatch(
+    async def close(self) -> None:
+        for shipment in list(self._under_way):
+            self.cancel(shipment)
+            shipment.end(_interrupted(shipment))
+        await asyncio.gather(*self._retrying, return_exceptions=True)
+        self._pending.close()
+
+    def head(self, info: StreamInfo) -> Connection | None:
+        """Return the connection to the head of a log stream, if there is one that can be used at once."""
+        address = self._catalogs.view.addresses.get(info.chain[0])
+        return None if address is None else self._nodes.ready(address)
+
+    def post(
         self,
-        shipment: Shipment,
-        info: StreamInfo,
-        address: str,
         connection: Connection,
-        arguments: AppendArguments,
+        info: StreamInfo,
         batch: Batch,
         timeout_ms: int,
-        on_outcome: Callable[[Ack | CutwaterError], None],
+        on_answer: Callable[[Received[AppendAnswer] | CutwaterError], None],
+        if_llsn: LLSN | None = None,
     ) -> Callable[[], None]:
-        """Send a batch, and call ``on_outcome`` unless the returned function, which cancels, is called first. If this
-        raises, nothing was sent."""
+        """Send a batch to the head of a log stream once. Returns a function that cancels the call. If this raises a
+        ``CutwaterError``, nothing was sent."""
+        arguments = AppendArguments(info.stream, info.epoch, structs.replace(batch, body=b""), if_llsn)
+        try:
+            number = connection.begin(APPEND, arguments, batch.body, timeout_ms=timeout_ms, on_answer=on_answer)
+        except ConnectionLost:
+            # The connection takes no more calls, because its peer is closing: the next attempt makes another one.
+            self._nodes.drop(self._catalogs.view.address(info.chain[0]), connection)
+            raise
+        return partial(connection.cancel, number)
+
+    def blame(self, info: StreamInfo) -> None:
+        """Report the head of a log stream, which has not answered in time: silence is evidence."""
+        self._pending.blame(info)
+
+    def has_way_around(self, topic: TopicInfo, pin: LogStreamId | None) -> bool:
+        """Return whether an append that names no log stream can go to one whose head is not known to be silent."""
+        streams = self._catalogs.view.streams_of(topic.topic) if pin is None else ()
+        return any(info.is_open and info.chain and not self._pending.is_avoided(info.stream) for info in streams)
+
+    # One attempt.
+
+    def _dispatch(self, shipment: Shipment, info: StreamInfo, connection: Connection) -> None:
+        """Load and send a batch. There is no await in between, so no append in it can be given up meanwhile."""
 
         def answered(outcome: Received[AppendAnswer] | CutwaterError) -> None:
-            waiting.discard(pending)
+            self._pending.discard(pending)
             if isinstance(outcome, Received):
-                answer = outcome.value
-                waiting.taken(answer)
-                on_outcome(answer.ack)
+                self._pending.taken(outcome.value)
+                self._end(shipment, outcome.value.ack)
             else:
-                on_outcome(self._failed(shipment, info, address, connection, outcome))
+                if isinstance(outcome, ConnectionLost):
+                    self._nodes.drop(address, connection)
+                self._go_on(shipment, self._failed(shipment, info, outcome))
 
-        def end(error: CutwaterError) -> None:
-            connection.cancel(number)
-            shipment.may_have_arrived = shipment.may_have_arrived and not is_definite(error)
-            on_outcome(error)
+        def settled(error: CutwaterError) -> None:
+            cancel()
+            shipment.may_have_arrived = not is_definite(error)
+            self._go_on(shipment, error)
 
         def slow() -> None:
             shipment.is_slow = True
-            if shipment.on_slow is not None:
-                shipment.on_slow()
+            shipment.note_slow()
 
-        def cancel() -> None:
-            waiting.discard(pending)
-            connection.cancel(number)
-
-        waiting = self._pending
-        shipment.is_slow = False
-        pending = Pending(info, waiting.known_end(info), self._loop.time(), end, slow)
-        waiting.add(pending)
-        try:
-            number = connection.begin(APPEND, arguments, batch.body, timeout_ms=timeout_ms, on_answer=answered)
-        except BaseException:
-            waiting.discard(pending)
-            raise
-        return cancel
-
-    async def ship(
-        self,
-        shipment: Shipment,
-        topic: TopicInfo,
-        pin: LogStreamId | None,
-        load: Load,
-        if_llsn: LLSN | None,
-        deadline: Deadline,
-        error: CutwaterError | None = None,
-    ) -> Ack:
-        """Send to the log stream ``pin``, or to any open one of the topic. ``error``: how an earlier attempt failed."""
-        wait = RETRY_SECONDS_MIN
-        if pin is not None and pin not in self._catalogs.view.streams:
-            await self._catalogs.fresh(deadline)
-        while True:
-            if error is not None:
-                shipment.trouble = error.message
-                if deadline.left <= wait:
-                    raise error
-                await self._look_again(topic, error, wait, deadline)
-                wait = min(wait * 2, RETRY_SECONDS_MAX)
-            info = self._choose(topic, pin, shipment.failed)
-            if isinstance(info, CutwaterError):
-                error = info
-                continue
-            self._next_turn(topic, pin)
-            try:
-                return await self._send(shipment, topic, pin, info, load, if_llsn, deadline)
-            except CutwaterError as caught:
-                if not may_retry(shipment, caught):
-                    raise
-                error = caught
-
-    async def _send(
-        self,
-        shipment: Shipment,
-        topic: TopicInfo,
-        pin: LogStreamId | None,
-        info: StreamInfo,
-        load: Load,
-        if_llsn: LLSN | None,
-        deadline: Deadline,
-    ) -> Ack:
-        address, connection = "", None
-        outcome: asyncio.Future[Ack | CutwaterError] = self._loop.create_future()
-        try:
-            address = self._catalogs.view.address(info.chain[0])
-            connection = self._nodes.ready(address)
-            if connection is None:
-                connection = await self._connected(topic, pin, info, address, deadline)
-            # There is no await from here until the batch is sent, so no append in it can be given up in between.
-            batch = load()
-            arguments = _arguments(info, batch, if_llsn)
-            shipment.may_have_arrived = True
-            timeout_ms, tell = deadline.left_ms(), partial(_tell, outcome)
-            cancel = self._dispatch(shipment, info, address, connection, arguments, batch, timeout_ms, tell)
-        except CutwaterError as error:
-            failure = self._failed(shipment, info, address, connection, error)
-            if failure is error:
-                raise
-            raise failure from error
-        try:
-            found = await outcome
-        except asyncio.CancelledError:
+        def stop() -> None:
+            self._pending.discard(pending)
             cancel()
-            raise
-        if isinstance(found, Ack):
-            return found
-        raise found
 
-    async def _connected(
-        self, topic: TopicInfo, pin: LogStreamId | None, info: StreamInfo, address: str, deadline: Deadline
-    ) -> Connection:
+        batch, address = shipment.load(), self._catalogs.view.address(info.chain[0])
+        # If sending fails halfway, it is not known what has left.
+        shipment.may_have_arrived, shipment.is_slow = True, False
+        pending = Pending(info, self._pending.known_end(info), self._loop.time(), settled, slow)
+        self._pending.add(pending)
+        try:
+            cancel = self.post(connection, info, batch, shipment.deadline.left_ms(), answered, shipment.if_llsn)
+        except BaseException as error:
+            self._pending.discard(pending)
+            shipment.may_have_arrived = not isinstance(error, CutwaterError)
+            raise
+        shipment.stop = stop
+
+    def _failed(self, shipment: Shipment, info: StreamInfo, error: CutwaterError) -> CutwaterError:
+        """Return the error that the callers get when an attempt failed."""
+        if isinstance(error, ConnectionLost):
+            self._nodes.unreachable(info.stream, info.chain[0])
+        elif isinstance(error, DeadlineExceeded):
+            self._pending.blame(info)
+        if shipment.may_have_arrived and not is_definite(error):
+            return unknown(error)
+        shipment.may_have_arrived = False
+        shipment.failed |= {info.stream}
+        return error
+
+    def _go_on(self, shipment: Shipment, error: CutwaterError) -> None:
+        if may_retry(shipment, error):
+            self._retry(shipment, error)
+        else:
+            self._end(shipment, error)
+
+    def _end(self, shipment: Shipment, outcome: Ack | Exception) -> None:
+        if shipment not in self._under_way:
+            return
+        self._under_way.discard(shipment)
+        shipment.stop = None
+        if not isinstance(outcome, Ack | CutwaterError) and shipment.may_have_arrived:
+            # An unexpected error, such as no memory.
+            outcome = unknown(outcome)
+        shipment.end(outcome)
+
+    # Further attempts.
+
+    def _retry(self, shipment: Shipment, error: CutwaterError | None) -> None:
+        if shipment in self._under_way:
+            task = self._loop.create_task(self._deliver(shipment, error))
+            self._retrying.add(task)
+            task.add_done_callback(self._retrying.discard)
+            shipment.stop = task.cancel
+
+    async def _deliver(self, shipment: Shipment, error: CutwaterError | None) -> None:
+        """Make further attempts until the batch is sent. ``error``: how the last one failed."""
+        try:
+            if shipment.pin is not None and shipment.pin not in self._catalogs.view.streams:
+                await self._catalogs.fresh(shipment.deadline)
+            while True:
+                if error is not None:
+                    shipment.trouble = error.message
+                    if shipment.deadline.left <= shipment.wait_seconds:
+                        raise error
+                    await self._look_again(shipment, error)
+                    shipment.wait_seconds = min(shipment.wait_seconds * 2, RETRY_SECONDS_MAX)
+                info = self._choose(shipment)
+                if isinstance(info, CutwaterError):
+                    error = info
+                    continue
+                self._next_turn(shipment)
+                try:
+                    connection = self.head(info) or await self._connected(shipment, info)
+                    self._dispatch(shipment, info, connection)
+                    return
+                except CutwaterError as caught:
+                    error = self._failed(shipment, info, caught)
+                    if not may_retry(shipment, error):
+                        raise
+        except Exception as failure:
+            self._end(shipment, failure)
+        except BaseException:
+            self._end(shipment, _interrupted(shipment))
+            raise
+
+    async def _connected(self, shipment: Shipment, info: StreamInfo) -> Connection:
         """Connect to the head, unless the log stream gets another head meanwhile. If connecting is slow, give up in
         favour of another log stream, if there is one. Nothing is sent here."""
         given_up: asyncio.Future[CutwaterError] = self._loop.create_future()
+        address = self._catalogs.view.address(info.chain[0])
 
         def give_up(error: CutwaterError) -> None:
             if not given_up.done():
                 given_up.set_result(error)
 
         def slow() -> None:
-            if self.has_way_around(topic, pin):
+            if self.has_way_around(shipment.topic, shipment.pin):
                 give_up(Unavailable(f"storage node {info.chain[0]} at {address} does not answer"))
 
         pending = Pending(info, None, self._loop.time(), give_up, slow)
         self._pending.add(pending)
-        connecting = self._loop.create_task(self._nodes.connection(address, deadline))
+        connecting = self._loop.create_task(self._nodes.connection(address, shipment.deadline))
         try:
             either: tuple[asyncio.Future[Any], ...] = connecting, given_up
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -275,29 +312,11 @@ class Shipping:
             self._pending.discard(pending)
             connecting.cancel()
 
-    def _failed(
-        self, shipment: Shipment, info: StreamInfo, address: str, connection: Connection | None, error: CutwaterError
-    ) -> CutwaterError:
-        """Return the error that the callers get when an attempt failed."""
-        if isinstance(error, ConnectionLost):
-            if connection is not None:
-                self._nodes.drop(address, connection)
-            self._nodes.unreachable(info.stream, info.chain[0])
-        elif isinstance(error, DeadlineExceeded):
-            self._pending.blame(info)
-        if shipment.may_have_arrived and not is_definite(error):
-            return unknown(error)
-        shipment.may_have_arrived = False
-        shipment.failed |= {info.stream}
-        return error
-
-    def _choose(
-        self, topic: TopicInfo, pin: LogStreamId | None, failed: frozenset[LogStreamId]
-    ) -> StreamInfo | CutwaterError:
+    def _choose(self, shipment: Shipment) -> StreamInfo | CutwaterError:
         """Choose an open log stream, or return why there is none now. Raises if there never will be one. Log streams
-        take turns, and a turn lasts until ``_next_turn``: if ``begin`` cannot send at once, ``ship`` connects to the
-        same log stream, instead of going to the next one, which may have a connection already."""
-        view = self._catalogs.view
+        take turns, and a turn lasts until ``_next_turn``: if a batch cannot be sent at once, the next attempt connects
+        to the same log stream, instead of going to the next one, which may have a connection already."""
+        view, topic, pin, failed = self._catalogs.view, shipment.topic, shipment.pin, shipment.failed
         if topic.topic not in view.names:
             raise NotFound(f"topic {topic.name!r} was deleted")
         if pin is not None:
@@ -324,20 +343,13 @@ class Shipping:
             turn = self._turns[topic.topic] = self._random.randrange(1 << 16)
         return streams[turn % len(streams)]
 
-    def has_way_around(self, topic: TopicInfo, pin: LogStreamId | None) -> bool:
-        """Return whether an append that names no log stream can go to one whose head is not known to be silent."""
-        streams = self._catalogs.view.streams_of(topic.topic) if pin is None else ()
-        return any(info.is_open and info.chain and not self._pending.is_avoided(info.stream) for info in streams)
+    def _next_turn(self, shipment: Shipment) -> None:
+        if shipment.pin is None:
+            self._turns[shipment.topic.topic] += 1
 
-    def close(self) -> None:
-        self._pending.close()
-
-    def _next_turn(self, topic: TopicInfo, pin: LogStreamId | None) -> None:
-        if pin is None:
-            self._turns[topic.topic] += 1
-
-    async def _look_again(self, topic: TopicInfo, error: CutwaterError, wait: float, deadline: Deadline) -> None:
+    async def _look_again(self, shipment: Shipment, error: CutwaterError) -> None:
         """Wait a little and fetch the catalog again; it may have changed by then."""
+        topic, wait, deadline = shipment.topic, shipment.wait_seconds, shipment.deadline
         if isinstance(error, ResourceExhausted):
             await deadline.pause(max(wait, error.retry_ms / 1_000))
             return
@@ -353,18 +365,17 @@ class Shipping:
             self._reasons[topic.topic] = f"the metadata repository was asked why, and {failure.message}"
 
 
-def _tell(waiting: asyncio.Future[Ack | CutwaterError], outcome: Ack | CutwaterError) -> None:
-    if not waiting.done():
-        waiting.set_result(outcome)
-
-
 def may_retry(shipment: Shipment, error: CutwaterError) -> bool:
     """Return whether a batch may be sent again. ``error`` is the one that the callers would get."""
     return not shipment.may_have_arrived and may_go_elsewhere(error)
 
 
-def _arguments(info: StreamInfo, batch: Batch, if_llsn: LLSN | None = None) -> AppendArguments:
-    return AppendArguments(info.stream, info.epoch, structs.replace(batch, body=b""), if_llsn)
+def _interrupted(shipment: Shipment) -> CutwaterError:
+    if shipment.may_have_arrived:
+        return AppendUnknown(
+            "the client was closed before an answer came: whether the append is in the log is not known"
+        )
+    return ClientClosed("the client was closed before this append was sent")
 
 
 def _why_sealed(topic: str, description: Description) -> str:

@@ -1,9 +1,8 @@
 """A named producer: pipelined, collected into batches, and exactly once over retries, seals and restarts.
 
-Records wait in a buffer of bounded size until they become part of a batch. ``core.producer_session`` numbers and sends
-batches, and keeps each of them until its fate is known. This module provides what that machine needs: messages to the
-head of its log stream, all over one connection so that they keep their order; questions to sealed replicas and to the
-metadata repository; and a look at the catalog whenever there is no progress.
+``core.producer_session`` numbers and sends batches, and keeps each of them until its fate is known. This module does
+the rest: messages to the head of its log stream, all over one connection so that they keep their order; questions to
+sealed replicas and to the metadata repository; and a look at the catalog whenever there is no progress.
 """
 
 from __future__ import annotations
@@ -15,18 +14,27 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from msgspec import structs
-
-from cutwater.client.append.declarations import DECLARATION_BYTES, Declared, declared_of, required
-from cutwater.client.append.plain_arrow import AppendRecords
+from cutwater.client.append.batcher import AppendOutcome
+from cutwater.client.append.declarations import declared_of
+from cutwater.client.append.plain_arrow import owned
+from cutwater.client.append.router import Appends
+from cutwater.client.append.sender import Shipping
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.cluster.silence import first_answer
+from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.convert.times import Time
-from cutwater.client.errors import ClientClosed, InvalidRecord
-from cutwater.client.produce.producer_buffer import ProducerBuffer, Sent
-from cutwater.client.produce.producer_flights import IN_FLIGHT_MAX, Flight, ProducerFlights
+from cutwater.client.errors import ClientClosed
+from cutwater.client.produce.producer_queue import (
+    IN_FLIGHT_MAX,
+    RECORD_COST_BYTES,
+    Flight,
+    ProducerQueue,
+    SentAppend,
+    declaration,
+    not_encoded,
+)
 from cutwater.core.producer_session import (
     AskFate,
     AskMetadata,
@@ -54,15 +62,13 @@ from cutwater.errors import (
     NotFound,
     NotSealed,
     ProducerFenced,
-    ResourceExhausted,
     SequenceExpired,
     SequenceReused,
     Unavailable,
 )
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.protocol.methods import Received
-from cutwater.protocol.storage_api import APPEND, FATE, AppendAnswer, AppendArguments, FateArguments
-from cutwater.runtime.deadline_watch import DeadlineWatch
+from cutwater.protocol.storage_api import FATE, AppendAnswer, FateArguments
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
 from cutwater.types import Ack, Batch, BatchKind, Epoch, LogStreamId, ProducerId, ProducerTag, StorageNodeId
 from cutwater.wire.connection import Connection
@@ -91,28 +97,25 @@ class AsyncProducer:
         catalogs: Catalogs,
         nodes: Nodes,
         repository: Repository,
+        shipping: Shipping,
+        appends: Appends,
         topic: str,
+        schema: TopicSchema,
         name: str,
-        prepare: Callable[..., tuple[AppendRecords, int, int]],
-        encode: Callable[[list[AppendRecords]], Batch],
-        bytes_max: int,
         timeout: float,
-        buffer_bytes: int = BUFFER_BYTES_MAX,
+        buffer_bytes: int,
     ) -> None:
-        """``bytes_max``: the most bytes that share a batch."""
         self.topic, self.id = topic, name
-        self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
-        self.prepare, self._encode, self._bytes_max = prepare, encode, bytes_max
+        self._catalogs, self._nodes, self._repository, self._shipping = catalogs, nodes, repository, shipping
+        self._appends, self._schema = appends, schema
         self.timeout, self.buffer_bytes = timeout, buffer_bytes
-        self._buffer = ProducerBuffer(buffer_bytes)
-        self._session = ProducerSession(ProducerId(name), topic, secrets.randbits(63))
-        self._loop = asyncio.get_running_loop()
-        self._watch = DeadlineWatch(self._loop, self._expire)
-        self._flights = ProducerFlights(self._buffer, name)
-        self.on_change: Callable[[], None] | None = None
-        """Called when there may be room again, or when there never will be."""
         self._changed = asyncio.Event()
         """Set when a batch was settled, there is room again, or the phase has changed."""
+        self._queue = ProducerQueue(
+            name, buffer_bytes, lambda: self._hindrance or repository.trouble, self._changed.set
+        )
+        self._session = ProducerSession(ProducerId(name), topic, secrets.randbits(63))
+        self._loop = asyncio.get_running_loop()
         self._trouble = asyncio.Event()
         """Set when a message was refused or lost, so that the current step has to be repeated."""
         self._hindrance = ""
@@ -126,7 +129,7 @@ class AsyncProducer:
         self._failure: CutwaterError | None = None
         """Why nothing more can be sent."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closing = False
+        self.is_closed = False
         self._is_stopped = False
         """Whether answers from outside are ignored from now on."""
 
@@ -165,94 +168,106 @@ class AsyncProducer:
         otherwise with ``AppendUnknown``; then the producer still goes on trying. ``watermark`` and ``idle`` are as for
         ``append``, in the log stream of this producer.
         """
-        deadline = Deadline(self.timeout if timeout is None else timeout)
-        part, count, size = self.prepare(records, key, timestamp, headers)
-        return await self._hand_in(part, count, size, declared_of(watermark, idle), deadline)
+        deadline, future = self._deadline(timeout), self._loop.create_future()
+        append = self.prepare(future, deadline.seconds, watermark, idle, records, key, timestamp, headers)
+        await self._hand_in(append, deadline)
+        return future
 
     async def declare(
         self, *, watermark: Time | None = None, idle: bool = False, timeout: float | None = None
     ) -> asyncio.Future[Ack]:
         """Declare a watermark, idleness or both without a record, after everything that was sent before, in the log
         stream of this producer. Otherwise as ``send``."""
-        deadline = Deadline(self.timeout if timeout is None else timeout)
-        return await self._hand_in(None, 1, DECLARATION_BYTES, required(watermark, idle), deadline)
-
-    async def _hand_in(
-        self, part: AppendRecords | None, count: int, size: int, declared: Declared | None, deadline: Deadline
-    ) -> asyncio.Future[Ack]:
-        await self._until(
-            lambda: self._buffer.has_room(size) or self._failure is not None or self._is_closing,
-            deadline,
-            "has no room, so nothing was sent",
-        )
-        future: asyncio.Future[Ack] = self._loop.create_future()
-        self.enqueue([Sent(part, count, size, deadline.at, deadline.seconds, future, declared=declared)])
+        deadline, future = self._deadline(timeout), self._loop.create_future()
+        await self._hand_in(declaration(future, deadline.seconds, watermark, idle), deadline)
         return future
 
-    def enqueue(self, given: list[Sent]) -> None:
+    def prepare(
+        self, outcome: AppendOutcome, seconds: float, watermark: Time | None, idle: bool, *given: object
+    ) -> SentAppend:
+        """Check and copy records, key, timestamp and headers, in any thread. What cannot be sent at all is refused
+        here, not when its turn comes."""
+        declared = None if watermark is None and idle is False else declared_of(watermark, idle)
+        part, count, size = self._appends.part_of(self._schema, *given)
+        if size > self._appends.limits.record_bytes_max:
+            self._appends.encode(self._schema, [part])
+        return SentAppend(owned(part), count, size + RECORD_COST_BYTES, seconds, outcome, declared=declared)
+
+    async def wait_for_room(self, size: int, *, timeout: float, at: float | None = None) -> None:
+        """Wait until there is room for a send, or raise why there will be none."""
+        await self._until(
+            lambda: self._queue.has_room(size) or self._failure is not None or self.is_closed,
+            Deadline(timeout, at),
+            "has no room, so nothing was sent",
+        )
+        self._check_open()
+
+    async def _hand_in(self, append: SentAppend, deadline: Deadline) -> None:
+        append.at = deadline.at
+        await self.wait_for_room(append.size, timeout=deadline.seconds, at=deadline.at)
+        self.enqueue([append])
+
+    def enqueue(self, given: list[SentAppend]) -> None:
         """Take records over, whether or not there is room."""
+        self._check_open()
+        for append in given:
+            self._queue.add(append)
+        self._depart_soon()
+
+    def _check_open(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._is_closing:
+        if self.is_closed:
             raise ClientClosed(f"producer {self.id!r} was closed")
-        self._buffer.add(given)
-        self._watch.note(min([sent.at for sent in given]))
-        self._depart_soon()
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self.timeout if timeout is None else timeout)
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
         even if its future was already asked."""
-        given = [*self._flights, *self._buffer]
+        given = self._queue.everything()
         settled = 0
 
         def are_settled() -> bool:
             # Sends are settled in about this order, so each is checked about once.
             nonlocal settled
-            while settled < len(given) and given[settled].future.done():
+            while settled < len(given) and given[settled].outcome.done():
                 settled += 1
             return settled == len(given)
 
-        deadline = Deadline(self.timeout if timeout is None else timeout)
-        await self._until(are_settled, deadline, "has not heard of all that was sent")
-        error, self._buffer.unheard = self._buffer.unheard, None
+        await self._until(are_settled, self._deadline(timeout), "has not heard of all that was sent")
+        error, self._queue.failure = self._queue.failure, None
         if error is not None:
             raise error
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Flush and end. A send without an outcome by then fails: *unknown* if it was sent. This also waits for sends
         whose callers were already told *unknown*; ``AppendUnknown`` says that some still are."""
-        await self._end(Deadline(self.timeout if timeout is None else timeout), is_all=True)
+        await self._end(self._deadline(timeout), is_all=True)
 
     async def finish(self) -> None:
         """Close on behalf of a caller that did not send: earlier failures are not raised again."""
-        self._buffer.unheard = None
+        self._queue.failure = None
         await self._end(Deadline(self.timeout), is_all=False)
 
     async def _end(self, deadline: Deadline, *, is_all: bool) -> None:
-        if self._is_closing:
+        if self.is_closed:
             return
-        self._is_closing = True
-        self._note_change()
+        self.is_closed = True
+        self._changed.set()
         try:
             await self.flush(timeout=deadline.seconds)
-            if is_all:
-                await self._until_known(deadline)
+            while is_all and (unknown := self._queue.unknown()):
+                if not await self._change(deadline):
+                    count = sum(append.count for append in unknown)
+                    raise AppendUnknown(
+                        f"producer {self.id!r} ends, after {deadline.seconds:g} s, before it knows what became of "
+                        f"{counted(count, 'record')}, and does not go on trying: read the log to see whether it is "
+                        "there"
+                    )
         finally:
             await self._stop(ClientClosed(f"producer {self.id!r} was closed before this was sent"))
-
-    async def _until_known(self, deadline: Deadline) -> None:
-        try:
-            await self._until(lambda: not self._unknown(), deadline, "has not heard of all that was sent")
-        except DeadlineExceeded as error:
-            count = sum(sent.count for sent in self._unknown())
-            raise AppendUnknown(
-                f"producer {self.id!r} ends, after {deadline.seconds:g} s, before it knows what became of "
-                f"{counted(count, 'record')}, and does not go on trying: read the log to see whether it is there"
-            ) from error
-
-    def _unknown(self) -> list[Sent]:
-        """Return sends in flight, and sends that are sent again although their callers were told *unknown*."""
-        return [*self._flights, *(sent for sent in self._buffer if sent.is_numbered)]
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -262,38 +277,23 @@ class AsyncProducer:
     ) -> None:
         await self.close()
 
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closing
-
-    # From records to numbered batches.
-
     async def _until(self, holds: Callable[[], bool], deadline: Deadline, otherwise: str) -> None:
         while not holds():
-            self._changed.clear()
-            try:
-                async with asyncio.timeout_at(deadline.at):
-                    await self._changed.wait()
-            except TimeoutError:
+            if not await self._change(deadline):
                 raise DeadlineExceeded(
                     f"producer {self.id!r} {otherwise}, after {deadline.seconds:g} s: it {self._session.phase.value}, "
-                    f"{len(self._buffer)} calls of send() wait for that and {len(self._flights)} batches are under way"
-                ) from None
+                    f"{len(self._queue)} calls of send() wait for that and {len(self._queue.flights)} batches are "
+                    "under way"
+                )
 
-    def _note_change(self) -> None:
-        self._changed.set()
-        if self.on_change is not None:
-            self.on_change()
+    async def _change(self, deadline: Deadline) -> bool:
+        self._changed.clear()
+        return await _within(self._changed, deadline.left)
 
     @property
     def held_bytes(self) -> int:
         """Bytes that the producer holds, sent or not."""
-        return self._buffer.bytes
-
-    def _expire(self, now: float) -> float:
-        earliest = self._buffer.expire(now, self.id, self._hindrance or self._repository.trouble)
-        self._note_change()
-        return earliest
+        return self._queue.bytes
 
     def _depart_soon(self) -> None:
         """Send a batch after this turn of the event loop, so that everything sent in this turn joins it."""
@@ -305,40 +305,34 @@ class AsyncProducer:
         """Send batches. A batch gets its number only when it can be sent at once: until then, a caller that gives up
         knows that its records will never appear."""
         self._is_due = False
-        while len(self._buffer) and self._may_send():
+        while len(self._queue) and self._may_send():
             if self._head(self._session.stream) is None:
                 self._trouble.set()
                 break
-            group = self._buffer.next_group(self._bytes_max)
+            group = self._queue.next_group(self._appends.limits.together_bytes_max)
             if not group:
                 continue
             try:
                 batch = self._batch(group)
-            except CutwaterError as error:
-                self._buffer.fail(group, error)
-                continue
             except Exception as error:
-                # An unexpected error, such as no memory. Callers must not wait for ever.
-                self._buffer.fail(group, _not_encoded(error))
+                # Callers must not wait for ever, also after an unexpected error, such as no memory.
+                self._queue.refuse(group, error if isinstance(error, CutwaterError) else not_encoded(error))
                 continue
             sequence, effects = self._session.submit(batch)
-            if not self._flights:
+            if not self._queue.flights:
                 self._moved_at = self._loop.time()
-            self._flights.add(sequence, group)
+            self._queue.number(sequence, group)
             self._do(effects)
-        self._note_change()
 
-    def _batch(self, group: list[Sent]) -> Batch:
-        declared, parts = group[-1].declared, [sent.part for sent in group if sent.part is not None]
-        if declared is None:
-            return self._encode(parts)
-        return declared.with_records(self._encode(parts)) if parts else declared.alone()
+    def _batch(self, group: list[SentAppend]) -> Batch:
+        declared, parts = group[-1].declared, [append.part for append in group if append.part is not None]
+        if declared is not None and not parts:
+            return declared.alone()
+        return self._appends.encode(self._schema, parts, declared)
 
     def _may_send(self) -> bool:
         is_ready = self._session.phase is Phase.READY and self._session.has_room
-        return is_ready and len(self._flights) < IN_FLIGHT_MAX and not self._is_stopped
-
-    # Effects of the session.
+        return is_ready and len(self._queue.flights) < IN_FLIGHT_MAX and not self._is_stopped
 
     def _do(self, effects: list[SessionEffect]) -> None:
         for effect in effects:
@@ -350,26 +344,22 @@ class AsyncProducer:
                 case AskMetadata():
                     self._spawn(self._ask_metadata(effect.request))
                 case Settled():
-                    self._flights.settle(effect)
+                    self._queue.settled(effect)
                     self._go_on()
                 case Withdrawn():
-                    self._flights.withdraw(effect)
+                    self._queue.withdraw(effect)
                     self._go_on()
 
     def _go_on(self) -> None:
-        """Send more, if there is room for it."""
         self._moved_at = self._loop.time()
-        self._note_change()
+        self._changed.set()
         self._depart_soon()
 
-    def _head(self, stream: LogStreamId) -> tuple[StreamInfo, str, Connection] | None:
+    def _head(self, stream: LogStreamId) -> tuple[StreamInfo, Connection] | None:
         """Return the head to which batches of this log stream go, or None if it cannot be reached now."""
         info = self._catalogs.view.streams.get(stream)
-        address = self._catalogs.view.addresses.get(info.chain[0]) if info is not None and info.chain else None
-        connection = self._nodes.ready(address) if address is not None else None
-        if info is None or not info.is_open or address is None or connection is None:
-            return None
-        return info, address, connection
+        connection = self._shipping.head(info) if info is not None and info.is_open and info.chain else None
+        return None if info is None or connection is None else (info, connection)
 
     def _send(self, effect: SendBatch) -> None:
         """Send to the head, if it can be reached now; otherwise ``_keep`` sends again."""
@@ -377,22 +367,14 @@ class AsyncProducer:
         if head is None:
             self._trouble.set()
             return
-        info, address, connection = head
+        info, connection = head
         batch, tag = effect.batch, effect.batch.producer
         assert tag is not None
-        flight = self._flights.get(tag.sequence) if batch.kind is not BatchKind.FENCE else None
-        arguments = AppendArguments(effect.stream, info.epoch, structs.replace(batch, body=b""))
+        flight = self._queue.flights.get(tag.sequence) if batch.kind is not BatchKind.FENCE else None
         try:
-            connection.begin(
-                APPEND,
-                arguments,
-                batch.body,
-                timeout_ms=SEND_MS_MAX,
-                on_answer=lambda outcome: self._answered(batch.kind, tag, flight, outcome),
+            self._shipping.post(
+                connection, info, batch, SEND_MS_MAX, lambda outcome: self._answered(batch.kind, tag, flight, outcome)
             )
-        except ConnectionLost:
-            self._nodes.drop(address, connection)
-            self._trouble.set()
         except CutwaterError:
             self._trouble.set()
         else:
@@ -414,19 +396,17 @@ class AsyncProducer:
             self._catalogs.heard(answer.revision)
             if kind is BatchKind.FENCE:
                 self._do(self._session.fence_committed(tag, answer.last_sequence))
-                self._note_change()
-                self._depart_soon()
+                self._go_on()
             else:
                 self._do(self._session.acked(tag.sequence, answer.ack))
         elif isinstance(outcome, ProducerFenced):
             self._session.fenced(tag)
             if flight is not None and flight.attempts == 1 and self._session.phase is Phase.FENCED:
                 # It was never taken before, and it was not taken now.
-                self._flights.fail(tag.sequence, outcome)
-                self._note_change()
+                self._queue.fail_flight(tag.sequence, outcome)
         elif isinstance(outcome, SequenceReused | SequenceExpired):
             # A late answer says nothing about a batch that is settled by now, or was sent again under another epoch.
-            is_settled = kind is not BatchKind.FENCE and self._flights.get(tag.sequence) is not flight
+            is_settled = kind is not BatchKind.FENCE and self._queue.flights.get(tag.sequence) is not flight
             if tag.epoch == self._session.epoch and not is_settled:
                 self._give_up(outcome)
         else:
@@ -485,12 +465,9 @@ class AsyncProducer:
     async def _know(self, grant: ProducerGrant) -> None:
         """Fetch the catalog and connect to the head: the granted log stream may be newer than the cached catalog, and
         its head may not be connected."""
-        deadline = Deadline(CONNECT_SECONDS)
-        view = self._catalogs.view
-        info = view.streams.get(grant.stream)
+        info = self._catalogs.view.streams.get(grant.stream)
         if info is None or not info.is_open:
-            view = await self._catalogs.fresh(deadline)
-            info = view.streams.get(grant.stream)
+            info = (await self._catalogs.fresh(Deadline(CONNECT_SECONDS))).streams.get(grant.stream)
         if info is not None and info.chain:
             await self._connected(info)
 
@@ -508,14 +485,19 @@ class AsyncProducer:
     async def _keep(self) -> None:
         wait = RETRY_SECONDS_MIN
         while True:
-            is_troubled = await self._pause(wait)
+            is_troubled = await _within(self._trouble, max(wait, LOOK_SECONDS))
+            if is_troubled:
+                self._trouble.clear()
             if self._session.phase is Phase.FENCED or self._failure is not None:
                 continue
-            waits = bool(self._flights) or len(self._buffer) > 0 or self._session.phase is not Phase.READY
+            waits = bool(self._queue.flights) or len(self._queue) > 0 or self._session.phase is not Phase.READY
             silence = self._loop.time() - self._moved_at if waits else 0.0
             is_stuck = silence > STUCK_SECONDS
             if silence > SLOW_SECONDS:
-                self._blame_head()
+                self._catalogs.look()
+                info = self._catalogs.view.streams.get(self._session.stream)
+                if info is not None and info.is_open and info.chain:
+                    self._shipping.blame(info)
             if not (is_troubled and waits) and not is_stuck:
                 wait = RETRY_SECONDS_MIN
                 continue
@@ -524,29 +506,11 @@ class AsyncProducer:
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
-    def _blame_head(self) -> None:
-        """Report the head: silence is evidence. The metadata repository should probe it, and the catalog may have
-        changed."""
-        info = self._catalogs.view.streams.get(self._session.stream)
-        if info is not None and info.is_open and info.chain:
-            self._nodes.unreachable(info.stream, info.chain[0])
-        self._catalogs.look()
-
     def _take_catalog(self, view: CatalogView) -> None:
         """Check the batches in flight at once if their epoch has ended."""
         info = view.streams.get(self._session.stream)
-        if self._flights and (info is None or not info.is_open or (info.stream, info.epoch) != self._sent_in):
+        if self._queue.flights and (info is None or not info.is_open or (info.stream, info.epoch) != self._sent_in):
             self._trouble.set()
-
-    async def _pause(self, wait: float) -> bool:
-        """Wait until there is trouble, or until the next regular check. Returns whether there is trouble."""
-        try:
-            async with asyncio.timeout(max(wait, LOOK_SECONDS)):
-                await self._trouble.wait()
-        except TimeoutError:
-            return False
-        self._trouble.clear()
-        return True
 
     async def _nudge(self) -> None:
         session = self._session
@@ -588,23 +552,21 @@ class AsyncProducer:
         """End the producer: nothing more can be sent."""
         if self._failure is None:
             self._failure = error
-        self._buffer.fail_all(self._failure)
-        self._flights.give_up(self._failure, with_open_calls=False)
-        self._note_change()
+        self._queue.give_up(self._failure, with_open_calls=False)
+        self._changed.set()
 
     async def _stop(self, error: CutwaterError) -> None:
-        self._is_closing = self._is_stopped = True
+        self.is_closed = self._is_stopped = True
         self._catalogs.listeners.discard(self._take_catalog)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._watch.stop()
+        self._queue.close()
         if self._failure is None:
             self._failure = error
-        self._buffer.fail_all(error)
-        self._flights.give_up(error, with_open_calls=True)
-        self._note_change()
+        self._queue.give_up(error, with_open_calls=True)
+        self._changed.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -625,8 +587,11 @@ def _fenced(name: str) -> ProducerFenced:
     return ProducerFenced(f"producer {name!r} was opened again elsewhere: stop using it here")
 
 
-def _not_encoded(error: Exception) -> CutwaterError:
-    what = f"these records could not be made ready ({error!r}), so nothing of them was sent"
-    if isinstance(error, MemoryError):
-        return ResourceExhausted(f"{what}: send fewer at a time", retry_ms=100)
-    return InvalidRecord(what)
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event; return whether it came in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

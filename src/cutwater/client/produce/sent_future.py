@@ -1,4 +1,4 @@
-"""The result of ``Producer.send``: a ``concurrent.futures.Future`` that costs less (ADR 0032).
+"""The result of ``Producer.send``: a ``concurrent.futures.Future`` that costs less (ADR 0032, 0045).
 
 A standard future has its own condition and acquires it for every operation. Most futures of a producer are never waited
 for: the producer settles a batch of them, and later callers find the result. So here a future gets the attributes of a

@@ -184,9 +184,9 @@ class Watermarks:
         if start <= last:
             walk.marks.extend(await marks_between(self._repository, GLSN(start - 1), last, deadline))
             selection, stop = Selection(topic.name), GLSN(last + 1)
-            feed = Feed(self._catalogs, self._nodes, selection, ["timestamp"], start, stop=stop, fences=True)
+            catalogs, nodes = self._catalogs, self._nodes
+            feed = Feed(catalogs, nodes, selection, ["timestamp"], question.view, start, stop=stop, fences=True)
             try:
-                feed.begin(question.view)
                 while feed.next_glsn <= last:
                     for run in await _in_time(feed, deadline):
                         if run.first_glsn > glsn:
