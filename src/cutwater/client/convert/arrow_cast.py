@@ -26,12 +26,13 @@ class ArrowConversion(Conversion):
     """Casts columns; one of the wanted type is checked instead."""
 
     def column(self, name: str, values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-        column = _one_chunk(values)
-        if not column.type.equals(kind):
-            try:
+        try:
+            column = _one_chunk(values)
+            if not column.type.equals(kind):
                 column = _plain(column)
-            except ARROW_ERRORS as error:
-                raise InvalidRecord(f"{column.type} cannot be {kind}: {error}", column=name) from error
+        except ARROW_ERRORS as error:
+            raise InvalidRecord(f"{values.type} cannot be {kind}: {error}", column=name) from error
+        if not column.type.equals(kind):
             if (unknown := _unknown_member(column.type, kind)) is not None:
                 path, text = unknown
                 raise InvalidRecord(f"{name}{path}: {text}" if path else text, column=name)
