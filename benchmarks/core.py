@@ -142,7 +142,7 @@ def watermark_clock(count: int) -> None:
         clock.add_stream(LogStreamId(s), strategy, CutTime(0))
     times = [EventTime(i) for i in range(100)]
     for i in range(count // 100):
-        clock.batch(LogStreamId(i % STREAMS + 1), GLSN(i * 100 + 1), CutTime(i + 1), times)
+        clock.seen(LogStreamId(i % STREAMS + 1), GLSN(i * 100 + 1), 100, CutTime(i + 1), max(times))
 
 
 def running_maximum(count: int) -> None:

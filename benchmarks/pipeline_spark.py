@@ -26,11 +26,9 @@ import cutwater.spark
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 from cutwater.pipeline.clocks.clock_steps import Steps, Ticks, watermark_step
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
-from cutwater.spark.pipeline.envelope import COLUMNS, TICK, packed, packed_ticks
+from cutwater.spark.pipeline.envelope import COLUMNS, TICK, by_slice, envelope_batch, packed, packed_ticks, positions
 from cutwater.spark.pipeline.operator import LevelProcessor
 from cutwater.spark.pipeline.program import Program, pickled, unpickled
-from cutwater.spark.pipeline.routing import by_slice, positions
-from cutwater.spark.pipeline.source import envelope_batch
 from cutwater.spark.pipeline.state import forget
 
 # Only ``cutwater.spark`` may import PySpark; benchmarks look its modules up at run time.

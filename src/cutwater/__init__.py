@@ -16,8 +16,52 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cutwater import errors
+from cutwater.errors import (
+    AlreadyExists,
+    AppendUnknown,
+    CheckpointDamaged,
+    ConditionFailed,
+    ContradictoryCommand,
+    CutwaterError,
+    Damaged,
+    DeadlineExceeded,
+    Fenced,
+    ImpossibleReport,
+    InvalidArgument,
+    InvalidTransition,
+    LastCopy,
+    LeaderFenced,
+    Malformed,
+    NoRecordHere,
+    NotFound,
+    NotLeader,
+    NotSealed,
+    NotYetCommitted,
+    OrderLayerLostMemory,
+    OutputExists,
+    PipelineFailed,
+    ProducerFenced,
+    ProtocolViolation,
+    ReadOnly,
+    Refused,
+    ResourceExhausted,
+    RunFenced,
+    SavepointDamaged,
+    SequenceError,
+    SequenceExpired,
+    SequenceGap,
+    SequenceReused,
+    StagedExpired,
+    StreamSealed,
+    Trimmed,
+    Unavailable,
+    WrongEpoch,
+    WrongIdentity,
+)
+from cutwater.types import Ack, Part, Retention
+
 if TYPE_CHECKING:
-    from cutwater import errors
     from cutwater.client.async_client import AsyncClient
     from cutwater.client.client import Client, Cursor, Producer, Stager, Subscription, connect
     from cutwater.client.cluster.credentials import tls_context
@@ -30,48 +74,6 @@ if TYPE_CHECKING:
     from cutwater.client.read.records import Record
     from cutwater.client.subscribe.subscriptions import AsyncSubscription
     from cutwater.embedded import open
-    from cutwater.errors import (
-        AlreadyExists,
-        AppendUnknown,
-        CheckpointDamaged,
-        ConditionFailed,
-        ContradictoryCommand,
-        CutwaterError,
-        Damaged,
-        DeadlineExceeded,
-        Fenced,
-        ImpossibleReport,
-        InvalidArgument,
-        InvalidTransition,
-        LastCopy,
-        LeaderFenced,
-        Malformed,
-        NoRecordHere,
-        NotFound,
-        NotLeader,
-        NotSealed,
-        NotYetCommitted,
-        OrderLayerLostMemory,
-        OutputExists,
-        PipelineFailed,
-        ProducerFenced,
-        ProtocolViolation,
-        ReadOnly,
-        Refused,
-        ResourceExhausted,
-        RunFenced,
-        SavepointDamaged,
-        SequenceError,
-        SequenceExpired,
-        SequenceGap,
-        SequenceReused,
-        StagedExpired,
-        StreamSealed,
-        Trimmed,
-        Unavailable,
-        WrongEpoch,
-        WrongIdentity,
-    )
     from cutwater.protocol.errors import (
         CannotListen,
         ConnectionLost,
@@ -85,7 +87,6 @@ if TYPE_CHECKING:
         WrongCluster,
         WrongVersion,
     )
-    from cutwater.types import Ack, Part, Retention
 
 __version__ = "0.1.0"
 
@@ -169,7 +170,6 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Ack": "cutwater.types",
     "AsyncClient": "cutwater.client.async_client",
     "AsyncCursor": "cutwater.client.cluster.cursors",
     "AsyncProducer": "cutwater.client.produce.producer",
@@ -177,11 +177,9 @@ _WHERE = {
     "AsyncSubscription": "cutwater.client.subscribe.subscriptions",
     "Client": "cutwater.client.client",
     "Cursor": "cutwater.client.client",
-    "Part": "cutwater.types",
     "Producer": "cutwater.client.client",
     "Published": "cutwater.client.publish.runs",
     "Record": "cutwater.client.read.records",
-    "Retention": "cutwater.types",
     "Run": "cutwater.client.publish.runs",
     "Stager": "cutwater.client.client",
     "Subscription": "cutwater.client.client",
@@ -191,17 +189,14 @@ _WHERE = {
     "tls_context": "cutwater.client.cluster.credentials",
 }
 
-_ERRORS = ("cutwater.errors", "cutwater.client.errors", "cutwater.protocol.errors")
-"""Modules of the other public names, which are errors: every error that a program may handle is a name of this
-package."""
+_ERRORS = ("cutwater.client.errors", "cutwater.protocol.errors")
+"""Modules of the other public names: every error that a program may handle is a name of this package."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use: a server, or a pipeline, need not load the client."""
     if name in _WHERE:
         found = getattr(import_module(_WHERE[name]), name)
-    elif name == "errors":
-        found = import_module("cutwater.errors")
     elif name in __all__:
         found = next(found for module in _ERRORS if (found := getattr(import_module(module), name, None)) is not None)
     else:

@@ -18,6 +18,7 @@ _UNITS_MS: Final = {
     **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
     **dict.fromkeys(("d", "day", "days"), 86_400_000),
 }
+_SHOWN: Final = [(unit, _UNITS_MS[unit]) for unit in "dhms"]
 _TERM: Final = re.compile(r"\s*(-?\d+)\s*([a-z]+)", re.IGNORECASE)
 _FORM: Final = re.compile(rf"({_TERM.pattern})+\s*", re.IGNORECASE)
 
@@ -54,18 +55,14 @@ def _parsed(given: Duration) -> int | None:
 
 def roughly(value_ms: int) -> str:
     """Format a duration for people, rounded, in the largest unit of which there are at least ten."""
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
-        if value_ms >= 10 * size:
-            return f"{round(value_ms / size)}{unit}"
-    return f"{value_ms}ms"
+    unit, size = next((one for one in _SHOWN if value_ms >= 10 * one[1]), ("ms", 1))
+    return f"{round(value_ms / size)}{unit}"
 
 
 def shown(value_ms: int) -> str:
     """Format a duration for people, exactly, in the largest unit that divides it."""
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
-        if value_ms and value_ms % size == 0:
-            return f"{value_ms // size}{unit}"
-    return f"{value_ms}ms"
+    unit, size = next((one for one in _SHOWN if value_ms and value_ms % one[1] == 0), ("ms", 1))
+    return f"{value_ms // size}{unit}"
 
 
 def integer_is_no_time(number: object) -> str:

@@ -15,7 +15,7 @@
      │   ├─ OutputExists             output_exists          what the run would publish is in the log under its name
      │   ├─ WrongIdentity            wrong_identity         data or a key belongs to another cluster, node or log stream
      │   └─ LastCopy                 last_copy              would remove the last copy of committed records
-     ├─ Fenced                       fenced                 someone newer has taken over
+     ├─ Fenced                       fenced                 a newer holder has taken over
      │   ├─ LeaderFenced             leader_fenced          another metadata repository node leads now
      │   ├─ ProducerFenced           producer_fenced        the producer's name was opened again elsewhere
      │   └─ RunFenced                run_fenced             another run publishes under this name now

@@ -108,16 +108,14 @@ class _Parser:
             name = self._name()
             if any(field.name == name for field in fields):
                 self._fail(f"the column {name!r} for the second time")
-            if self._peek() == ":":
-                self._take()
+            self._accept(":")
             kind = self._type()
-            nullable = not self._words("not", "null")
-            if self._words("comment"):
+            nullable = not self._accept("not", "null")
+            if self._accept("comment"):
                 self._take()
             fields.append(pa.field(name, kind, nullable))
-            if self._peek() != ",":
+            if not self._accept(","):
                 break
-            self._take()
         if closing:
             self._expect(closing)
         return fields
@@ -165,9 +163,8 @@ class _Parser:
                 self._next -= 1
                 self._fail(f"{word or 'the end'!r} where a number is due")
             found.append(int(word))
-            if self._peek() != ",":
+            if not self._accept(","):
                 break
-            self._take()
         self._expect(")")
         return found[0], found[1] if len(found) > 1 else 0
 
@@ -180,7 +177,8 @@ class _Parser:
             self._fail(f"{word or 'the end'!r} where the name of a column is due")
         return word
 
-    def _words(self, *words: str) -> bool:
+    def _accept(self, *words: str) -> bool:
+        """Take these words if they come next."""
         upcoming = [text.lower() for _, text in self._tokens[self._next : self._next + len(words)]]
         if upcoming != list(words):
             return False
@@ -196,10 +194,8 @@ class _Parser:
         return word
 
     def _expect(self, sign: str) -> None:
-        word = self._take()
-        if word != sign:
-            self._next -= 1
-            self._fail(f"{word or 'the end'!r} where {sign!r} is due")
+        if not self._accept(sign):
+            self._fail(f"{self._peek() or 'the end'!r} where {sign!r} is due")
 
     def _end(self) -> None:
         if self._peek():

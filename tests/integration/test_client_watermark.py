@@ -162,7 +162,7 @@ def test_a_long_topic_is_read_at_its_end_only(tmp_path: Path, monkeypatch: pytes
 
     class Noting(watermarks.Feed):
         def __init__(self, *arguments: Any, **more: Any) -> None:
-            starts.append(arguments[4])
+            starts.append(arguments[5])
             super().__init__(*arguments, **more)
 
     async def test(cluster: LogCluster, log: AsyncClient) -> None:

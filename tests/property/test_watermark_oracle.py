@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from cutwater.core.read import watermark as core
 from cutwater.core.read.watermark import BoundedOutOfOrderness, Punctuated, Strategy, WatermarkClock
 from cutwater.pipeline.clocks import clock as pipeline_clock
-from cutwater.pipeline.clocks.clock import ClockSnapshot, KnownStream, LogClock, shown_ms
+from cutwater.pipeline.clocks.clock import ClockSnapshot, KnownStream, LogClock
+from cutwater.pipeline.clocks.clock_steps import shown_ms
 from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.rows import untyped
 from cutwater.types import GLSN, CutTime, EventTime, LogStreamId
+from tests.clock_kit import report
 from tests.property import watermark_oracle
 from tests.property.watermark_oracle import CLOCKLESS, NONE, Entry, Log, Oracle, Source, Stream, logs
 
@@ -78,10 +80,10 @@ def walk_core(
             declared = None if entry.declared is None else EventTime(entry.declared)
             if not entry.times or by_header:
                 most = EventTime(max(entry.times)) if entry.times else None
-                clock.header(lsid, GLSN(glsn), entry.count, cut, most, declared, idle=entry.idle)
+                clock.seen(lsid, GLSN(glsn), entry.count, cut, most, declared, idle=entry.idle)
             else:
                 times = [EventTime(t) for t in entry.times]
-                seen = clock.batch(lsid, GLSN(glsn), cut, times, declared, idle=entry.idle)
+                seen = report(clock, lsid, glsn, cut, times, declared, idle=entry.idle)
                 after.update({glsn + i: (value, False) for i, value in enumerate(seen[1:])})
         elif is_mark:
             clock.tick(GLSN(entry.last if entry is not None else glsn), CutTime(time))

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSource, InputPartition
 import cutwater.spark
 from cutwater.admin.operations import Admin
 from cutwater.client.cluster.metadata_client import parse_servers
-from cutwater.spark.sink import publish_task
+from cutwater.spark.sink import sink
 from cutwater.spark.sink.sink import BATCH_ID, Staged, StreamWriter
 from cutwater.spark.source.source import CutwaterSource, StreamReader, source_class
 
@@ -124,7 +124,7 @@ class KilledWriter(StreamWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         # Each batch is a part: so something is staged already when the process dies.
-        publish_task.PIECE_BYTES = 1
+        sink.PIECE_BYTES = 1
 
         def noticed() -> Iterator[pa.RecordBatch]:
             for number, batch in enumerate(iterator):

@@ -20,13 +20,13 @@ from cutwater.pipeline import Pipeline
 from cutwater.pipeline.graph import SourceNode
 from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline.envelope import LATE, LATE_SENT, LEFT
+from cutwater.spark.pipeline.envelope import LATE, LATE_SENT, LEFT, envelope_batch
 from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.operator import LevelProcessor
 from cutwater.spark.pipeline.program import Program
 from cutwater.spark.pipeline.runner import checked, connected, plain_topics, provide_sinks
 from cutwater.spark.pipeline.sink import PipelineWriter
-from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineReader, SourceRunOptions, envelope_batch
+from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineReader, SourceRunOptions
 from cutwater.spark.pipeline.state import NO_QUERY, forget
 from cutwater.spark.pipeline.transform import after_break, check_transforms, rounds_of
 from cutwater.spark.session.worker_connections import link_to

@@ -15,7 +15,8 @@ from cutwater.spark.options import read_options
 from cutwater.spark.session.worker_connections import link_to
 from cutwater.spark.source.schema import arrow_schema, schema_of
 from cutwater.spark.source.source import BatchReader, StreamReader
-from cutwater.types import GLSN, EventTime
+from cutwater.types import EventTime
+from tests.clock_kit import report
 
 
 def columns(options: dict[str, str]) -> Any:
@@ -59,7 +60,7 @@ def watermarks(log: cutwater.Client, topics: list[str], strategy: Strategy) -> d
     found: dict[int, int | None] = {}
     for record in log.subscribe(topics, follow=False):
         time = EventTime(record.timestamp_us)
-        (seen,) = clock.batch(record.stream, GLSN(record.glsn), record.ingested_us, [time])  # type: ignore[arg-type]
+        (seen,) = report(clock, record.stream, record.glsn, record.ingested_us, [time])  # type: ignore[arg-type]
         found[record.glsn] = None if seen == NO_WATERMARK else seen
     return found
 

@@ -45,7 +45,7 @@ def test_a_log_is_held_for_all_who_were_sent_to_it(tmp_path: Path, monkeypatch: 
 def test_nobody_is_sent_to_a_log_that_is_being_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cutwater.open(tmp_path).close()
     told: list[str] = []
-    stop = embedded.EmbeddedLog._tell_nobody
+    stop = embedded.EmbeddedLog._remove_holder
 
     def closing(log: embedded.EmbeddedLog) -> None:
         with pytest.raises(Unavailable) as error:
@@ -53,7 +53,7 @@ def test_nobody_is_sent_to_a_log_that_is_being_closed(tmp_path: Path, monkeypatc
         told.append(error.value.message)
         stop(log)
 
-    monkeypatch.setattr(embedded.EmbeddedLog, "_tell_nobody", closing)
+    monkeypatch.setattr(embedded.EmbeddedLog, "_remove_holder", closing)
     (tmp_path / log_holder.LOCK_FILE).touch()
     log_holder.hold(str(tmp_path))
     assert len(told) == 1

@@ -19,7 +19,7 @@ from cutwater.client.errors import InvalidRecord
 from cutwater.errors import InvalidArgument, NotFound, StagedExpired
 from cutwater.spark.options import write_options
 from cutwater.spark.session.worker_connections import link_to
-from cutwater.spark.sink import publish_task
+from cutwater.spark.sink import sink
 from cutwater.spark.sink.row_router import headers_of, positions_of
 from cutwater.spark.sink.sink import BatchWriter
 from tests.integration.log_cluster import seeded
@@ -79,7 +79,7 @@ def test_rows_for_several_topics(fresh: cutwater.Client) -> None:
 
 def test_rows_in_the_order_of_a_column(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all tasks, also if a task stages more than one piece."""
-    monkeypatch.setattr(publish_task, "PIECE_BYTES", 4_000)
+    monkeypatch.setattr(sink, "PIECE_BYTES", 4_000)
     random = seeded()
     numbers = [random.randrange(-(2**63), 2**63) for _ in range(3_000)]
     fresh.create_topic("sorted", schema={"text": pa.string()})
@@ -185,18 +185,19 @@ def test_runs_in_the_hands_of_others(fresh: cutwater.Client) -> None:
     """Staging and publishing without any of Spark's classes."""
     fresh.create_topic("plain")
     link = link_to(write_options({"servers": fresh.servers}).where)
-    run = publish_task.open_run(link, "name", "key")
-    with publish_task.TaskStaging(link, run, 4) as task:
+    client = link.client()
+    run = link.loop.run(client.open_run("name", "key"))
+    with sink.TaskStaging(link, run, 4) as task:
         task.add("plain", pa.record_batch({"value": [b"b"]}), pa.array([b"2"]))
         task.add("plain", pa.record_batch({"value": [b"a"]}), pa.array([b"1"]))
         parts = task.finish()
     assert [part.rows for part in parts] == [2]
-    (published,) = publish_task.publish(link, run, 4, parts)
+    (published,) = link.loop.run(client.publish(run, 4, parts))
     assert (published.topic, published.count) == ("plain", 2)
-    assert publish_task.open_run(link, "name", "key").last_batch == 4
+    assert link.loop.run(client.open_run("name", "key")).last_batch == 4
     assert values(fresh, "plain") == [b"a", b"b"]
     with pytest.raises(InvalidArgument, match="was staged for batch 4 of run 1, not for batch 5"):
-        publish_task.publish(link, run, 5, parts)
+        link.loop.run(client.publish(run, 5, parts))
     stale = [replace(part, generation=part.generation - 1, batch=5) for part in parts]
     with pytest.raises(StagedExpired):
-        publish_task.publish(link, run, 5, stale)
+        link.loop.run(client.publish(run, 5, stale))

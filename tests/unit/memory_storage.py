@@ -21,7 +21,6 @@ from cutwater.format.entry_codec import (
     RunningEventTime,
     decode_header,
     encode_frame,
-    frame_bytes_of,
 )
 from cutwater.format.errors import DamagedEntries, StorageBroken, TrimmedEntries
 from cutwater.storage.replica.commits import follows
@@ -311,13 +310,13 @@ class MemoryStorage:
 
     @property
     def size_bytes(self) -> int:
-        return sum(frame_bytes_of(frame.entry) for frame in self.memory.frames)
+        return sum(frame.header.frame_bytes for frame in self.memory.frames)
 
     def within(self, bytes_max: int) -> GLSN | None:
         self._check()
         llsn, left = LLSN(self.end + 1), bytes_max
         for frame in reversed(self.memory.frames):
-            left -= frame_bytes_of(frame.entry)
+            left -= frame.header.frame_bytes
             if left < 0 and llsn <= self.committed_end:
                 break
             llsn = frame.header.first_llsn

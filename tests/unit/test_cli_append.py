@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from cutwater.cli.commands.append import Appended, _append, _Sending
+from cutwater.cli.commands.append import Appended, _Sending
 from cutwater.cli.io.inputs import InputRecords
 from cutwater.client.client import Client
 from cutwater.errors import InvalidArgument
@@ -51,7 +51,7 @@ def _run() -> Callable[..., tuple[Log, Appended, str]]:
         log, appended = Log(), Appended("pay")
         sending = _Sending(cast(Client, log), appended, lambda size: None, None, None, producer, is_choosy=True)
         with pytest.raises(InvalidArgument) as raised:
-            _append(sending, [LINES], appended, None)
+            sending.run([LINES], None)
         return log, appended, raised.value.message
 
     return run

@@ -168,7 +168,7 @@ def test_json_for_a_topic_of_bytes_stays_as_it_is() -> None:
 def test_json_for_a_topic_with_a_schema_becomes_rows() -> None:
     schema = pa.schema({"at": pa.timestamp("us", "UTC"), "day": pa.date32(), "n": pa.int64()})
     _, rows, keys = Rows(schema, None, None).of(piece_of('{"at": "2026-01-31T12:00:00", "day": "2026-01-31", "n": 1}'))
-    assert (rows, keys) == ([{"at": NOW.timestamp() * 1_000_000, "day": date(2026, 1, 31), "n": 1}], None)
+    assert (rows, keys) == ([{"at": NOW, "day": date(2026, 1, 31), "n": 1}], None)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_time_that_is_none_names_line_and_column() -> None:
         rows.of(piece_of('{"day": "soon"}'))
     with pytest.raises(InvalidArgument, match=r"line 1, column 'at': .* cannot be timestamp.*without being changed"):
         rows.of(piece_of('{"at": "2026-01-31T12:00:00.123456789Z"}'))
-    assert rows.of(piece_of('{"at": "2026-01-31T12:00:00.123456000Z"}'))[1][0]["at"] % 1_000_000 == 123_456
+    assert rows.of(piece_of('{"at": "2026-01-31T12:00:00.123456000Z"}'))[1][0]["at"].microsecond == 123_456
 
 
 # Records out.

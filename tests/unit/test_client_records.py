@@ -41,7 +41,7 @@ from cutwater.client.convert.times import TIMES, time_us
 from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
 from cutwater.errors import InvalidArgument
 from cutwater.format.checksum import crc32c
-from cutwater.format.projection import no_values, project, read_columns
+from cutwater.format.projection import no_values, read_columns
 from tests.times import at_us
 
 PLAIN = TopicSchema("plain")
@@ -501,9 +501,7 @@ def test_a_body_is_what_storage_nodes_can_project(compression: Any) -> None:
     assert (encoded.count, encoded.checksum, encoded.schema) == (100, crc32c(encoded.body), 0)
     assert (encoded.time_min, encoded.time_max) == (0, 99)
     assert read_columns(encoded.body, KEY_VALUE, KEY_VALUE.names).equals(batch)
-    assert pa.ipc.read_record_batch(
-        project(encoded.body, KEY_VALUE, ["key"]), KEY_VALUE.empty_table().select(["key"]).schema
-    )
+    assert read_columns(encoded.body, KEY_VALUE, ["key"]).equals(batch.select(["key"]))
 
 
 def test_parts_of_all_kinds_become_one_batch_in_their_order() -> None:

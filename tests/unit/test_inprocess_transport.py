@@ -270,7 +270,7 @@ async def test_bytes_by_reference_count_as_any_others() -> None:
         assert near.served.snapshot().served_bytes > 500 * KIB
         assert near.listener.gate.snapshot().bytes > 500 * KIB
         # The caller keeps to what it was told; the other side must not rely on that.
-        near.connection._calling._bytes = 0
+        near.connection._calling.bytes = 0
         await hold()
         assert isinstance(outcomes[0], ResourceExhausted)
         near.held[0].answer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from cutwater.client.read.lasting_damage import LastingDamage
+from cutwater.client.read.point_reads import LastingDamage
 from cutwater.client.subscribe.stream_readers import Feed
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.format.errors import DamagedEntries

@@ -106,6 +106,28 @@ def test_who_comes_while_it_is_settled_is_not_forgotten() -> None:
         assert heard == [futures[0], futures[3]]
 
 
+def test_threads_that_use_a_future_at_once_share_one_outcome() -> None:
+    """It becomes a standard future once, before or after it is settled, and no callback is lost."""
+    for _ in range(200):
+        (future,) = made(1)
+        begin, heard = threading.Barrier(5), list[Future[Ack]]()
+
+        def use(future: SentFuture = future, begin: threading.Barrier = begin, heard: list[Any] = heard) -> None:
+            begin.wait(30)
+            future.add_done_callback(heard.append)
+            assert future.exception(30) is None
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        begin.wait(30)
+        settle([future])
+        for thread in threads:
+            thread.join(30)
+        assert heard == [future] * 4
+        assert future.result() == ack(0)
+
+
 def test_the_standard_library_waits_for_them() -> None:
     futures = made(4)
     thread = elsewhere(lambda: settle(futures[:2]))

@@ -10,7 +10,7 @@ import pytest
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.format.checksum import crc32c
 from cutwater.format.ipc_message import may_be_compressed
-from cutwater.format.projection import merged, project, projected_schema, read_columns, serialize
+from cutwater.format.projection import merged, projected_schema, read_columns, serialize
 
 BATCH = pa.record_batch(
     {
@@ -30,14 +30,14 @@ def test_the_chosen_columns_come_back(codec: str | None, columns: list[str]) -> 
     assert may_be_compressed(body) == (codec is not None)
     assert read_columns(body, BATCH.schema, columns).equals(BATCH.select(columns))
     for compression in CODECS:
-        smaller = project(memoryview(body), BATCH.schema, columns, compression)
+        smaller = serialize(read_columns(memoryview(body), BATCH.schema, columns), compression)
         schema = projected_schema(BATCH.schema, columns)
         assert pa.ipc.read_record_batch(smaller, schema).equals(BATCH.select(columns))
 
 
 def test_a_body_is_the_batch_without_its_schema() -> None:
     assert serialize(BATCH).to_pybytes() == BATCH.serialize().to_pybytes()
-    assert len(project(BATCH.serialize(), BATCH.schema, ["timestamp"])) < 3000
+    assert read_columns(BATCH.serialize(), BATCH.schema, ["timestamp"]).serialize().size < 3000
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -62,14 +62,14 @@ def test_a_checksum_is_the_same_of_bytes_of_views_and_in_pieces(
 @pytest.mark.parametrize("columns", [[], ["nothing"], ["key", "key"]])
 def test_columns_that_cannot_be(columns: list[str]) -> None:
     with pytest.raises(InvalidArgument):
-        project(BATCH.serialize(), BATCH.schema, columns)
+        read_columns(BATCH.serialize(), BATCH.schema, columns)
 
 
 @pytest.mark.parametrize("columns", [["key"], list(BATCH.schema.names)])
 @pytest.mark.parametrize("body", [b"", b"garbage" * 10, b"\xff\xff\xff\xff\x10\0\0\0" + bytes(50)])
 def test_what_is_no_record_batch_is_damage(body: bytes, columns: list[str]) -> None:
     with pytest.raises(Damaged):
-        project(body, BATCH.schema, columns)
+        read_columns(body, BATCH.schema, columns)
 
 
 def _union(codes: list[int]) -> pa.DataType:

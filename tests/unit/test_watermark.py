@@ -18,6 +18,7 @@ from cutwater.core.read.watermark import (
 )
 from cutwater.errors import CutwaterError, InvalidArgument, ProtocolViolation
 from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime, EventTime, LogStreamId
+from tests.clock_kit import report
 
 S0, S1, S2 = LogStreamId(0), LogStreamId(1), LogStreamId(2)
 
@@ -39,12 +40,13 @@ class Log:
             self.clock.add_stream(lsid, strategy, CutTime(0))
 
     def batch(self, lsid: LogStreamId, times: list[int], *, at_s: float = 0, declared: int | None = None) -> list[int]:
-        seen = self.clock.batch(
+        seen = report(
+            self.clock,
             lsid,
-            GLSN(self.clock.glsn + 1),
+            self.clock.glsn + 1,
             CutTime(int(at_s * SECOND)),
-            [EventTime(ms(time)) for time in times],
-            None if declared is None else EventTime(ms(declared)),
+            [ms(time) for time in times],
+            None if declared is None else ms(declared),
         )
         return [_in_ms(watermark) for watermark in seen]
 
@@ -125,7 +127,7 @@ def test_punctuated_streams_heed_declarations_only_and_the_others_event_times_on
 def test_a_strategy_makes_a_watermark_of_it(strategy: Strategy, watermark_us: int) -> None:
     clock = WatermarkClock()
     clock.add_stream(S0, strategy, CutTime(0))
-    clock.batch(S0, GLSN(1), CutTime(1), [EventTime(10_000)], EventTime(4_321))
+    clock.seen(S0, GLSN(1), 1, CutTime(1), EventTime(10_000), EventTime(4_321))
     assert clock.watermark == watermark_us
 
 
@@ -293,7 +295,8 @@ def test_a_fence_is_a_commit_that_says_nothing_of_event_time() -> None:
     log = Log({S0: ascending(), S1: ascending(idle_after_us=90 * SECOND)})
     log.say(S0, 10, at_s=0)
     log.say(S1, 20, at_s=0)
-    assert log.clock.header(S0, GLSN(3), 1, CutTime(25 * SECOND), None) == ms(9)
+    log.clock.seen(S0, GLSN(3), 1, CutTime(25 * SECOND), None)
+    assert log.clock.watermark == ms(9)
     assert log.tick(55) == 9
     assert log.tick(56) == 19
 
@@ -302,16 +305,19 @@ def test_a_header_leaves_the_same_state_as_its_batch() -> None:
     whole, header = Log({S0: bounded_ms(3), S1: Punctuated()}), Log({S0: bounded_ms(3), S1: Punctuated()})
     whole.batch(S1, [1, 2], at_s=1, declared=50)
     whole.batch(S0, [10, 40, 30], at_s=2)
-    header.clock.header(S1, GLSN(1), 2, CutTime(SECOND), EventTime(ms(2)), EventTime(ms(50)))
-    assert header.clock.header(S0, GLSN(3), 3, CutTime(2 * SECOND), EventTime(ms(40))) == ms(36)
+    header.clock.seen(S1, GLSN(1), 2, CutTime(SECOND), EventTime(ms(2)), EventTime(ms(50)))
+    header.clock.seen(S0, GLSN(3), 3, CutTime(2 * SECOND), EventTime(ms(40)))
+    assert header.clock.watermark == ms(36)
     assert header.clock.snapshot() == whole.clock.snapshot()
 
 
 def test_event_times_at_the_edge_of_the_range_stay_in_it() -> None:
     clock = WatermarkClock()
     clock.add_stream(S0, BoundedOutOfOrderness(bound_us=5), CutTime(0))
-    assert clock.header(S0, GLSN(1), 1, CutTime(1), EventTime(-(2**63))) == NO_WATERMARK
-    assert clock.header(S0, GLSN(2), 1, CutTime(1), EventTime(2**63 - 1)) == MAX_WATERMARK - 5 - MILLISECOND
+    clock.seen(S0, GLSN(1), 1, CutTime(1), EventTime(-(2**63)))
+    assert clock.watermark == NO_WATERMARK
+    clock.seen(S0, GLSN(2), 1, CutTime(1), EventTime(2**63 - 1))
+    assert clock.watermark == MAX_WATERMARK - 5 - MILLISECOND
 
 
 def test_a_snapshot_is_a_plain_value_that_survives_encoding() -> None:
@@ -339,7 +345,7 @@ def test_a_snapshot_is_a_plain_value_that_survives_encoding() -> None:
 def _clock_at_glsn_7() -> WatermarkClock:
     clock = WatermarkClock()
     clock.add_stream(S0, ascending(), CutTime(0))
-    clock.batch(S0, GLSN(6), CutTime(100), [EventTime(1), EventTime(2)])
+    clock.seen(S0, GLSN(6), 2, CutTime(100), EventTime(2))
     return clock
 
 
@@ -362,11 +368,9 @@ def test_a_refused_batch_changes_nothing(
 ) -> None:
     clock = _clock_at_glsn_7()
     before = clock.snapshot()
-    with pytest.raises(error, match=message):
-        clock.batch(lsid, GLSN(first_glsn), CutTime(time), [EventTime(time) for time in event_times])
     time_max = EventTime(max(event_times, default=0))
     with pytest.raises(error, match=message):
-        clock.header(lsid, GLSN(first_glsn), len(event_times), CutTime(time), time_max)
+        clock.seen(lsid, GLSN(first_glsn), len(event_times), CutTime(time), time_max)
     assert clock.snapshot() == before
 
 

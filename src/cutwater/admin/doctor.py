@@ -215,10 +215,9 @@ def check_disk(directory: Path) -> Iterator[Check]:
 
 def _room(name: str, free: int, total: int) -> Check:
     found = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
-    if free < ROOM_BYTES_MIN:
-        return Check(name, Verdict.WRONG, found, "make room: below 64 MiB, storage nodes refuse appends")
     if free < ROOM_BYTES_WISHED:
-        return Check(name, Verdict.WARNING, found, "make room: below 64 MiB, storage nodes refuse appends")
+        verdict = Verdict.WRONG if free < ROOM_BYTES_MIN else Verdict.WARNING
+        return Check(name, verdict, found, "make room: below 64 MiB, storage nodes refuse appends")
     return Check(name, Verdict.OK, found)
 
 

@@ -165,7 +165,9 @@ def start(
         _claim(directory, cluster, before)
         try:
             _stop_all(cluster, STOP_SECONDS)
-            _start_all(directory, cluster)
+            local_etcd.start_etcd(directory / "etcd", cluster.etcd, on_start=lambda: cluster.save(directory))
+            for node, process in _start_nodes(directory, cluster, [*cluster.metadata, *cluster.storage_nodes]):
+                node.address = process.served()
             asyncio.run(_join(cluster))
             cluster.starting = None
             cluster.save(directory)
@@ -277,12 +279,6 @@ def _earlier(directory: Path) -> LocalCluster | None:
 def is_up(member: ClusterMember | local_etcd.EtcdMember | Starter) -> bool:
     """Return whether this very process runs, and not another one that got its pid since."""
     return processes.is_running(member.pid, member.started)
-
-
-def _start_all(directory: Path, cluster: LocalCluster) -> None:
-    local_etcd.start_etcd(directory / "etcd", cluster.etcd, on_start=lambda: cluster.save(directory))
-    for node, process in _start_nodes(directory, cluster, [*cluster.metadata, *cluster.storage_nodes]):
-        node.address = process.served()
 
 
 def _start_nodes(

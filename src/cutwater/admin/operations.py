@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from cutwater.admin.damage import Damage, find_damage
-from cutwater.admin.run_status import RunStatus, describe_runs
 from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
-from cutwater.client.cluster.metadata_client import Repository
+from cutwater.client.cluster.metadata_client import SCHEME, Repository
 from cutwater.core import requests as r
 from cutwater.errors import CutwaterError, NotFound, Refused, Unavailable
 from cutwater.protocol import metadata_api, storage_api
@@ -35,6 +36,8 @@ A = TypeVar("A")
 
 TIMEOUT_MS = 10_000
 POLL_SECONDS = 0.05
+NODE_MS_MAX = 2_000
+"""How long one storage node may take to say what is staged there."""
 LOOK_MS_MAX = 1_000
 """How long one metadata node may take to describe itself."""
 
@@ -50,6 +53,25 @@ class MetadataStatus(Struct, frozen=True):
     node: MetadataNodeId | None = None
     leads: bool = False
     trouble: str = ""
+
+
+class NodeShare(Struct, frozen=True):
+    """The staged parts that one storage node holds; ``trouble`` if it did not answer."""
+
+    node: StorageNodeId
+    parts: int = 0
+    bytes: int = 0
+    trouble: str = ""
+
+
+class RunStatus(r.RunDescription, frozen=True):
+    """A run and its staged parts. ``staged`` counts every copy."""
+
+    staged: tuple[NodeShare, ...] = ()
+
+    @property
+    def staged_bytes(self) -> int:
+        return sum(share.bytes for share in self.staged)
 
 
 class Admin:
@@ -105,7 +127,7 @@ class Admin:
         raise NotFound(f"there is no topic {name!r}; topics: {known}")
 
     async def runs(self) -> tuple[RunStatus, ...]:
-        return await describe_runs(await self.describe(), timeout_ms=self._timeout_ms, access=self.access)
+        return await _describe_runs(await self.describe(), self._timeout_ms, self.access)
 
     async def run(self, run: RunId) -> RunStatus:
         found = {status.run: status for status in await self.runs()}
@@ -127,11 +149,12 @@ class Admin:
         return known.get(name) or r.OutputDescription(name, RunId(0), BatchNumber(-1), GLSN(0), None, None)
 
     async def ranges(self) -> Ranges:
-        """Return a reader of the log. The caller closes it; the next call of this object then connects again."""
+        """Return a reader of the log. The caller closes it."""
         # Imports Arrow, which most commands do not need.
         from cutwater.client.read.range_reader import Ranges  # noqa: PLC0415
 
-        return await Ranges.by(self._repository, self.access, timeout=self._timeout_ms / 1_000)
+        servers = SCHEME + ",".join(self._repository.addresses)
+        return await Ranges.connect(servers, self.access, timeout=self._timeout_ms / 1_000)
 
     # Metadata nodes.
 
@@ -259,3 +282,35 @@ async def describe_storage_node(
 async def _ask_node(address: str, method: Method[None, A], *, timeout_ms: int, access: Access) -> A:
     async with admin_connection(address, access, timeout_ms=timeout_ms) as connection:
         return (await connection.call(method, None, timeout_ms=timeout_ms)).value
+
+
+async def _describe_runs(description: r.Description, timeout_ms: int, access: Access) -> tuple[RunStatus, ...]:
+    """Return all known runs, the newest last. Storage nodes are asked at the same time, with a shorter time limit than
+    the metadata repository."""
+    node_ms = min(timeout_ms, NODE_MS_MAX)
+    found = await asyncio.gather(*(_staged_on(node, node_ms, access) for node in description.nodes))
+    shares = list(zip(description.nodes, found, strict=True))
+    return tuple(_status(run, shares) for run in sorted(description.runs, key=lambda run: run.run))
+
+
+async def _staged_on(
+    node: r.NodeDescription, timeout_ms: int, access: Access
+) -> tuple[storage_api.StagedInfo, ...] | str:
+    try:
+        return await _ask_node(node.address, storage_api.STAGED, timeout_ms=timeout_ms, access=access)
+    except CutwaterError as error:
+        return error.message
+
+
+def _status(
+    run: r.RunDescription, shares: Sequence[tuple[r.NodeDescription, tuple[storage_api.StagedInfo, ...] | str]]
+) -> RunStatus:
+    staged = []
+    for node, found in shares:
+        if isinstance(found, str):
+            staged.append(NodeShare(node.node, trouble=found))
+            continue
+        own = [info for info in found if info.run == run.run]
+        if own:
+            staged.append(NodeShare(node.node, sum(info.parts for info in own), sum(info.bytes for info in own)))
+    return RunStatus(**asdict(run), staged=tuple(staged))

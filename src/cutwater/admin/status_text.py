@@ -47,16 +47,12 @@ def why_dead(node: NodeDescription) -> str:
 
 
 def stream_row(stream: StreamDescription) -> tuple[object, ...]:
-    state = _state(stream.is_open, stream.final, stream.held)
+    state = "sealed for good" if stream.final else "sealed by an operator" if stream.held else "sealed"
+    if stream.is_open:
+        state = "open"
     lacking = stream.wanted - len(stream.members) - len(stream.missing)
     missing = (*stream.missing, *([f"{lacking} more"] if lacking > 0 and not stream.final else []))
     return stream.stream, stream.topic, state, stream.epoch, stream.members, missing, stream.committed_end
-
-
-def _state(is_open: bool, final: bool, held: bool) -> str:
-    if is_open:
-        return "open"
-    return "sealed for good" if final else "sealed by an operator" if held else "sealed"
 
 
 def time_of(microseconds: int) -> str:

@@ -14,9 +14,8 @@ from typer.completion import get_completion_inspect_parameters
 
 from cutwater import __version__
 from cutwater.cli.framework import config_file
-from cutwater.cli.framework.command import Command, CommandGroup, asks_for_json, usage_told
+from cutwater.cli.framework.command import Command, CommandGroup, DebugOption, asks_for_json, usage_told
 from cutwater.cli.framework.exit_codes import Settings, output_told, show
-from cutwater.cli.framework.options import DebugOption
 from cutwater.errors import CutwaterError
 
 VARIABLES = "CUTWATER"
@@ -47,8 +46,8 @@ ENTRIES: dict[str, CommandEntry] = {
     "run": CommandEntry("run", "Runs: what publishes batches exactly once.", _CLUSTER),
     "sn": CommandEntry("sn", "Storage nodes: processes that hold replicas of log streams.", _CLUSTER),
     "mr": CommandEntry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER),
-    "verify": CommandEntry("verify", "Let every storage node check the checksums of all its data.", _CLUSTER),
-    "doctor": CommandEntry("doctor", "Check whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
+    "verify": CommandEntry("checks", "Let every storage node check the checksums of all its data.", _CLUSTER),
+    "doctor": CommandEntry("checks", "Check whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
     "bench": CommandEntry(
         "bench", "Measure how fast a cluster or an embedded log takes and delivers records.", _MACHINE
     ),

@@ -55,7 +55,7 @@ class Phase(enum.Enum):
     SETTLING = "waits to hear the fate of its batches in a sealed stream"
     MOVING = "waits for another stream"
     RENEWING = "waits for its next epoch, because a batch was refused"
-    FENCED = "someone else has opened the name"
+    FENCED = "another holder has opened the name"
     GONE = "its topic was deleted"
 
 

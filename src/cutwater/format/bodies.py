@@ -38,8 +38,6 @@ RATIO_MAX: Final = 250
 """Above ``INFLATED_BYTES_FREE``, the inflated size is at most this many times the size of the body."""
 _NO_MEMORY: Final = re.compile(r"^(ZSTD|LZ4|Lz4)\b.*failed: .*[Aa]llocation")
 """Messages of the decompression libraries that report lack of memory, by way of Arrow."""
-FEW: Final = 256
-"""Up to this many event times are compared in Python."""
 
 
 class BodyForm:
@@ -83,11 +81,6 @@ class BodyForm:
         from cutwater.format.seen_bytes import is_shared  # noqa: PLC0415
 
         return any(is_shared(field.type) for field in self.schema)
-
-    @cached_property
-    def event_time_at(self) -> int:
-        """Index of the column with event time; negative if there is none."""
-        return int(self.schema.get_field_index(self.event_time)) if self.event_time else -1
 
 
 KEY_VALUE_FORM = BodyForm()
@@ -247,26 +240,16 @@ def _sharing_problem(batch: pa.RecordBatch) -> str:
 def _time_problem(batch: pa.RecordBatch, form: BodyForm, time_min: int, time_max: int) -> str:
     if form.event_time is None:
         return ""
-    if form.event_time_at < 0:
+    if form.schema.get_field_index(form.event_time) < 0:
         if time_min == time_max:
             return ""
         return f"its records have one event time, and its header says {time_min} to {time_max}"
-    found = event_times(batch, form.event_time_at)
+    from cutwater.format.projection import event_times  # noqa: PLC0415
+
+    found = event_times(batch, form.event_time)
     if found == (time_min, time_max):
         return ""
     return f"its event times go from {found[0]} to {found[1]}, and its header says {time_min} to {time_max}"
-
-
-def event_times(batch: pa.RecordBatch, column: int) -> tuple[int, int]:
-    """Return the smallest and the largest event time of a batch, in microseconds. The column must have no nulls."""
-    from cutwater.format import projection  # noqa: PLC0415
-
-    values = batch.column(column)
-    if batch.num_rows <= FEW and values.type.equals(projection.TIMESTAMP):
-        start, end = 8 * values.offset, 8 * (values.offset + len(values))
-        few = memoryview(values.buffers()[1])[start:end].cast("q").tolist()
-        return min(few), max(few)
-    return projection.event_times(batch, batch.schema.field(column).name)
 
 
 def _nodes(kind: pa.DataType) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from struct import Struct as Layout
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct, structs
 
@@ -232,22 +232,25 @@ def staged_frame(batch: Batch, first: int) -> tuple[bytes, bytes, bytes]:
     return header, batch.body, trailer
 
 
-def frame_bytes_of(entry: Entry) -> int:
-    """Return the length of the entry's frame in bytes."""
-    tag = entry.batch.producer
-    variable_bytes = (len(tag.producer.encode()) if tag else 0) + (_GROUP.size if entry.batch.group else 0)
-    return HEADER_BYTES_MIN + variable_bytes + len(entry.batch.body) + TRAILER_BYTES
-
-
 def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
     """Decode the header at this offset, or return None if there is no intact one."""
-    fields = _fields(data, offset)
-    if fields is None:
+    if len(data) - offset < HEADER_BYTES_MIN or data[offset : offset + 4] != _MAGIC:
         return None
-    _, _, kind, flags, header_bytes, _, body_bytes, count, epoch, first_llsn = fields[:10]
+    fields = _FIXED.unpack_from(data, offset)
+    _, version, kind, flags, header_bytes, producer_bytes, body_bytes, count, epoch, first_llsn = fields[:10]
     time_min, time_max, running_max, declared, running_declared, epoch_of, sequence, schema, checksum = fields[10:]
     crc_at = offset + header_bytes - _CRC.size
+    if not HEADER_BYTES_MIN <= header_bytes <= HEADER_BYTES_MAX or crc_at + _CRC.size > len(data):
+        return None
+    header_crc = _CRC.unpack_from(data, crc_at)[0]
+    if crc32c(bytes(data[offset:crc_at])) != header_crc:
+        return None
+    if version > FRAME_VERSION:
+        raise NewerFormat(f"the entry at LLSN {first_llsn}", version, FRAME_VERSION)
     group_bytes = _GROUP.size if flags & _HAS_GROUP else 0
+    is_whole = HEADER_BYTES_MIN + producer_bytes + group_bytes == header_bytes
+    if kind not in _KINDS or not is_whole or not count or not first_llsn or first_llsn + count > NUMBER_MAX:
+        return None
     producer = None
     if flags & _HAS_PRODUCER:
         try:
@@ -273,32 +276,12 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
         checksum,
         header_bytes,
         body_bytes,
-        _CRC.unpack_from(data, crc_at)[0],
+        header_crc,
         bool(flags & _MORE),
         _decode_group(data, crc_at - group_bytes) if group_bytes else None,
         bool(flags & _IDLE),
         bool(flags & _CHECKED),
     )
-
-
-def _fields(data: Buffer, offset: int) -> tuple[Any, ...] | None:
-    """Decode the fixed part of the header at this offset, or return None if there is no intact one."""
-    if len(data) - offset < HEADER_BYTES_MIN or data[offset : offset + 4] != _MAGIC:
-        return None
-    fields = _FIXED.unpack_from(data, offset)
-    _, version, kind, flags, header_bytes, producer_bytes, _, count, _, first_llsn = fields[:10]
-    end = offset + header_bytes
-    if not HEADER_BYTES_MIN <= header_bytes <= HEADER_BYTES_MAX or end > len(data):
-        return None
-    if crc32c(bytes(data[offset : end - _CRC.size])) != _CRC.unpack_from(data, end - _CRC.size)[0]:
-        return None
-    if version > FRAME_VERSION:
-        raise NewerFormat(f"the entry at LLSN {first_llsn}", version, FRAME_VERSION)
-    group_bytes = _GROUP.size if flags & _HAS_GROUP else 0
-    is_whole = HEADER_BYTES_MIN + producer_bytes + group_bytes == header_bytes
-    if kind not in _KINDS or not is_whole or not count or not first_llsn:
-        return None
-    return fields if first_llsn + count <= NUMBER_MAX else None
 
 
 def _decode_group(data: Buffer, offset: int) -> GroupTag:

@@ -1,6 +1,7 @@
 """The most common body, as bytes: key, value and timestamp of records without headers, not compressed.
 
-Clients write it without Arrow, and storage nodes and readers check it without Arrow. The bytes before the columns are
+Clients write it without Arrow (ADR 0031), and storage nodes and readers check it without Arrow, which saves a fifth of
+the processor time of a small append (ADR 0038). The bytes before the columns are
 the same for all such bodies except for a few numbers, which follow from four of them. Arrow itself writes the same
 bytes for the same records. Bodies that are written in any other way are left to Arrow.
 """
@@ -34,7 +35,6 @@ _NODES = struct.Struct("<14q")
 """Length and number of nulls of each of the seven columns."""
 _BETWEEN = bytes.fromhex("0000000007000000")
 _NUMBER = struct.Struct("<q")
-_ENDS = struct.Struct("<2i")
 
 _KNOWN = struct.Struct(f"<{_COUNT_AT}xq8x40xq40xq{_NODES_AT - 184}x8xq")
 """The numbers of a head that the others follow from: records, bytes of all keys, bytes of all values, missing keys."""
@@ -125,30 +125,15 @@ def is_plain(body: Buffer, count: int, time_min: int, time_max: int) -> bool:
     )
     if end != size or bytes(body[:HEAD_BYTES]) != head:
         return False
-    if count == 1:
-        if (missing and body[HEAD_BYTES] & 1) or time_min != time_max:
-            return False
-        if _ENDS.unpack_from(body, key_offsets_at) != (0, keys_bytes):
-            return False
-        if _ENDS.unpack_from(body, offsets_at) != (0, values_bytes):
-            return False
-        if _NUMBER.unpack_from(body, times_at)[0] != time_min:
-            return False
-    else:
-        if missing and not _has_nulls(body[HEAD_BYTES : HEAD_BYTES + bits_bytes], count, missing):
-            return False
-        offsets_bytes = 4 * count + 4
-        if not are_in_order(body[key_offsets_at : key_offsets_at + offsets_bytes], count, keys_bytes):
-            return False
-        if not are_in_order(body[offsets_at : offsets_at + offsets_bytes], count, values_bytes):
-            return False
-        if not _have_ends(body[times_at:headers_at], count, time_min, time_max):
-            return False
-    rest = size - headers_at
-    return bytes(body[headers_at:]) == (_ZEROS[:rest] if rest <= len(_ZEROS) else bytes(rest))
-
-
-_ZEROS = bytes(64)
+    if missing and not _has_nulls(body[HEAD_BYTES : HEAD_BYTES + bits_bytes], count, missing):
+        return False
+    offsets_bytes = 4 * count + 4
+    if not are_in_order(body[key_offsets_at : key_offsets_at + offsets_bytes], count, keys_bytes):
+        return False
+    if not are_in_order(body[offsets_at : offsets_at + offsets_bytes], count, values_bytes):
+        return False
+    has_times = _have_ends(body[times_at:headers_at], count, time_min, time_max)
+    return has_times and bytes(body[headers_at:]) == bytes(size - headers_at)
 
 
 def _has_nulls(bits: Buffer, count: int, missing: int) -> bool:

@@ -34,12 +34,6 @@ A column that holds only nulls costs four bytes per record. In return, every suc
 """
 
 
-def project(body: Buffer, schema: pa.Schema, columns: Sequence[str], compression: str | None = None) -> pa.Buffer:
-    """Return a body with only these columns, in this order."""
-    batch = read_columns(body, schema, columns)
-    return serialize(batch, compression) if compression else batch.serialize()
-
-
 def serialize(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
     """Encode a record batch as a body: the IPC message, without the schema before it and the end of stream after it."""
     sink = pa.BufferOutputStream()
@@ -50,7 +44,8 @@ def serialize(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffe
 
 
 def merged(batches: Sequence[pa.RecordBatch]) -> list[Buffer]:
-    """Encode the rows of several batches as one body, in pieces. Columns are concatenated, but not copied again."""
+    """Encode the rows of several batches as one body, in pieces. Columns are concatenated, but not copied again, as
+    ADR 0030 decides for blocks."""
     batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     sink = _Pieces()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema) as writer:
@@ -124,7 +119,7 @@ def decode_schema(data: bytes) -> pa.Schema:
 
 
 def projected_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of what ``project`` returns."""
+    """Return the schema with only these columns, in this order."""
     return pa.schema([schema.field(i) for i in _indexes(schema, columns)], metadata=schema.metadata)
 
 

@@ -13,6 +13,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import types
 
+_VIEWS: Final = {pa.binary_view().id, pa.string_view().id}
+_LIST_VIEWS: Final = {pa.list_view(pa.null()).id, pa.large_list_view(pa.null()).id}
+_LISTS: Final = {pa.list_(pa.null()).id, pa.large_list(pa.null()).id, pa.map_(pa.int8(), pa.null()).id}
+_TEXTS: Final = {pa.binary().id, pa.string().id}
+_LARGE_TEXTS: Final = {pa.large_binary().id, pa.large_string().id}
 RUNS_VALUES_MAX: Final = 1 << 24
 """Runs are counted value by value. Columns with more values are rejected."""
 
@@ -24,7 +29,7 @@ class TooMany(Exception):
 def is_shared(kind: pa.DataType) -> bool:
     """Return whether values of a column of this type may share bytes."""
     kind = stored_type(kind)
-    is_one = _is_view(kind) or _is_list_view(kind) or types.is_run_end_encoded(kind)
+    is_one = kind.id in _VIEWS | _LIST_VIEWS or types.is_run_end_encoded(kind)
     is_one = is_one or (types.is_union(kind) and kind.mode == "dense")
     return is_one or any(is_shared(kind.field(i).type) for i in range(kind.num_fields))
 
@@ -41,23 +46,6 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _is_view(kind: pa.DataType) -> bool:
-    return bool(types.is_binary_view(kind) or types.is_string_view(kind))
-
-
-def _is_list_view(kind: pa.DataType) -> bool:
-    return bool(types.is_list_view(kind) or types.is_large_list_view(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    is_small, is_large = types.is_binary(kind) or types.is_string(kind), types.is_large_binary(kind)
-    return bool(is_small or is_large or types.is_large_string(kind))
-
-
 def _upto(values: Any, at: pa.Array) -> pa.Array:
     """Return how many bytes the values before each of these places have, as floats, since there may be very many."""
     while isinstance(values.type, pa.BaseExtensionType):
@@ -65,12 +53,11 @@ def _upto(values: Any, at: pa.Array) -> pa.Array:
     kind = values.type
     if not len(values) or types.is_null(kind):
         return _times(at, 0.0)
-    if _is_text(kind):
-        is_large = types.is_large_binary(kind) or types.is_large_string(kind)
-        size, buffer = pa.int64() if is_large else pa.int32(), values.buffers()[1]
+    if kind.id in _TEXTS | _LARGE_TEXTS:
+        size, buffer = pa.int64() if kind.id in _LARGE_TEXTS else pa.int32(), values.buffers()[1]
         offsets = pa.Array.from_buffers(size, len(values) + 1, [None, buffer], offset=values.offset)
         return _less(pc.take(offsets, at), offsets[0])
-    if _is_list(kind):
+    if kind.id in _LISTS:
         places = pc.take(values.offsets, at).cast(pa.int64())
         return _less(_upto(values.values, places), _upto(values.values, values.offsets[:1].cast(pa.int64()))[0])
     if types.is_fixed_size_list(kind):
@@ -81,12 +68,12 @@ def _upto(values: Any, at: pa.Array) -> pa.Array:
         for i in range(kind.num_fields):
             found = pc.add(found, _upto(values.field(i), at))
         return found
-    if _is_view(kind):
+    if kind.id in _VIEWS:
         # Each value has sixteen bytes, which begin with its length.
         start, end = 16 * values.offset, 16 * (values.offset + len(values))
         lengths = memoryview(values.buffers()[1])[start:end].cast("i")[::4]
         return _summed(values, pa.array(lengths, pa.int32()), at)
-    if _is_list_view(kind):
+    if kind.id in _LIST_VIEWS:
         starts = values.offsets.cast(pa.int64())
         counts = values.sizes.cast(pa.int64())
         inside = pc.subtract(_upto(values.values, pc.add(starts, counts)), _upto(values.values, starts))

@@ -17,17 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
 from cutwater.jobs.job_file import ROOT, Job, JobDirectory, list_jobs
 
 STATE_HOME = "XDG_STATE_HOME"
 NOTE = "cutwater.json"
-
-
-class _Note(Struct):
-    log: str = ""
 
 
 def state_directory() -> Path:
@@ -57,10 +52,10 @@ def _is_of(directory: JobDirectory, log: str) -> bool:
     if "://" in path:
         return True
     try:
-        note = msgspec.json.decode((Path(path) / NOTE).read_bytes(), type=_Note)
+        note = msgspec.json.decode((Path(path) / NOTE).read_bytes(), type=dict)
     except (OSError, msgspec.DecodeError):
         return True
-    return note.log in ("", log)
+    return note.get("log", "") in ("", log)
 
 
 def find(pipeline: str) -> JobDirectory:

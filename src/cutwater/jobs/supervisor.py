@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, Refused, Unavailable
+from cutwater.jobs import messages
 from cutwater.jobs.child import Child, environment, how_it_ended
 from cutwater.jobs.control import Control, Conversation
 from cutwater.jobs.job_file import (
@@ -40,26 +41,7 @@ from cutwater.jobs.job_file import (
     require_parallelism,
 )
 from cutwater.jobs.locks import FileLock
-from cutwater.jobs.messages import (
-    TELLS_LOG,
-    Answer,
-    Cancel,
-    Describe,
-    Ended,
-    Failed,
-    FromProgram,
-    Loaded,
-    Moved,
-    Progress,
-    Request,
-    Rescale,
-    Running,
-    Start,
-    Stop,
-    Taken,
-    TakeSavepoint,
-    Told,
-)
+from cutwater.jobs.messages import Answer, Progress, Rescale, Start, Stop, TakeSavepoint, Told
 from cutwater.jobs.places import root_of
 from cutwater.jobs.restarts import Restarts, Strategy, written
 from cutwater.runtime import processes
@@ -122,7 +104,7 @@ class Supervisor:
         self._child: Child | None = None
         self._progress: Progress | None = None
         self._pending: _Pending | None = None
-        self._last_word: Ended | Failed | None = None
+        self._last_word: messages.Ended | messages.Failed | None = None
         self._deadline: float | None = None
         """When the program must have started, must have stopped, or must be gone after its last message."""
         self._restart_at: float | None = None
@@ -194,7 +176,7 @@ class Supervisor:
         if self._deadline is not None and now >= self._deadline and self._child is not None:
             self._deadline = None
             if self._last_word is None:
-                self._last_word = Failed(
+                self._last_word = messages.Failed(
                     Told("deadline_exceeded", "the program took too long to start or to stop", True)
                 )
             self._child.kill()
@@ -208,7 +190,7 @@ class Supervisor:
         asked = self._asked
         more = {"CUTWATER_TOKEN": asked.token} if asked.token else {}
         if not asked.root:
-            more[TELLS_LOG] = "yes"
+            more[messages.TELLS_LOG] = "yes"
         arguments = [asked.file, asked.variable, asked.log]
         # The program writes to a separate log until it is known which job it is.
         loading = self._scratch / LOG_FILE
@@ -228,28 +210,28 @@ class Supervisor:
         for message in messages:
             self._take(message)
 
-    def _take(self, message: FromProgram) -> None:
+    def _take(self, message: messages.FromProgram) -> None:
         match message:
-            case Loaded(pipeline, log):
+            case messages.Loaded(pipeline, log):
                 self._loaded(pipeline, log)
-            case Running():
+            case messages.Running():
                 self._runs(message)
-            case Moved(progress):
+            case messages.Moved(progress):
                 self._progress = progress
                 assert self._job is not None
                 self._watch(self._job, progress)
-            case Taken(target, error):
+            case messages.Taken(target, error):
                 if error is None:
                     self._note_savepoint(target)
                 # An earlier request may have been given up because it took too long.
                 asked = self._pending and self._pending.request
                 if isinstance(asked, TakeSavepoint) and asked.target == target:
                     self._answer(Answer(savepoint=target, error=error))
-            case Ended() | Failed():
+            case messages.Ended() | messages.Failed():
                 # A thread of the user's program may keep the process alive forever.
                 self._last_word, self._deadline = message, time.monotonic() + END_SECONDS
 
-    def _runs(self, message: Running) -> None:
+    def _runs(self, message: messages.Running) -> None:
         """Record with what values the program runs: a restart uses the same."""
         assert self._job is not None
         self._before = self._start_before = self._deadline = None
@@ -274,7 +256,7 @@ class Supervisor:
                 )
         except CutwaterError as error:
             # The program has nothing to do yet, so it can be killed.
-            self._last_word = Failed(Told.of(error, is_hopeless=True))
+            self._last_word = messages.Failed(Told.of(error, is_hopeless=True))
             self._child.kill()
             return
         assert self._directory is not None
@@ -335,9 +317,9 @@ class Supervisor:
             self._job.driver = self._job.jvm = 0
         if self._is_cancelled:
             self._over(JobState.CANCELLED)
-        elif isinstance(word, Ended):
+        elif isinstance(word, messages.Ended):
             self._ended(word)
-        elif isinstance(word, Failed):
+        elif isinstance(word, messages.Failed):
             self._failed(word.error)
         else:
             what = f"the program, process {child.pid}, {how_it_ended(code)}"
@@ -348,7 +330,7 @@ class Supervisor:
             return f"what it printed is in {self._directory.path / LOG_FILE}"
         return f"it printed: {processes.tail(self._scratch / LOG_FILE) or 'nothing'}"
 
-    def _ended(self, word: Ended) -> None:
+    def _ended(self, word: messages.Ended) -> None:
         pending = self._pending
         if word.savepoint is not None:
             self._note_savepoint(word.savepoint)
@@ -431,16 +413,16 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------------------- the questions
 
-    def _asked_for(self, conversation: Conversation, request: Request) -> None:
+    def _asked_for(self, conversation: Conversation, request: messages.Request) -> None:
         job = self._job
-        if isinstance(request, Describe):
+        if isinstance(request, messages.Describe):
             conversation.answer(Answer(progress=self._progress))
         elif job is None:
             conversation.refuse(Refused("the program is still being loaded: try again"))
-        elif self._pending is not None and not isinstance(request, Cancel):
+        elif self._pending is not None and not isinstance(request, messages.Cancel):
             what = str(self._pending.request.__struct_config__.tag).lower()
             conversation.refuse(Refused(f"a {what} of pipeline {job.pipeline!r} is under way: wait for its end"))
-        elif isinstance(request, Cancel):
+        elif isinstance(request, messages.Cancel):
             self._cancel(conversation)
         elif isinstance(request, Stop) and job.state is JobState.WAITING and not request.savepoint:
             self._restart_at = None
@@ -485,7 +467,7 @@ class Supervisor:
             what = f"the stop was {what}, and the pipeline runs on from its checkpoint: allow for more with --timeout"
             if self._child is not None:
                 # Its end is noticed, and a start follows.
-                self._last_word = Failed(Told("deadline_exceeded", what, retriable=True))
+                self._last_word = messages.Failed(Told("deadline_exceeded", what, retriable=True))
                 self._child.kill()
                 return
         self._answer(Answer(error=Told.of(DeadlineExceeded(what))))

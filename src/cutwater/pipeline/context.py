@@ -137,8 +137,7 @@ class TimerQueue:
         self._limit = NO_TIME
 
     def take_last(self, due: Sequence[tuple[int, Sequence[KeyEntry]]], firings: int) -> Iterator[tuple[int, KeyEntry]]:
-        """Yield timers like ``take``, where the input ends. Of the timers that are registered meanwhile, ``firings``
-        per key fire. The others stay in the queue, and ``left`` counts them."""
+        """Yield timers like ``take``, where the input ends. Of newly registered ones, ``firings`` per key fire."""
         self._limit, self._fresh = MAX_TIME, set()
         registered, fresh = self.registered, self._fresh
         spent: dict[bytes, int] = {}

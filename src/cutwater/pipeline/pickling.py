@@ -14,8 +14,8 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.aggregates import Aggregator
 from cutwater.pipeline.graph import Graph, GraphNode, SourceNode, TransformNode
+from cutwater.pipeline.windowing.aggregates import Aggregator
 
 
 def pickled_graph(pipeline: str, graph: Graph) -> bytes:

@@ -9,8 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import AlreadyExists, InvalidArgument
-from cutwater.pipeline import aggregates, functions
-from cutwater.pipeline.aggregates import Aggregator
+from cutwater.pipeline import functions
 from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS
 from cutwater.pipeline.clocks.watermarks import WAYS, Watermark, WatermarkFunction, strategy_of
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN, valid_tag
@@ -35,7 +34,9 @@ from cutwater.pipeline.local.spark_import import on_spark
 from cutwater.pipeline.operators.partition_operator import OperatorListState, UnionListState
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import Row, RowType
-from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Window
+from cutwater.pipeline.windowing import aggregates
+from cutwater.pipeline.windowing.aggregates import Aggregator
+from cutwater.pipeline.windowing.windows import Global, Session, Sliding, Trigger, Window
 
 Schema: TypeAlias = str | pa.Schema | RowType
 NAME_BYTES_MAX = 200
@@ -82,8 +83,9 @@ class Pipeline:
             rows.type_of(event_time, f"event_time of the source {topic!r}")
         strategy = strategy_of(watermark)
         if event_time is not None and strategy is None:
+            name = getattr(event_time, "__name__", event_time)
             raise InvalidArgument(
-                f"the source {topic!r} has event_time={_name_of(event_time)!r} and no watermark=, so nothing tells how "
+                f"the source {topic!r} has event_time={name!r} and no watermark=, so nothing tells how "
                 f"far event time has come: give {WAYS}. A checkpoint or savepoint that was made without one goes on "
                 "with Watermark.ascending(), which was the default"
             )
@@ -185,7 +187,7 @@ class Stream:
         instead of it and needs no Spark."""
         _require_callable("transform", function if arrow is None else arrow)
         rows = None if schema is None else RowType.of(schema)
-        return self._add(TransformNode(self._order, (self._port,), function, arrow, rows))
+        return self._pipeline._stream(TransformNode(self._order, (self._port,), function, arrow, rows))
 
     def union(self, *others: Stream) -> Stream:
         """Merge the rows of several streams, in the order of their positions, then of the inputs."""
@@ -193,7 +195,7 @@ class Stream:
             raise InvalidArgument("union() takes at least one other stream")
         for other in others:
             self._require_same_pipeline(other)
-        return self._add(UnionNode(self._order, (self._port, *(other._port for other in others))))
+        return self._pipeline._stream(UnionNode(self._order, (self._port, *(other._port for other in others))))
 
     # ------------------------------------------------------------------------------------------------------ operators
 
@@ -316,13 +318,13 @@ class Stream:
             window=window, trigger=trigger or Trigger.watermark(), aggregates=dict(aggregate),
             lateness_ms=0 if allowed_lateness is None else milliseconds(allowed_lateness, "allowed_lateness"),
         )  # fmt: skip
-        return self._add(node)
+        return self._pipeline._stream(node)
 
     def sink(self, topic: str, *, uid: str = "") -> None:
         """Append the rows to a topic."""
         if not is_name(topic):
             raise InvalidArgument(f"the topic of a sink is {topic!r}: give a name")
-        self._add(SinkNode(self._order, (self._port,), topic, uid))
+        self._pipeline._stream(SinkNode(self._order, (self._port,), topic, uid))
 
     # --------------------------------------------------------------------------------------------------- side outputs
 
@@ -368,15 +370,14 @@ class Stream:
     def _order(self) -> int:
         return len(self._pipeline.graph.nodes)
 
-    def _add(self, node: GraphNode) -> Stream:
-        return self._pipeline._stream(node)
-
     def _row_function(
         self, kind: str, function: Callable[[Row], Any], schema: Schema | None, dead_letters: bool
     ) -> Stream:
         _require_callable(kind, function)
         rows = None if schema is None else RowType.of(schema)
-        return self._add(RowNode(self._order, (self._port,), kind, function, rows, dead_letters, self._chained))
+        return self._pipeline._stream(
+            RowNode(self._order, (self._port,), kind, function, rows, dead_letters, self._chained)
+        )
 
     def _operator(
         self,
@@ -400,15 +401,11 @@ class Stream:
             self._order, ports, uid, kind, function, methods, readers, states, rows, dead_letters,
             self._pipeline.max_parallelism, partitions,
         )  # fmt: skip
-        return self._add(node)
+        return self._pipeline._stream(node)
 
     def _require_same_pipeline(self, other: Stream) -> None:
         if getattr(other, "_pipeline", None) is not self._pipeline:
             raise InvalidArgument(f"only streams of one pipeline can be joined: this one is of {self._pipeline.name!r}")
-
-
-def _name_of(event_time: str | Callable[..., Any]) -> str:
-    return event_time if isinstance(event_time, str) else getattr(event_time, "__name__", "function")
 
 
 def _require_callable(kind: str, function: Any) -> None:

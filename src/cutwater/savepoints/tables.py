@@ -86,36 +86,16 @@ def _all_timers(first: pa.Array, every: pa.Array) -> pa.Array:
 def shown_keys(data: pa.Array, operator: OperatorInfo) -> pa.StructArray:
     """Return the keys as a struct of their columns. Broadcast state, which has no key, is null."""
     fields = key_fields(operator)
-    has_key = pc.greater(pc.binary_length(data), 0)
-    columns = None
-    if operator.key and len(fields) == 1:
-        columns = _simple_keys(data, fields[0].type)
-    if columns is None:
-        columns = _any_keys(data, fields, bool(operator.key))
-    return pa.StructArray.from_arrays(columns, fields=fields, mask=pc.invert(has_key))
-
-
-def _simple_keys(data: pa.Array, kind: pa.DataType) -> list[pa.Array] | None:
-    """Convert texts or bytes without decoding each key. Returns None if there are other keys, or nulls."""
-    tag = b"\x03" if pa.types.is_string(kind) else b"\x04" if pa.types.is_binary(kind) else None
-    if tag is None:
-        return None
-    lengths = pc.binary_length(data)
-    is_simple = pc.or_(pc.equal(pc.binary_slice(data, 0, 1), tag), pc.equal(lengths, 0))
-    if not pc.all(is_simple).as_py():
-        return None
-    # An open end overflows in this Arrow function.
-    return [pc.binary_slice(data, 1, max(1, pc.max(lengths).as_py() or 0)).cast(kind)]
-
-
-def _any_keys(data: pa.Array, fields: Sequence[pa.Field], is_typed: bool) -> list[pa.Array]:
     keys = [key_of_bytes(own) if own else None for own in data.to_pylist()]
-    if not is_typed:
-        return [pa.array([None if key is None else _shown(key) for key in keys], pa.string())]
-    if len(fields) == 1:
-        return [pa.array(keys, fields[0].type)]
-    parts = [key if key is not None else (None,) * len(fields) for key in keys]
-    return [pa.array([part[i] for part in parts], field.type) for i, field in enumerate(fields)]
+    if not operator.key:
+        columns = [[None if key is None else _shown(key) for key in keys]]
+    elif len(fields) == 1:
+        columns = [keys]
+    else:
+        parts = [key if key is not None else (None,) * len(fields) for key in keys]
+        columns = [[part[i] for part in parts] for i in range(len(fields))]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=pc.equal(pc.binary_length(data), 0))
 
 
 def _shown(key: Any) -> str:

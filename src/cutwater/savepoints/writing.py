@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any
 from uuid import uuid4
-from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.clocks.clock_steps import NO_TIME
 from cutwater.pipeline.graph import SourceNode
-from cutwater.pipeline.keyed_state.keys import key_bytes
+from cutwater.pipeline.keyed_state.keys import key_bytes, key_group
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
 from cutwater.pipeline.stream import Pipeline
@@ -203,7 +202,7 @@ def _bootstrapped(operator: OperatorInfo, table: pa.Table) -> pa.Table:
     schema = table_schema(operator)
     size = table.num_rows
     columns: dict[str, Any] = {
-        "key_group": pa.array([crc32(own) % operator.max_parallelism for own in data], pa.int32()),
+        "key_group": pa.array([key_group(own, operator.max_parallelism) for own in data], pa.int32()),
         "key_bytes": pa.array(data, pa.binary()),
     }
     columns["key"] = shown_keys(columns["key_bytes"], operator)

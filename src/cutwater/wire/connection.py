@@ -464,7 +464,7 @@ class Connection(asyncio.BufferedProtocol):
         self._outbox.frame_bytes_max = peer.limits.frame_bytes_max
         self._outbox.header_bytes_max = peer.limits.header_bytes_max
         self._take_everything()
-        self._calling.allow(peer.limits)
+        self._calling.limits = peer.limits
         self._calling.refusal = None
         self._timers.pop("handshake").cancel()
         self._keepalive = Keepalive(self.options.ping_ms / 1_000, self.options.frame_ms_max / 1_000, self._loop.time())

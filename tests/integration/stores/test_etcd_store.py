@@ -22,7 +22,7 @@ from cutwater.metadata.stores import etcd_store
 from cutwater.metadata.stores.etcd_store import EtcdStore, delete, put
 from cutwater.metadata.stores.open_store import open_store
 from cutwater.metadata.stores.store_errors import DamagedStore
-from cutwater.metadata.stores.store_interface import NOBODY
+from cutwater.metadata.stores.store_interface import NO_LEADER
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch
 from tests.integration.stores.conftest import CLUSTER, ETCD_OPTIONS, Etcd
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History, cursors
@@ -189,7 +189,7 @@ async def test_two_clusters_do_not_see_each_other(on_etcd: Etcd) -> None:
     await store.acquire(ONE, HERE, E0)
     other = await open_store(on_etcd.url, cluster=ClusterId(8))
     on_etcd.stores.append(other)
-    assert await other.leader() == NOBODY
+    assert await other.leader() == NO_LEADER
     assert await other.acquire(TWO, THERE, E0) == E1
     assert (await store.leader()).node == ONE
 

@@ -11,7 +11,7 @@ import pytest
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, LeaderFenced, Unavailable
 from cutwater.metadata.stores import sqlite_store
-from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, LoadedState, MetadataStore
+from cutwater.metadata.stores.store_interface import NO_LEADER, LeaderInfo, LoadedState, MetadataStore
 from cutwater.types import DecisionIndex, LeaderEpoch
 from tests.integration.stores.conftest import Backend
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, Begun, History, cursors
@@ -31,8 +31,8 @@ async def store_led_by_one(backend: Backend) -> MetadataStore:
 
 async def test_at_first_there_is_nothing_and_nobody(backend: Backend) -> None:
     store = await backend.open()
-    assert await store.leader() == NOBODY
-    assert await store.load() == LoadedState(NOBODY, Snapshot(), ())
+    assert await store.leader() == NO_LEADER
+    assert await store.load() == LoadedState(NO_LEADER, Snapshot(), ())
     with pytest.raises(LeaderFenced, match="no node has ever led"):
         await store.append(E0, START, History().next())
     with pytest.raises(LeaderFenced):
@@ -58,7 +58,7 @@ async def test_keys_of_metadata_nodes_are_kept_and_replaced_and_are_no_decisions
     await two.announce(TWO, "another key")
     await two.announce(TWO, "another key")
     assert await one.members() == {ONE: "a key", TWO: "another key"}
-    assert await one.load() == LoadedState(NOBODY, Snapshot(), ())
+    assert await one.load() == LoadedState(NO_LEADER, Snapshot(), ())
     assert await one.acquire(ONE, HERE, E0) == E1
     await one.append(E1, START, History().next())
     await two.announce(TWO, "a new key")
@@ -224,7 +224,7 @@ async def test_appends_go_on_while_a_large_snapshot_is_stored(backend: Backend) 
 async def test_who_watches_is_told_of_every_leader_that_stays(backend: Backend) -> None:
     one, two = await backend.open(), await backend.open()
     watch = one.watch_leader()
-    assert await anext(watch) == NOBODY
+    assert await anext(watch) == NO_LEADER
     for epoch, store, node, address in ((E1, two, TWO, THERE), (E2, one, ONE, HERE), (LeaderEpoch(3), two, ONE, HERE)):
         coming = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(0.02)

@@ -145,7 +145,7 @@ def append(
             is_choosy = found.event_time_ahead_max is not None
             sending = _Sending(client, appended, advance, rows, key, producer, is_choosy=is_choosy)
             with Interrupts():
-                _append(sending, _pieces(paths, form), appended, declared)
+                sending.run(_pieces(paths, form), declared)
     show(appended, str(appended))
 
 
@@ -156,30 +156,6 @@ def _pieces(paths: list[Path], form: Format) -> Iterator[InputRecords]:
     for path in paths:
         with inputs.opened(path) as fd:
             yield from inputs.lines(fd, inputs.name_of(path))
-
-
-def _append(
-    sending: _Sending, pieces: Iterable[InputRecords], appended: Appended, declared: DeclaredOptions | None
-) -> None:
-    """Append all pieces. In any case, print what was acknowledged until then."""
-    try:
-        try:
-            for piece in pieces:
-                sending.send(piece)
-            sending.settle(0)
-            sending.check_refused()
-            if declared is not None:
-                appended.declared += sending.declare(declared)
-        except CutwaterError:
-            sending.give_up()
-            raise
-    except CutwaterError:
-        show(appended, str(appended))
-        raise
-    except KeyboardInterrupt:
-        doubt = "; what was under way may or may not be there" if sending.is_under_way else ""
-        show(appended, f"{appended}{doubt}")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 class _Sending:
@@ -204,13 +180,36 @@ class _Sending:
         self._waiting: deque[tuple[InputRecords, concurrent.futures.Future[Ack]]] = deque()
         self._is_sending, self._is_choosy = False, is_choosy
         self._refusal: InvalidArgument | None = None
+        """The first one; it is raised after everything else was appended."""
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether something may be in the log whose outcome is not known here."""
-        return self._is_sending or bool(self._waiting)
+    def run(self, pieces: Iterable[InputRecords], declared: DeclaredOptions | None) -> None:
+        """Append all pieces. If that fails, print what was acknowledged until then."""
+        appended = self._appended
+        try:
+            try:
+                for piece in pieces:
+                    self._send(piece)
+                self._settle(0)
+                if self._refusal is not None:
+                    raise self._refusal
+                if declared is not None:
+                    appended.declared += self._declare(declared)
+            except CutwaterError:
+                # Earlier sends have outcomes of their own.
+                for piece, future in self._waiting:
+                    with suppress(CutwaterError):
+                        self._count(piece, future.result())
+                raise
+        except CutwaterError:
+            show(appended, str(appended))
+            raise
+        except KeyboardInterrupt:
+            is_under_way = self._is_sending or bool(self._waiting)
+            doubt = "; what was under way may or may not be there" if is_under_way else ""
+            show(appended, f"{appended}{doubt}")
+            raise typer.Exit(INTERRUPTED) from None
 
-    def send(self, piece: InputRecords) -> None:
+    def _send(self, piece: InputRecords) -> None:
         records: list[Any] = piece.records
         keys: Any = self._key
         if self._rows is not None:
@@ -226,7 +225,7 @@ class _Sending:
         if self._producer is not None and self._is_choosy:
             self._send_each(self._producer, piece, records, keys)
         self._is_sending = False
-        self.settle(RECORDS_IN_FLIGHT_MAX if self._is_choosy else IN_FLIGHT_MAX)
+        self._settle(RECORDS_IN_FLIGHT_MAX if self._is_choosy else IN_FLIGHT_MAX)
 
     def _send_each(self, producer: Producer, piece: InputRecords, records: list[Any], keys: Any) -> None:
         for row, record in enumerate(records):
@@ -235,7 +234,7 @@ class _Sending:
                 future = producer.send([record], key=[keys[row]] if isinstance(keys, list) else keys)
             self._waiting.append((one, future))
 
-    def declare(self, declared: DeclaredOptions) -> list[int]:
+    def _declare(self, declared: DeclaredOptions) -> list[int]:
         """Declare after everything that was sent; return the GLSNs."""
         watermark, idle = declared
         self._is_sending = True
@@ -251,7 +250,7 @@ class _Sending:
             return error.what
         return self._rows.mismatch(records[error.row], error.column) or error.what
 
-    def settle(self, most: int) -> None:
+    def _settle(self, most: int) -> None:
         """Wait until at most ``most`` sends have no outcome yet. Each has a deadline of its own."""
         while len(self._waiting) > most or (self._waiting and self._waiting[0][1].done()):
             piece, future = self._waiting[0]
@@ -264,17 +263,6 @@ class _Sending:
                 self._refusal = self._refusal or error
                 self._appended.refused += 1
             self._waiting.popleft()
-
-    def check_refused(self) -> None:
-        """Raise the first refusal, after everything else was appended."""
-        if self._refusal is not None:
-            raise self._refusal
-
-    def give_up(self) -> None:
-        """After an error, wait for the outcomes of earlier sends, and count them."""
-        for piece, future in self._waiting:
-            with suppress(CutwaterError):
-                self._count(piece, future.result())
 
     def _count(self, piece: InputRecords, ack: Ack) -> None:
         size = sum(map(len, piece.records))

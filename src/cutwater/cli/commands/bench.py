@@ -17,7 +17,7 @@ from cutwater.admin.load_test import LoadMeasurement, LoadPlan, measure, own_top
 from cutwater.cli.framework.command import command, verbs
 from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
 from cutwater.cli.framework.interrupts import Interrupts
-from cutwater.cli.framework.target import LogTarget, open_embedded
+from cutwater.cli.framework.target import LogTarget, ReplicationOption, open_embedded
 from cutwater.cli.io.output import show, table
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster.credentials import Access
@@ -47,9 +47,7 @@ def bench(
     batch_records: Annotated[int, typer.Option(min=1, max=100_000, help="Records of a batch.")] = 1_000,
     concurrent: Annotated[int, typer.Option(min=1, max=10_000, help="Single appends at the same time.")] = 96,
     streams: Annotated[int, typer.Option(min=1, help="How many log streams take the appends.")] = 1,
-    replication: Annotated[
-        int | None, typer.Option(help="Copies of every record; by default three, or as many as there are nodes.")
-    ] = None,
+    replication: ReplicationOption = None,
     *,
     log: LogTarget,
 ) -> None:

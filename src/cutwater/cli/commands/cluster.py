@@ -15,7 +15,7 @@ from cutwater.admin.operations import MetadataStatus
 from cutwater.admin.status_text import node_state, stream_row, time_of
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.exit_codes import UNHEALTHY, Settings
-from cutwater.cli.framework.target import ClusterTarget
+from cutwater.cli.framework.target import ClusterTarget, ReplicationOption
 from cutwater.cli.io.output import show, table
 from cutwater.core.text import counted
 
@@ -30,9 +30,7 @@ RequiredDir = Annotated[
 def start(
     directory: RequiredDir,
     storage_nodes: Annotated[int | None, typer.Option(help="How many storage nodes; three for a new cluster.")] = None,
-    replication: Annotated[
-        int | None, typer.Option(help="Copies of every record; by default three, or as many as there are nodes.")
-    ] = None,
+    replication: ReplicationOption = None,
     metadata: Annotated[
         int | None, typer.Option(help="Metadata nodes: 1 on SQLite, for a new cluster, or 3 or 5 on etcd.")
     ] = None,

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cutwater.cli.framework.command import command, noun
-from cutwater.cli.framework.options import under
+from cutwater.cli.framework.command import command, noun, under
 from cutwater.cli.framework.server_options import (
     AdvertiseOption,
     ClusterIdOption,

@@ -16,9 +16,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cutwater.cli.framework.command import Bundle, command, noun
+from cutwater.cli.framework.command import Bundle, command, noun, under
 from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
-from cutwater.cli.framework.options import under
 from cutwater.cli.framework.security import TokenOption
 from cutwater.cli.framework.target import TimeoutOption
 from cutwater.cli.framework.times import parse_position
@@ -53,19 +52,17 @@ JobsOption = Annotated[
         help="Where jobs and their checkpoints lie, if not in the place of this user and the log.",
     ),
 ]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline.")]
 SavepointDirOption = Annotated[
     str,
     typer.Option("--savepoint-dir", envvar="CUTWATER_SAVEPOINT_DIR", help="Where the savepoint gets a directory."),
 ]
-ParallelismOption = Annotated[int, typer.Option("--parallelism", min=1, help="How many tasks work at once.")]
 
 
 @dataclass(frozen=True)
 class OneJob(Bundle):
     """The job that a command is about."""
 
-    name: NameArgument
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline.")]
     jobs_dir: JobsOption = None
     timeout: TimeoutOption = 300.0
 
@@ -359,7 +356,12 @@ def savepoint(savepoint_dir: SavepointDirOption = "savepoints", *, job: OneJob) 
 
 
 @command(app)
-def rescale(parallelism: ParallelismOption, savepoint_dir: SavepointDirOption = "savepoints", *, job: OneJob) -> None:
+def rescale(
+    parallelism: Annotated[int, typer.Option(min=1, help="How many tasks work at once.")],
+    savepoint_dir: SavepointDirOption = "savepoints",
+    *,
+    job: OneJob,
+) -> None:
     """Stop a pipeline with a savepoint, and go on from it with another number of tasks."""
     taken = job.saved(Rescale(parallelism, _target(job.name, savepoint_dir), job.timeout))
     told = f"{job.name!r} runs with parallelism {parallelism}, from savepoint {taken}"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutwater.admin.run_status import RunStatus
+from cutwater.admin.operations import RunStatus
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.target import LogTarget
 from cutwater.cli.io.output import show, table

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,11 +32,6 @@ LOOKS_BEFORE_WORD = 5
 """Looks in vain before trouble is reported; a restarted node is back after fewer of them."""
 
 
-class OnMalformed(enum.StrEnum):
-    ERROR = "error"
-    SKIP = "skip"
-
-
 @command(app)
 def subscribe(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Names of topics.")],
@@ -56,8 +50,9 @@ def subscribe(
         bool, typer.Option("--pattern", help="TOPIC is one regular expression; it must fit the whole name.")
     ] = False,
     on_malformed: Annotated[
-        OnMalformed, typer.Option(help="What to do at a batch that is intact but holds no records of its topic.")
-    ] = OnMalformed.ERROR,
+        Literal["error", "skip"],
+        typer.Option(help="What to do at a batch that is intact but holds no records of its topic."),
+    ] = "error",
     output: RecordOutputOption = RecordOutput.TEXT,
     *,
     log: LogTarget,
@@ -98,7 +93,7 @@ class _Printing:
     _output: RecordOutput
     _left: int | None
     _timeout: float
-    _on_malformed: OnMalformed = OnMalformed.ERROR
+    _on_malformed: Literal["error", "skip"] = "error"
     _skipped: int = 0
     _looks_in_vain: int = 0
 
@@ -114,7 +109,7 @@ class _Printing:
             start=self._start,
             stop=self._stop,
             follow=self._follow,
-            on_malformed=self._on_malformed.value,
+            on_malformed=self._on_malformed,
         ) as subscription:
             self._skipped = 0
             while self._left != 0:

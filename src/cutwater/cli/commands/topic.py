@@ -10,7 +10,7 @@ import typer
 
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.exit_codes import Settings
-from cutwater.cli.framework.target import LogTarget
+from cutwater.cli.framework.target import LogTarget, ReplicationOption
 from cutwater.cli.framework.times import IdleOption, WatermarkOption, parse_declared
 from cutwater.cli.io.output import show, table, text
 from cutwater.core.text import counted
@@ -21,12 +21,6 @@ from cutwater.types import GLSN, MILLISECOND, SECOND, Retention
 app = noun("Topics: names for sets of log streams.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
-HoursOption = Annotated[
-    float, typer.Option("--retention-hours", min=0, help="How long records are kept at least; 0 is for ever.")
-]
-BytesOption = Annotated[
-    int, typer.Option("--retention-bytes", min=0, help="How many bytes of one copy are kept; 0 means no limit.")
-]
 AheadOption = Annotated[
     str | None,
     typer.Option(
@@ -50,15 +44,17 @@ def _retention(hours: float, size: int) -> Retention:
 def create(
     name: NameArgument,
     streams: Annotated[int, typer.Option(help="How many log streams take appends.")] = 1,
-    replication: Annotated[
-        int | None, typer.Option(help="Copies of every record; by default three, or as many as there are nodes.")
-    ] = None,
+    replication: ReplicationOption = None,
     schema: Annotated[
         str | None, typer.Option(metavar="COLUMNS", help="Typed records, such as 'user string, at timestamp'.")
     ] = None,
     event_time: Annotated[str, typer.Option(metavar="COLUMN", help="The column that is the event time.")] = "",
-    retention_hours: HoursOption = 0.0,
-    retention_bytes: BytesOption = 0,
+    retention_hours: Annotated[
+        float, typer.Option(min=0, help="How long records are kept at least; 0 is for ever.")
+    ] = 0.0,
+    retention_bytes: Annotated[
+        int, typer.Option(min=0, help="How many bytes of one copy are kept; 0 means no limit.")
+    ] = 0,
     event_time_ahead_max: AheadOption = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept an existing topic of this name.")] = False,
     *,

@@ -8,25 +8,57 @@ needs none, and ``--debug``.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from itertools import pairwise
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cutwater.cli.framework.exit_codes import Settings, ended_well, show
-from cutwater.cli.framework.options import DebugOption, OutputFormat, OutputOption
 from cutwater.errors import InvalidArgument
 
 B = TypeVar("B", bound="Bundle")
 Function = Callable[..., None]
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Typer has no public name for it."""
+
+
+class OutputFormat(enum.StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+def _set_debug(value: bool) -> bool:
+    Settings.is_debug = Settings.is_debug or value
+    return value
+
+
+def _set_output(value: OutputFormat) -> OutputFormat:
+    Settings.is_json = value is OutputFormat.JSON
+    return value
+
+
+DebugOption = Annotated[
+    bool,
+    typer.Option("--debug", envvar="CUTWATER_DEBUG", callback=_set_debug, help="Show where an error comes from."),
+]
+OutputOption = Annotated[
+    OutputFormat,
+    typer.Option(
+        "--output", "-o", envvar="CUTWATER_OUTPUT", callback=_set_output, is_eager=True, help="For people or programs."
+    ),
+]
+
+
+def under(heading: str) -> Callable[..., Any]:
+    """Return ``typer.Option`` for options that help lists under this heading."""
+    return partial(typer.Option, rich_help_panel=heading)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cutwater.cli.framework.command import Bundle
-from cutwater.cli.framework.options import under
+from cutwater.cli.framework.command import Bundle, under
 from cutwater.client.cluster.credentials import Access
 from cutwater.errors import InvalidArgument
 from cutwater.wire.identity.tls import client_tls
@@ -49,4 +48,4 @@ class Security(Bundle):
         return Access(client_tls(self.tls_ca, self.tls_certificate, self.tls_key), self.token)
 
 
-NOBODY = Security()
+NO_CREDENTIALS = Security()

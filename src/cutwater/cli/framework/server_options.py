@@ -4,12 +4,11 @@ limits of connections, and logs on standard error.
 
 from __future__ import annotations
 
-import enum
 import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import structlog
@@ -39,18 +38,6 @@ AdvertiseOption = Annotated[
 MetricsOption = Annotated[
     str | None, typer.Option(envvar="CUTWATER_METRICS", metavar="HOST:PORT", help="Where Prometheus can read metrics.")
 ]
-
-
-class LogFormat(enum.StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(enum.StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 def _limit(name: str, least: int, text: str) -> Any:
@@ -103,11 +90,12 @@ class ServerOptions(Bundle):
         int, _limit("HANDSHAKE_MS_MAX", 1, "Milliseconds that a handshake may take, TLS included.")
     ] = _LIMITS.handshake_ms_max
     log_format: Annotated[
-        LogFormat, typer.Option(envvar="CUTWATER_LOG_FORMAT", help="How logs on standard error look.")
-    ] = LogFormat.TEXT
+        Literal["text", "json"], typer.Option(envvar="CUTWATER_LOG_FORMAT", help="How logs on standard error look.")
+    ] = "text"
     log_level: Annotated[
-        LogLevel, typer.Option(envvar="CUTWATER_LOG_LEVEL", help="The least important logs to show.")
-    ] = LogLevel.INFO
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(envvar="CUTWATER_LOG_LEVEL", help="The least important logs to show."),
+    ] = "info"
 
     def tls(self) -> Tls | None:
         if self.tls_certificate is None and self.tls_key is None and self.tls_ca is None:
@@ -135,7 +123,7 @@ class ServerOptions(Bundle):
             structlog.processors.TimeStamper(fmt="iso", utc=True),
         ]
         renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-        if self.log_format is LogFormat.JSON:
+        if self.log_format == "json":
             common.append(structlog.processors.format_exc_info)
             renderer = structlog.processors.JSONRenderer()
         formatter = structlog.stdlib.ProcessorFormatter(
@@ -144,7 +132,7 @@ class ServerOptions(Bundle):
         )
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(formatter)
-        logging.basicConfig(level=self.log_level.value.upper(), handlers=[handler], force=True)
+        logging.basicConfig(level=self.log_level.upper(), handlers=[handler], force=True)
 
 
 def announce(serving: msgspec.Struct, text: str) -> None:

@@ -18,7 +18,7 @@ from cutwater.admin import local_cluster
 from cutwater.admin.operations import Admin
 from cutwater.cli.framework.command import Bundle
 from cutwater.cli.framework.interrupts import Interrupts
-from cutwater.cli.framework.security import NOBODY, Security
+from cutwater.cli.framework.security import NO_CREDENTIALS, Security
 from cutwater.client.cluster.credentials import ANYONE, Access
 from cutwater.client.cluster.holder_file import read_holder, with_secret
 from cutwater.client.cluster.log_directory import (
@@ -52,23 +52,8 @@ def _note(ctx: typer.Context, parameter: typer.CallbackParam, value: V) -> V:
     return value
 
 
-ServersOption = Annotated[
-    str | None,
-    typer.Option(
-        "--servers",
-        envvar="CUTWATER_SERVERS",
-        metavar="cutwater://HOST:PORT,…",
-        help="Where the cluster listens.",
-        callback=_note,
-    ),
-]
-DirOption = Annotated[
-    Path | None,
-    typer.Option("--dir", envvar="CUTWATER_DIR", help="The directory of a local cluster.", callback=_note),
-]
-PathOption = Annotated[
-    Path | None,
-    typer.Option("--path", envvar="CUTWATER_PATH", help="The directory of an embedded log.", callback=_note),
+ReplicationOption = Annotated[
+    int | None, typer.Option(help="Copies of every record; by default three, or as many as there are nodes.")
 ]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", envvar="CUTWATER_TIMEOUT", min=0.1, help="Seconds that the command may take.")
@@ -79,11 +64,24 @@ TimeoutOption = Annotated[
 class LogTarget(Bundle):
     """The log that a command is about, and how it is reached. The setting with the highest precedence counts."""
 
-    servers: ServersOption = None
-    directory: DirOption = None
-    path: PathOption = None
+    servers: Annotated[
+        str | None,
+        typer.Option(
+            envvar="CUTWATER_SERVERS",
+            metavar="cutwater://HOST:PORT,…",
+            help="Where the cluster listens.",
+            callback=_note,
+        ),
+    ] = None
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", envvar="CUTWATER_DIR", help="The directory of a local cluster.", callback=_note),
+    ] = None
+    path: Annotated[
+        Path | None, typer.Option(envvar="CUTWATER_PATH", help="The directory of an embedded log.", callback=_note)
+    ] = None
     timeout: TimeoutOption = 30.0
-    security: Security = NOBODY
+    security: Security = NO_CREDENTIALS
 
     @property
     def place(self) -> str | Path:
@@ -96,13 +94,9 @@ class LogTarget(Bundle):
                 return local_cluster.load(self.directory).servers
             case "path" if self.path is not None:
                 return self.path
+        embedded, variables = ", or --path DIR of an embedded log", "CUTWATER_SERVERS, CUTWATER_DIR or CUTWATER_PATH"
         if "path" in self.left_out:
             embedded, variables = "", "CUTWATER_SERVERS or CUTWATER_DIR"
-        else:
-            embedded, variables = (
-                ", or --path DIR of an embedded log",
-                "CUTWATER_SERVERS, CUTWATER_DIR or CUTWATER_PATH",
-            )
         raise InvalidArgument(
             f"which cluster? Say --servers cutwater://HOST:PORT, or --dir DIR of a local one{embedded}; or set "
             f"{variables}, or put it into cutwater.toml"
@@ -111,9 +105,8 @@ class LogTarget(Bundle):
     @property
     def nearest(self) -> Place | None:
         """The option that was set with the highest precedence; None if none was set."""
-        given: dict[Place, object] = {"servers": self.servers, "directory": self.directory, "path": self.path}
         for source in _SOURCES:
-            found = [name for name in given if given[name] is not None and _said.get(name) == source]
+            found = [name for name in _OPTIONS if getattr(self, name) is not None and _said.get(name) == source]
             check_one_place(found, source)
             if found:
                 return found[0]
@@ -122,8 +115,8 @@ class LogTarget(Bundle):
     @property
     def as_option(self) -> str:
         """The option that names the same log to further commands."""
-        given = {"servers": self.servers, "directory": self.directory, "path": self.path}
-        return f"{_OPTIONS[self.nearest]} {shlex.quote(str(given[self.nearest]))}" if self.nearest is not None else ""
+        nearest = self.nearest
+        return f"{_OPTIONS[nearest]} {shlex.quote(str(getattr(self, nearest)))}" if nearest is not None else ""
 
     @property
     def local(self) -> Path | None:

@@ -54,17 +54,11 @@ def shown(value: Any) -> str:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_fixed_size_binary(kind)
-        or types.is_binary_view(kind)
-    )
+    return bool(pa.types.is_fixed_size_binary(kind)) or kind in (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -148,7 +142,7 @@ def _timestamp(kind: pa.DataType, value: Any) -> datetime | pa.Scalar:
     digits = _digits(value)
     count = _count((found.replace(microsecond=0) - _EPOCH) // _SECOND, digits, kind, value)
     # A ``datetime`` has no nanoseconds.
-    return found if len(digits) <= 6 else pa.scalar(count, kind)
+    return found if len(digits.rstrip("0")) <= 6 else pa.scalar(count, kind)
 
 
 def _date(kind: pa.DataType, value: Any) -> date:

@@ -83,9 +83,12 @@ async def open_connection(endpoint: Endpoint, address: str, access: Access, *, t
     except (ConnectionLost, Unproven) as error:
         if access.end is not None and (why := access.end()):
             raise ClientClosed(why) from error
-        if isinstance(error.__cause__, ConnectionRefusedError):
-            raise ConnectionLost(error.message + _no_listener(host), outcome_unknown=False) from error
-        raise
+        if not isinstance(error.__cause__, ConnectionRefusedError):
+            raise
+        told = f"{error.message}. No server listens there: the server does not run, or listens elsewhere"
+        if is_loopback(host):
+            told += "; if it was an embedded log, the process that had opened it has closed it, or ended"
+        raise ConnectionLost(told, outcome_unknown=False) from error
 
 
 @asynccontextmanager
@@ -107,10 +110,3 @@ def _wants(address: str, keys: tuple[str, ...]) -> Expect:
             )
 
     return expect
-
-
-def _no_listener(host: str) -> str:
-    said = ". No server listens there: the server does not run, or listens elsewhere"
-    if is_loopback(host):
-        said += "; if it was an embedded log, the process that had opened it has closed it, or ended"
-    return said

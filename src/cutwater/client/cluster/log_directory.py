@@ -16,7 +16,7 @@ FILES_OF_CLUSTER = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etc
 _LOGS_OF_SERVERS = re.compile(r"(mr|sn)\d+\.log")
 SHOWN_MAX = 3
 """How many of the files in the way are named."""
-_NOBODYS = re.compile(r"\..*|lost\+found")
+_IGNORED = re.compile(r"\..*|lost\+found")
 """Hidden files, which tools leave everywhere, and the directory of a new file system."""
 
 
@@ -76,6 +76,6 @@ def check_no_address(path: Path) -> None:
 def other_files(directory: Path, own: re.Pattern[str]) -> str:
     """Return the names of some files that are in the way and do not match ``own``; empty if there are none."""
     strange = sorted(
-        path.name for path in directory.iterdir() if not own.fullmatch(path.name) and not _NOBODYS.fullmatch(path.name)
+        path.name for path in directory.iterdir() if not own.fullmatch(path.name) and not _IGNORED.fullmatch(path.name)
     )
     return ", ".join(strange[:SHOWN_MAX]) + (", …" if len(strange) > SHOWN_MAX else "")

@@ -52,6 +52,7 @@ async def watched(catalogs: Catalogs, nodes: Nodes, stream: LogStreamId, node: S
     log stream."""
     loop = asyncio.get_running_loop()
     is_left_out = False
+    timer: asyncio.TimerHandle
 
     def look() -> None:
         nonlocal timer, is_left_out

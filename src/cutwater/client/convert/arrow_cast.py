@@ -26,12 +26,13 @@ class ArrowConversion(Conversion):
     """Casts columns; one of the wanted type is checked instead."""
 
     def column(self, name: str, values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-        column = _one_chunk(values)
-        if not column.type.equals(kind):
-            try:
+        try:
+            column = _one_chunk(values)
+            if not column.type.equals(kind):
                 column = _plain(column)
-            except ARROW_ERRORS as error:
-                raise InvalidRecord(f"{column.type} cannot be {kind}: {error}", column=name) from error
+        except ARROW_ERRORS as error:
+            raise InvalidRecord(f"{values.type} cannot be {kind}: {error}", column=name) from error
+        if not column.type.equals(kind):
             if (unknown := _unknown_member(column.type, kind)) is not None:
                 path, text = unknown
                 raise InvalidRecord(f"{name}{path}: {text}" if path else text, column=name)
@@ -137,8 +138,17 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     found = _fixed_cast(column, undemanding)
     if undemanding.equals(kind):
         return found
-    _, data = found.__arrow_c_array__()
-    return pa.Array._import_from_c_capsule(kind.__arrow_c_schema__(), data)
+    return pa.array(_Retyped(found, kind))
+
+
+class _Retyped:
+    """An array that passes for one of another type with the same layout, by Arrow's protocol for exporting data."""
+
+    def __init__(self, array: pa.Array, kind: pa.DataType) -> None:
+        self._array, self._kind = array, kind
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self._kind.__arrow_c_schema__(), self._array.__arrow_c_array__()[1]
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.convert.arrow_cast import ArrowConversion
 from cutwater.client.convert.error_text import short
 from cutwater.client.convert.python_to_arrow import PythonConversion
-from cutwater.client.convert.schemas import HEADERS, KEY_VALUE, TIMESTAMP, TopicSchema, describe
+from cutwater.client.convert.schemas import TIMESTAMP, TopicSchema, describe
 from cutwater.client.convert.times import Time, time_us
 from cutwater.client.convert.value_rule import ARROW_ERRORS, NO_VALUE, check_arrow
 from cutwater.client.errors import InvalidRecord
@@ -44,101 +44,49 @@ def to_batch(
     now_us: int,
 ) -> pa.RecordBatch:
     """Convert records to a batch. ``now_us`` is the event time of records that have none."""
-    if schema.is_typed:
-        given = [
-            name for name, value in (("key", key), ("timestamp", timestamp), ("headers", headers)) if value is not None
-        ]
-        if given:
-            raise InvalidArgument(
-                f"topic {schema.topic!r} has a schema, so {given[0]}= has no place: give {describe(schema.newest)}"
-            )
-        return _from_columns(schema, _columns_of(schema, records), {})
     extra = {"key": key, "timestamp": timestamp, "headers": headers}
+    extra = {name: given for name, given in extra.items() if given is not None}
+    if schema.is_typed:
+        if extra:
+            raise InvalidArgument(
+                f"topic {schema.topic!r} has a schema, so {next(iter(extra))}= has no place: give "
+                f"{describe(schema.newest)}"
+            )
+        return _from_columns(schema, _columns_of(schema, records), now_us)
     if isinstance(records, _PLAIN):
         records = [records]
     if _is_rows_or_frame(records):
-        return _from_columns(schema, _columns_of(schema, records), extra, now_us)
-    values = _binary("value", records)
-    return _key_value(values, extra, now_us)
+        count, columns = _columns_of(schema, records)
+    else:
+        values = _arrow_or_list("value", records)
+        count, columns = len(values), {"value": values}
+    for name, given in extra.items():
+        if name in columns:
+            raise InvalidArgument(f"{name}= was given, and the records have a column {name!r} too: leave one out")
+        columns[name] = _extra_column(name, given, count)
+    return _from_columns(schema, (count, columns), now_us)
 
 
 # Key and value.
 
 
-def _key_value(values: pa.Array, extra: Mapping[str, Any], now_us: int) -> pa.RecordBatch:
-    count = len(values)
-    if not count:
-        raise _empty()
-    arrays = [
-        _optional_binary("key", extra["key"], count),
-        values,
-        _timestamps(extra["timestamp"], count, now_us),
-        _header_maps(extra["headers"], count),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=KEY_VALUE)
-
-
-def _binary(name: str, values: Any, *, nullable: bool = False) -> pa.Array:
-    if (found := _arrow_in(values)) is not None:
-        array = _ARROW.column(name, found, pa.binary())
-    else:
-        values = _listed(name, values)
-        try:
-            array = pa.array(values, pa.binary())
-        except ARROW_ERRORS:
-            raise _no_bytes(name, values) from None
-    if array.null_count and not nullable:
-        raise InvalidRecord("bytes are wanted, not None; an empty value is b''", column=name, row=_first_null(array))
-    return array
-
-
-def _no_bytes(name: str, values: list[Any]) -> InvalidRecord:
-    """Find the value that Arrow refused, and return an error with a way out."""
-    for row, value in enumerate(values):
-        if isinstance(value, str):
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                return InvalidRecord(f"this text cannot be stored as UTF-8: {error}", column=name, row=row)
-        elif value is not None and not isinstance(value, _PLAIN):
-            way_out = "a topic of rows needs a schema" if name == "value" else "write str(...).encode()"
-            return InvalidRecord(f"bytes or str are wanted, not {short(value)}; {way_out}", column=name, row=row)
-    return InvalidRecord("they have too many bytes for one batch: append them in parts", column=name)
-
-
-def _optional_binary(name: str, given: Any, count: int) -> pa.Array:
-    if given is None:
-        return pa.nulls(count, pa.binary())
-    if isinstance(given, _PLAIN):
-        return pa.repeat(_binary(name, [given])[0], count)
-    return _of_length(name, _binary(name, given, nullable=True), count)
-
-
-def _timestamps(given: Any, count: int, now_us: int) -> pa.Array:
-    if given is None:
-        return pa.repeat(pa.scalar(now_us, TIMESTAMP), count)
-    if isinstance(given, datetime | int | str | bytes) or not isinstance(given, Iterable):
-        return pa.repeat(pa.scalar(time_us(given), TIMESTAMP), count)
-    if (found := _arrow_in(given)) is not None:
-        array = _ARROW.column("timestamp", found, TIMESTAMP)
-    else:
-        times = [
-            now_us if time is None else time_us(time, row=row) for row, time in enumerate(_listed("timestamp", given))
-        ]
-        array = pa.array(times, TIMESTAMP)
-    if array.null_count:
-        array = array.fill_null(pa.scalar(now_us, TIMESTAMP))
-    return _of_length("timestamp", array, count)
-
-
-def _header_maps(given: Any, count: int) -> pa.Array:
-    if given is None:
-        return no_values(count, HEADERS)
-    if (found := _arrow_in(given)) is not None:
-        return _of_length("headers", _ARROW.column("headers", found, HEADERS), count)
-    if isinstance(given, Mapping):
+def _extra_column(name: str, given: Any, count: int) -> pa.Scalar | pa.Array | pa.ChunkedArray | list[Any]:
+    """Return what was given besides the records: one for each of them, or a scalar for all."""
+    if name == "key" and isinstance(given, _PLAIN):
+        return PythonConversion().column(name, [given], pa.binary())[0]
+    if name == "timestamp" and (isinstance(given, datetime | str | bytes) or not isinstance(given, Iterable)):
+        return pa.scalar(time_us(given), TIMESTAMP)
+    if name == "headers" and isinstance(given, Mapping):
         given = [given] * count
-    rows = _listed("headers", given)
+    found = _arrow_or_list(name, given)
+    if len(found) != count:
+        raise InvalidArgument(
+            f"{count} records, but {len(found)} in {name}=: give one for each, or a single one for all"
+        )
+    return _header_pairs(found) if name == "headers" and isinstance(found, list) else found
+
+
+def _header_pairs(rows: list[Any]) -> list[Any]:
     for row, one in enumerate(rows):
         is_good = one is None or (
             isinstance(one, Mapping)
@@ -150,21 +98,11 @@ def _header_maps(given: Any, count: int) -> pa.Array:
                 column="headers",
                 row=row,
             )
-    pairs = [None if one is None else list(one.items()) for one in rows]
-    try:
-        array = pa.array(pairs, HEADERS)
-    except ARROW_ERRORS:
-        # This raises an error that names the text that cannot be stored.
-        array = PythonConversion().column("headers", pairs, HEADERS)
-    return _of_length("headers", array, count)
+    return [None if one is None else list(one.items()) for one in rows]
 
 
-def _of_length(name: str, array: pa.Array, count: int) -> pa.Array:
-    if len(array) != count:
-        raise InvalidArgument(
-            f"{count} records, but {len(array)} in {name}=: give one for each, or a single one for all"
-        )
-    return array
+def _arrow_or_list(name: str, values: Any) -> pa.Array | pa.ChunkedArray | list[Any]:
+    return _listed(name, values) if (found := _arrow_in(values)) is None else found
 
 
 def _listed(name: str, values: Any) -> list[Any]:
@@ -206,21 +144,17 @@ def _is_rows_or_frame(records: Any) -> bool:
 
 def _is_frame(records: Any) -> bool:
     # Asks the class, because a lazy frame would start computing to return its columns.
-    return hasattr(type(records), "columns") and (hasattr(records, "__arrow_c_stream__") or _is_pandas(records))
+    return hasattr(type(records), "columns") and (hasattr(records, "__arrow_c_stream__") or _is_of("pandas", records))
 
 
-def _is_pandas(records: Any) -> bool:
-    return _is_of(records, "pandas")
-
-
-def _is_of(records: Any, package: str) -> bool:
+def _is_of(package: str, records: Any) -> bool:
     """Return whether the class or one of its base classes comes from the package."""
     return any(kind.__module__.partition(".")[0] == package for kind in type(records).__mro__)
 
 
 def _arrow_in(column: Any) -> pa.Array | pa.ChunkedArray | None:
     """Return validated Arrow data, including the Arrow storage of a pandas series; None for anything else."""
-    if _is_pandas(column) and str(getattr(column.dtype, "storage", "")).startswith("pyarrow"):
+    if _is_of("pandas", column) and str(getattr(column.dtype, "storage", "")).startswith("pyarrow"):
         column = pa.array(column.array)
     elif not isinstance(column, pa.Array | pa.ChunkedArray):
         return None
@@ -229,7 +163,7 @@ def _arrow_in(column: Any) -> pa.Array | pa.ChunkedArray | None:
 
 
 Columns = dict[str, Any]
-"""Name → an Arrow column, a pandas series, or a list of Python values."""
+"""Name → an Arrow column, a pandas series, a list of Python values, or a checked scalar for all rows."""
 
 
 def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
@@ -241,7 +175,7 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
         _check_names(schema, records.schema.names)
         check_arrow(records)
         return records.num_rows, dict(zip(records.schema.names, records.columns, strict=True))
-    if _is_pandas(records) and hasattr(records, "columns"):
+    if _is_of("pandas", records) and hasattr(records, "columns"):
         names = list(records.columns)
         _check_names(schema, names)
         columns = {name: records[name] for name in names} | _index_columns(schema, records)
@@ -249,7 +183,7 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
             name: column if (found := _arrow_in(column)) is None else found for name, column in columns.items()
         }
     if _is_frame(records):
-        if _is_of(records, "polars"):
+        if _is_of("polars", records):
             for name, kind in records.schema.items():
                 if str(kind) == "Object":
                     # Polars would export the memory addresses of the objects.
@@ -309,42 +243,33 @@ def _check_names(schema: TopicSchema, names: Sequence[Any]) -> None:
             raise InvalidRecord("it is there twice", column=str(name))
 
 
-def _from_columns(
-    schema: TopicSchema, given: tuple[int, Columns], extra: Mapping[str, Any], now_us: int = 0
-) -> pa.RecordBatch:
+def _from_columns(schema: TopicSchema, given: tuple[int, Columns], now_us: int) -> pa.RecordBatch:
     count, columns = given
     if not count:
-        raise _empty()
+        raise InvalidArgument("there is no record to append: a batch has at least one")
     arrays = []
     for field in schema.newest:
         name = field.name
-        if extra.get(name) is not None:
-            if name in columns:
-                raise InvalidArgument(f"{name}= was given, and the records have a column {name!r} too: leave one out")
-            columns[name] = _extra_column(name, extra[name], count, now_us)
-        if name in columns:
-            array = _ARROW.column(name, _arrow_column(field, columns[name]), field.type)
-        elif not schema.is_typed and name == "timestamp":
-            array = _timestamps(None, count, now_us)
+        # Event time of key and value is optional for callers.
+        default = pa.scalar(now_us, TIMESTAMP) if name == "timestamp" and not schema.is_typed else None
+        column = columns.get(name, default)
+        if isinstance(column, pa.Scalar):
+            array = pa.repeat(column, count)
+        elif column is not None:
+            array = _ARROW.column(name, _arrow_column(field, column), field.type)
         elif field.nullable:
             array = no_values(count, field.type)
         else:
             raise InvalidRecord(
                 f"it is missing, and topic {schema.topic!r} demands it: {describe(schema.newest)}", column=name
             )
-        if array.null_count and (not field.nullable or name == schema.event_time):
-            if not schema.is_typed and name == "timestamp":
-                array = array.fill_null(pa.scalar(now_us, TIMESTAMP))
-            else:
-                raise InvalidRecord(NO_VALUE, column=name, row=_first_null(array))
+        if array.null_count and default is not None:
+            array = array.fill_null(default)
+        elif array.null_count and (not field.nullable or name == schema.event_time):
+            text = NO_VALUE if schema.is_typed else "bytes are wanted, not None; an empty value is b''"
+            raise InvalidRecord(text, column=name, row=array.is_null().index(True).as_py())
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema.newest)
-
-
-def _extra_column(name: str, given: Any, count: int, now_us: int) -> pa.Array:
-    if name == "key":
-        return _optional_binary(name, given, count)
-    return _timestamps(given, count, now_us) if name == "timestamp" else _header_maps(given, count)
 
 
 def _arrow_column(field: pa.Field, column: Any) -> pa.Array | pa.ChunkedArray:
@@ -366,11 +291,3 @@ def _arrow_column(field: pa.Field, column: Any) -> pa.Array | pa.ChunkedArray:
         # Arrow stores pandas periods as numbers whose meaning only pandas knows.
         return PythonConversion(is_pandas=True).column(name, column.tolist(), kind)
     return found
-
-
-def _first_null(array: pa.Array) -> int:
-    return int(array.is_null().index(True).as_py())
-
-
-def _empty() -> InvalidArgument:
-    return InvalidArgument("there is no record to append: a batch has at least one")

@@ -65,6 +65,12 @@ class PythonConversion(Conversion):
             return no_time(value, kind.unit)
         if pa.types.is_string(kind) and not isinstance(value, str | bytes):
             return f"text is wanted, not {short(value)}: write str(...)"
+        if pa.types.is_binary(kind):
+            if isinstance(value, str):
+                return f"this text cannot be stored as UTF-8: {error}"
+            return (
+                f"bytes or str are wanted, not {short(value)}; write str(...).encode(). A topic of rows needs a schema"
+            )
         if pa.types.is_date(kind) and isinstance(value, str):
             return f"a date is wanted, not {short(value)}: write date.fromisoformat(...)"
         if isinstance(value, int) and pa.types.is_floating(kind):

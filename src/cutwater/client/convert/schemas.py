@@ -102,10 +102,7 @@ def new_schema(given: SchemaLike, event_time: str, old: pa.Schema | None = None)
             raise InvalidArgument(
                 "readers get event time as column 'timestamp': say event_time='timestamp', or rename the column"
             )
-        _check_storable(field.name, field.type)
-        if old is None or old.get_field_index(field.name) < 0:
-            _check_zones(field.name, field.type)
-            _check_fillable(field.name, field.type)
+        _check_type(field.name, field.type, is_new=old is None or old.get_field_index(field.name) < 0)
     if event_time:
         _check_event_time(schema, event_time)
     return schema
@@ -156,39 +153,31 @@ def _check_event_time(schema: pa.Schema, event_time: str) -> None:
         )
 
 
-def _check_storable(name: str, kind: pa.DataType) -> None:
-    """Refuse types that need a second message, such as dictionaries: a stored batch is a single message."""
+def _check_type(name: str, kind: pa.DataType, *, is_new: bool) -> None:
+    """Refuse types that a column cannot have. Columns that are not new were accepted before, with looser rules."""
+    what = f"column {name!r} is {kind}"
     if pa.types.is_dictionary(kind):
-        raise InvalidArgument(f"column {name!r} is {kind}: use {kind.value_type}, and compression if it repeats itself")
+        # A stored batch is a single message, and dictionaries need a second one.
+        raise InvalidArgument(f"{what}: use {kind.value_type}, and compression if it repeats itself")
     if isinstance(kind, pa.BaseExtensionType):
         raise InvalidArgument(f"column {name!r} is of extension type {kind}: use its storage type, {kind.storage_type}")
+    if is_new:
+        # Arrow cannot build unions and run-end encoded columns from rows, nor cast other columns to them. List views
+        # may share values, so that a small batch becomes a large one for its readers.
+        if pa.types.is_union(kind):
+            raise InvalidArgument(f"{what}: use a struct with a member for each of its types")
+        if pa.types.is_run_end_encoded(kind):
+            raise InvalidArgument(f"{what}: use {kind.value_type}, and compression if it repeats itself")
+        if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+            raise InvalidArgument(f"{what}: use a list of {kind.value_type}, which holds the same")
+        if pa.types.is_timestamp(kind):
+            try:
+                pa.scalar(0, kind).as_py()
+            except (LookupError, ValueError, OSError):
+                # A program that reads records as Python values would fail at the first record.
+                raise InvalidArgument(
+                    f"{what}: this machine knows no time zone {kind.tz!r}. Give one of the IANA database, such as "
+                    f"pa.timestamp({kind.unit!r}, 'Europe/Berlin'), or 'UTC', or one such as '+02:00'"
+                ) from None
     for i in range(kind.num_fields):
-        _check_storable(name, kind.field(i).type)
-
-
-def _check_fillable(name: str, kind: pa.DataType) -> None:
-    """Refuse types that cannot be filled. Arrow cannot build unions and run-end encoded columns from rows, nor cast
-    other columns to them. List views may share values, so that a small batch becomes a large one for its readers."""
-    if pa.types.is_union(kind):
-        raise InvalidArgument(f"column {name!r} is {kind}: use a struct with a member for each of its types")
-    if pa.types.is_run_end_encoded(kind):
-        raise InvalidArgument(f"column {name!r} is {kind}: use {kind.value_type}, and compression if it repeats itself")
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        raise InvalidArgument(f"column {name!r} is {kind}: use a list of {kind.value_type}, which holds the same")
-    for i in range(kind.num_fields):
-        _check_fillable(name, kind.field(i).type)
-
-
-def _check_zones(name: str, kind: pa.DataType) -> None:
-    """Refuse a time zone that is not known here: a program that reads records as Python values would fail at the first
-    record."""
-    if pa.types.is_timestamp(kind):
-        try:
-            pa.scalar(0, kind).as_py()
-        except (LookupError, ValueError, OSError):
-            raise InvalidArgument(
-                f"column {name!r} is {kind}: this machine knows no time zone {kind.tz!r}. Give one of the IANA "
-                f"database, such as pa.timestamp({kind.unit!r}, 'Europe/Berlin'), or 'UTC', or one such as '+02:00'"
-            ) from None
-    for i in range(kind.num_fields):
-        _check_zones(name, kind.field(i).type)
+        _check_type(name, kind.field(i).type, is_new=is_new)

@@ -63,15 +63,17 @@ class Conversion(ABC):
             row, path, text = self._located(field, values, error)
             raise InvalidRecord(f"{name}{path}: {text}" if path else text, column=name, row=row) from error
 
-    def _located(self, field: pa.Field, values: Any, error: Exception) -> tuple[int, str, str]:
+    def _located(self, field: pa.Field, values: Any, error: Exception) -> tuple[int | None, str, str]:
         row = self._first_wrong(field, values)
         one = values[row : row + 1]
         for step, inner, part in self.parts(field.type, one):
             if len(part) and (found := self._error(inner, part)) is not None:
                 index, path, text = self._located(inner, part, found)
                 return row, (step or f"[{index}]") + path, text
-        error = self._error(field, one) or error
-        return row, "", str(error) if isinstance(error, Unfit) else self.refusal(field.type, one[0], error)
+        alone = self._error(field, one)
+        if alone is None:
+            return None, "", f"they have too many bytes for one batch: append them in parts ({error})"
+        return row, "", str(alone) if isinstance(alone, Unfit) else self.refusal(field.type, one[0], alone)
 
     def _first_wrong(self, field: pa.Field, values: Any) -> int:
         """Binary search for the first failing row. At least one of the rows must be wrong."""
@@ -253,8 +255,10 @@ def check_readable(field: pa.Field, column: pa.Array, absent: int = 0) -> None:
     kind = column.type
     if not _has_rules(kind):
         return
-    if pa.types.is_temporal(kind) and (text := _untold(column)) is not None:
-        raise Unfit(text)
+    if pa.types.is_temporal(kind):
+        if (text := _untold(column)) is not None:
+            raise Unfit(text)
+        return
     for step, _, inner in inner_pairs(kind, kind):
         check_readable(inner, inner_column(column, step), column.null_count if step else 0)
 

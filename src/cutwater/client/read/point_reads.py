@@ -12,12 +12,12 @@ from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.cluster.silence import first_answer
 from cutwater.client.errors import ClientClosed
-from cutwater.client.read.lasting_damage import LastingDamage
 from cutwater.client.read.records import ColumnLayout, Record, runs_of
 from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.core.requests import StreamInfo
 from cutwater.errors import (
     CutwaterError,
+    Damaged,
     DeadlineExceeded,
     InvalidArgument,
     NoRecordHere,
@@ -49,8 +49,38 @@ RETRY_SECONDS_MAX = 0.2
 Q = TypeVar("Q")
 A = TypeVar("A")
 T = TypeVar("T")
+DAMAGED_SECONDS = 1.0
+"""How long a reader waits while the only replica is damaged. A decided trim may still remove the damaged place."""
+WAY_OUT = (
+    "There is no other replica: `cutwater verify` names the first GLSN behind the damage, where readers may start, and "
+    "the ways out"
+)
 FINAL = (Trimmed, InvalidArgument, ClientClosed)
 """Errors that another replica would return, too."""
+
+
+class LastingDamage:
+    """Decides when a reader gives up on damage that it meets at one position: a log stream with one replica has no
+    other copy to wait for. Times are those of its event loop."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def forget(self) -> None:
+        """Forget earlier damage, because something else happened."""
+        self._since = None
+
+    def take(self, error: CutwaterError, replicas: int, now: float) -> CutwaterError | None:
+        """Return the error to fail with, or None while waiting may help."""
+        if not isinstance(error, Damaged) or replicas != 1:
+            self._since = None
+            return None
+        if self._since is None:
+            self._since = now
+        if now < self._since + DAMAGED_SECONDS:
+            return None
+        error.message = f"{error.message}. {WAY_OUT}"
+        return error
 
 
 class Behind(Unavailable):

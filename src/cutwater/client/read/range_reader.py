@@ -272,15 +272,10 @@ class Ranges:
         access = with_secret(servers, access)
         repository = Repository(Endpoint(ClusterId(ANY_CLUSTER), "client"), parse_servers(servers), access)
         try:
-            return await cls.by(repository, access, timeout=timeout)
+            catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=Deadline(timeout).left_ms())
         except BaseException:
             repository.close()
             raise
-
-    @classmethod
-    async def by(cls, repository: Repository, access: Access, *, timeout: float) -> Ranges:
-        """Make one from an existing repository. Closing it closes the repository too."""
-        catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=Deadline(timeout).left_ms())
         catalogs = Catalogs(repository)
         catalogs.take(catalog)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
@@ -365,9 +360,7 @@ class Ranges:
     def feed(self, selection: Selection, start: GLSN, view: CatalogView) -> Feed:
         """Return a feed for callers that wait for new entries, declarations included. Its runs have only event
         times."""
-        feed = Feed(self._catalogs, self._nodes, selection, ["timestamp"], start, fences=True)
-        feed.begin(view)
-        return feed
+        return Feed(self._catalogs, self._nodes, selection, ["timestamp"], view, start, fences=True)
 
     # Reading.
 
@@ -397,15 +390,12 @@ class Ranges:
                     raise ProtocolViolation(f"log stream {stream}: after LLSN {before} a replica gave {llsn}")
                 before = found.last_llsn
                 if found.malformed and not skips_malformed:
-                    raise self._malformed(stream, *found.malformed[0])
+                    view = self._catalogs.view
+                    topic = view.names.get(view.streams[stream].topic, "") if stream in view.streams else ""
+                    why = "its content is not sound (`cutwater verify` says what is wrong)"
+                    raise Malformed(*found.malformed[0], topic, why)
                 yield found
             first = GLSN(through + 1)
-
-    def _malformed(self, stream: LogStreamId, first: GLSN, last: GLSN) -> Malformed:
-        view = self._catalogs.view
-        info = view.streams.get(stream)
-        topic = "" if info is None else view.names.get(info.topic, "")
-        return Malformed(first, last, topic, "its content is not sound (`cutwater verify` says what is wrong)")
 
 
 class _Replicas:

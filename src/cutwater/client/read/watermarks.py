@@ -47,7 +47,7 @@ from cutwater.durations import Duration, milliseconds
 from cutwater.errors import DeadlineExceeded, NotYetCommitted, Trimmed
 from cutwater.protocol.storage_api import EventTimeAnswer
 from cutwater.runtime.deadlines import Deadline
-from cutwater.types import GLSN, MILLISECOND, BatchKind, CutTime, EventTime, TopicId
+from cutwater.types import GLSN, MILLISECOND, BatchKind, CutTime, TopicId
 
 KEPT_MAX = 64
 SPAN_MIN = 4_096
@@ -184,9 +184,9 @@ class Watermarks:
         if start <= last:
             walk.marks.extend(await marks_between(self._repository, GLSN(start - 1), last, deadline))
             selection, stop = Selection(topic.name), GLSN(last + 1)
-            feed = Feed(self._catalogs, self._nodes, selection, ["timestamp"], start, stop=stop, fences=True)
+            catalogs, nodes = self._catalogs, self._nodes
+            feed = Feed(catalogs, nodes, selection, ["timestamp"], question.view, start, stop=stop, fences=True)
             try:
-                feed.begin(question.view)
                 while feed.next_glsn <= last:
                     for run in await _in_time(feed, deadline):
                         if run.first_glsn > glsn:
@@ -217,7 +217,7 @@ class Watermarks:
         batch."""
         layout = ColumnLayout(self._catalogs.view.schema(topic), ["timestamp"])
         times = layout.batch(run, 0, glsn - run.first_glsn + 1).column(0).view(pa.int64()).to_pylist()
-        clock.batch(run.stream, run.first_glsn, run.time, [EventTime(time) for time in times])
+        clock.seen(run.stream, run.first_glsn, len(times), run.time, max(times))
         return clock.watermark
 
 
@@ -243,7 +243,7 @@ class _Walk:
         batch = run.batch
         time_max = batch.time_max if batch.kind is BatchKind.DATA else None
         place = (run.stream, run.first_glsn, batch.count, run.time)
-        self._clock.header(*place, time_max, batch.declared, idle=batch.idle)
+        self._clock.seen(*place, time_max, batch.declared, idle=batch.idle)
 
     def has_all_streams(self, glsn: GLSN) -> bool:
         """Return whether no log stream is created between here and the position."""

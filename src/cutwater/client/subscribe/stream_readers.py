@@ -19,7 +19,7 @@ from cutwater.client.arguments import check_topic
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView, no_such_topic
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.errors import ClientClosed
-from cutwater.client.read.lasting_damage import LastingDamage
+from cutwater.client.read.point_reads import LastingDamage
 from cutwater.client.read.records import ColumnLayout, runs_of
 from cutwater.core.read.merge_reader import CommittedBatch, MergeReader, ReadAnswer
 from cutwater.core.requests import StreamInfo, TopicInfo
@@ -115,6 +115,7 @@ class Feed:
         nodes: Nodes,
         selection: Selection,
         columns: Sequence[str] | None,
+        view: CatalogView,
         start: GLSN,
         starts: Mapping[TopicId, GLSN] | None = None,
         stop: GLSN | None = None,
@@ -134,6 +135,9 @@ class Feed:
         """The log reached this position a while ago, so every healthy replica should be complete up to it."""
         self._seen_hwm, self._seen_at = GLSN(0), self._loop.time()
         self._watching = self._loop.create_task(self.guard(self._watch))
+        self._take_catalog(view)
+        if self._error is not None:
+            raise self._error
 
     @property
     def next_glsn(self) -> GLSN:
@@ -171,11 +175,6 @@ class Feed:
         them = ", ".join(str(info.stream) for info in streams)
         told = f"all there was has been read, and no log stream takes appends now (closed: {them})"
         return f"{told}. `cutwater cluster health` says what is wrong"
-
-    def begin(self, view: CatalogView) -> None:
-        self._take_catalog(view)
-        if self._error is not None:
-            raise self._error
 
     async def take(self) -> list[CommittedBatch]:
         """Return the runs that are ready, in order; wait until there are some, or the position has moved. After
@@ -391,7 +390,7 @@ class _Reader:
                 runs = runs_of(message.value, message.body)
                 is_old = revision < message.value.revision
                 # If even a newer catalog does not have the schema, it does not exist, and the batch is malformed.
-                if projection and is_old and not all(_is_known(run, projection) for run in runs):
+                if projection and is_old and not _schemas_in(runs) <= projection.keys():
                     raise Unavailable(f"log stream {self._stream} has a schema that the catalog here is too old for")
                 value = message.value
                 feed.take_answer(ReadAnswer(self._stream, runs, value.complete_through, value.revision))
@@ -423,5 +422,5 @@ def reading_order(info: StreamInfo) -> tuple[StorageNodeId, ...]:
     return tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
 
 
-def _is_known(run: CommittedBatch, projection: Mapping[int, Columns]) -> bool:
-    return run.batch.kind is not BatchKind.DATA or run.batch.schema in projection
+def _schemas_in(runs: Iterable[CommittedBatch]) -> set[int]:
+    return {run.batch.schema for run in runs if run.batch.kind is BatchKind.DATA}

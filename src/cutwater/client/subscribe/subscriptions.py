@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import groupby
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -137,17 +138,13 @@ class AsyncSubscription(Generic[T]):
     async def _open(self) -> None:
         self._range = found = await self._resolve(Deadline(self._timeout))
         self._reached = found.start
-        for topic in self._selection.topics(found.view):
+        selection, columns = self._selection, self._columns
+        for topic in selection.topics(found.view):
             # Raises now if a column does not exist.
-            ColumnLayout(self._catalogs.view.schema(topic), self._columns)
-        feed = Feed(self._catalogs, self._nodes, self._selection, self._columns, found.start, found.starts, found.stop)
-        try:
-            feed.begin(found.view)
-        except BaseException:
-            await feed.close()
-            raise
-        self._feed = feed
-        abandon_with(self, feed)
+            ColumnLayout(self._catalogs.view.schema(topic), columns)
+        catalogs, nodes = self._catalogs, self._nodes
+        self._feed = Feed(catalogs, nodes, selection, columns, found.view, found.start, found.starts, found.stop)
+        abandon_with(self, self._feed)
 
     def __aiter__(self) -> AsyncIterator[T]:
         self._check_open()
@@ -418,18 +415,6 @@ def make_records(pieces: Sequence[WantedRows]) -> list[Record]:
 
 def make_batches(pieces: Sequence[WantedRows]) -> list[pa.RecordBatch]:
     """Make record batches; neighbours with the same columns become one batch."""
-    batches: list[pa.RecordBatch] = []
-    group: list[pa.RecordBatch] = []
-    for piece in pieces:
-        batch = piece.layout.batch(piece.run, piece.start, piece.stop, piece.stored)
-        if group and not group[0].schema.equals(batch.schema):
-            batches.append(_joined(group))
-            group = []
-        group.append(batch)
-    if group:
-        batches.append(_joined(group))
-    return batches
-
-
-def _joined(group: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return group[0] if len(group) == 1 else pa.concat_batches(group)
+    made = [piece.layout.batch(piece.run, piece.start, piece.stop, piece.stored) for piece in pieces]
+    groups = [list(group) for _, group in groupby(made, key=lambda batch: batch.schema)]
+    return [group[0] if len(group) == 1 else pa.concat_batches(group) for group in groups]

@@ -239,7 +239,7 @@ def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
     if schema and not topic.schemas:
         raise Refused(f"topic {topic.name!r} has records of key and value: it cannot get a schema; create another one")
     if schema and request.schema_after != len(topic.schemas):
-        raise Refused(f"the schema of topic {topic.name!r} was changed by someone else: fetch it and try again")
+        raise Refused(f"the schema of topic {topic.name!r} was changed by another client: fetch it and try again")
     seals = () if request.streams is None else _seal_surplus(state, topic, streams)
     is_ahead_same = ahead_us in (None, topic.event_time_ahead_us)
     if (streams, retention, schema) == (topic.streams, topic.retention, b"") and is_ahead_same:

@@ -208,7 +208,8 @@ class MergeReader:
             source.take(run)
         self._bytes += source.bytes
         source.arrived = max(source.arrived, answer.complete_through)
-        if self._knows(answer.revision):
+        # With its revision known, all streams that existed at the position are known.
+        if 0 < answer.revision <= self.revision:
             self._know(answer.complete_through)
         else:
             self.wanted_revision = max(self.wanted_revision, answer.revision)
@@ -235,10 +236,6 @@ class MergeReader:
             if topic not in left:
                 self._ended.setdefault(topic, self.next_glsn)
                 self._gaps.pop(topic, None)
-
-    def _knows(self, revision: Revision) -> bool:
-        """Whether all streams that existed under this revision are known."""
-        return 0 < revision <= self.revision
 
     def _know(self, through: GLSN) -> None:
         self._known_through = max(self._known_through, through)

@@ -34,15 +34,13 @@ Watermarks are plain integers, microseconds of event time.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
-from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime, EventTime, LogStreamId
+from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime, LogStreamId
 
 NO_WATERMARK: Final = -(2**63)
 """Nothing is known of event time yet: smaller than every other watermark."""
@@ -165,7 +163,7 @@ def combined(sources: Iterable[tuple[int, bool]]) -> int:
 class WatermarkClock:
     """Walks the log in GLSN order and tells the watermark of one source at every position.
 
-    The caller reports every entry of the source: ``batch`` or ``header``; and every mark of the log's clock: ``tick``.
+    The caller reports every entry of the source (``seen``) and every mark of the log's clock (``tick``).
     It reports nothing else, because the source is not evaluated anywhere else. A mark that is the last position of one
     of the source's own batches may be reported or left out.
 
@@ -263,58 +261,6 @@ class WatermarkClock:
         stream.declared_idle = idle
         self._stale = True
 
-    def batch(
-        self,
-        lsid: LogStreamId,
-        first_glsn: GLSN,
-        time: CutTime,
-        event_times: Sequence[EventTime],
-        declared: int | None = None,
-        *,
-        idle: bool = False,
-    ) -> list[int]:
-        """Return the watermark that each record of a batch sees.
-
-        The record at index ``i`` sees the watermark after the position before it. So ``result[i + 1]`` is also the
-        watermark after record ``i``, and ``self.watermark`` the one after the last.
-        """
-        stream = self._stream(lsid)
-        count = len(event_times)
-        self._require_position(first_glsn, count, time)
-
-        seen_by_first, own_before = self._watermark, stream.watermark
-        said = declared if isinstance(stream.strategy, Punctuated) else max(event_times)
-        own_after = own_before if said is None else max(own_before, said - stream.lag_us)
-        others = self._commit(stream, time, own_after)
-        if own_before >= others:
-            # The stream was above the others before its first record, so nothing moves inside the batch.
-            after = [max(seen_by_first, others)] * count
-        else:
-            rising = _own_after_each(stream.strategy, own_before, event_times, own_after)
-            after = _clamped(rising, seen_by_first, others)
-        self._advance(first_glsn, count, time, after[-1])
-        if idle:
-            self._turn_idle(stream)
-        return [seen_by_first, *after[:-1]]
-
-    def header(
-        self,
-        lsid: LogStreamId,
-        first_glsn: GLSN,
-        count: int,
-        time: CutTime,
-        time_max: int | None,
-        declared: int | None = None,
-        *,
-        idle: bool = False,
-    ) -> int:
-        """Return the watermark after a batch of which only the header is known. Leaves the same state as ``batch``.
-
-        A fence or a declaration is an entry that says nothing of event time: its ``time_max`` is None.
-        """
-        self.seen(lsid, first_glsn, count, time, time_max, declared, idle=idle)
-        return self._watermark
-
     def seen(
         self,
         lsid: LogStreamId,
@@ -326,11 +272,12 @@ class WatermarkClock:
         *,
         idle: bool = False,
     ) -> tuple[int, int, int]:
-        """Do the same as ``header``, and return three watermarks: the one before the batch, the minimum of the other
-        streams during it, and the stream's own before it.
+        """Take in a batch by its header. A fence or a declaration is an entry that says nothing of event time: its
+        ``time_max`` is None.
 
-        Together with the event times of the records, they give the watermark after each record. The exception is the
-        last record of a batch that declares idleness: after it, ``self.watermark`` holds.
+        Returns three watermarks: the one before the batch, the minimum of the other streams during it, and the stream's
+        own before it. Together with the event times of the records, they give the watermark after each record. The
+        exception is the last record of a batch that declares idleness: after it, ``self.watermark`` holds.
         """
         stream = self._stream(lsid)
         before, own = self._watermark, stream.watermark
@@ -377,10 +324,8 @@ class WatermarkClock:
         return self._highest if self._lowest is None else self._lowest.watermark
 
     def _commit(self, stream: _Stream, time: CutTime, own_after: int) -> int:
-        """Record that ``stream`` spoke, and return the minimum of the others that holds throughout its batch.
-
-        If the stream stays at or below ``_floor``, any value from ``own_after`` up serves as that minimum.
-        """
+        """Record that ``stream`` spoke, and return the minimum of the others that holds throughout its batch. If the
+        stream stays at or below ``_floor``, any value from ``own_after`` up serves as that minimum."""
         overtakes = stream is self._lowest and own_after > self._floor
         rescan = self._stale or stream.idle or time > self._idle_check or overtakes
         stream.watermark = own_after
@@ -395,10 +340,8 @@ class WatermarkClock:
         return self._floor if stream is self._lowest else self._lowest.watermark
 
     def _turn_idle(self, stream: _Stream) -> None:
-        """Mark the stream idle, as the batch declares whose last position was just taken in.
-
-        Without the stream the value is never lower, so earlier results stay valid.
-        """
+        """Mark the stream idle after the last position of its batch. Without the stream the value is never lower, so
+        earlier results stay valid."""
         stream.declared_idle = True
         self._scan(self._time)
         self._idle = self._lowest is None
@@ -441,26 +384,7 @@ def own_watermark(strategy: Strategy, time_max: int | None, declared: int | None
     return NO_WATERMARK if said is None else max(NO_WATERMARK, said - lag_us(strategy))
 
 
-def _own_after_each(strategy: Strategy, own_before: int, event_times: Sequence[EventTime], own_after: int) -> list[int]:
-    """Return the stream's own watermark after each record of a batch; the last one is ``own_after``."""
-    if isinstance(strategy, Punctuated):
-        return [own_before] * (len(event_times) - 1) + [own_after]
-    lag = lag_us(strategy)
-    rising = list(accumulate((time - lag for time in event_times), max, initial=own_before))
-    assert rising[-1] == own_after, "the header's maximum is that of the records"
-    return rising[1:]
-
-
 def lag_us(strategy: Strategy) -> int:
     """Return how far the watermark stays behind the largest event time, or behind what is declared. A record of time t
     may be followed by one of t − bound, so the watermark stays one millisecond below that."""
     return 0 if isinstance(strategy, Punctuated) else strategy.bound_us + MILLISECOND
-
-
-def _clamped(rising: list[int], low: int, high: int) -> list[int]:
-    """Return ``max(low, min(high, value))`` for each value of a list that never falls."""
-    if high <= low:
-        return [low] * len(rising)
-    start = bisect_right(rising, low)
-    end = bisect_left(rising, high, lo=start)
-    return [low] * start + rising[start:end] + [high] * (len(rising) - end)

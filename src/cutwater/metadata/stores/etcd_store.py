@@ -45,7 +45,7 @@ from cutwater.metadata.stores.encoding import (
 from cutwater.metadata.stores.store_calls import Calls, watch_leader
 from cutwater.metadata.stores.store_errors import DamagedStore
 from cutwater.metadata.stores.store_interface import (
-    NOBODY,
+    NO_LEADER,
     TIMEOUT_MS,
     TRIM_TIMEOUT_MS,
     AppendTold,
@@ -135,7 +135,7 @@ class EtcdStore:
         # Without the nonce, this node could mistake an attempt that another process of it made earlier for this one.
         record = encode_record(LeaderRecord(node, address, secrets.token_bytes(16)), epoch)
         puts = [put(self._keys.epoch, number(epoch)), put(self._keys.leader, record)]
-        if seen == NOBODY.epoch:
+        if seen == NO_LEADER.epoch:
             compare = [is_unchanged(self._keys.epoch, 0), is_unchanged(self._keys.last, 0)]
             puts.append(put(self._keys.last, number(0)))
         else:
@@ -188,7 +188,7 @@ class EtcdStore:
         return EtcdHead(leader, last, answer.header.revision)
 
     def _leader_in(self, data: bytes | None) -> LeaderInfo:
-        return decode_leader(data, self._at("leader")) if data else NOBODY
+        return decode_leader(data, self._at("leader")) if data else NO_LEADER
 
     # Decisions.
 

@@ -13,7 +13,7 @@ from cutwater.core.order.state import Snapshot
 from cutwater.metadata.stores.encoding import StoredBatch
 from cutwater.metadata.stores.store_calls import Calls, Changes
 from cutwater.metadata.stores.store_interface import (
-    NOBODY,
+    NO_LEADER,
     TIMEOUT_MS,
     TRIM_TIMEOUT_MS,
     AppendTold,
@@ -30,7 +30,7 @@ class MemoryData:
     WHERE = "the store in memory"
 
     def __init__(self) -> None:
-        self.leader = NOBODY
+        self.leader = NO_LEADER
         self.snapshot = Snapshot()
         self.batches: list[StoredBatch] = []
         self.members: dict[MetadataNodeId, str] = {}

@@ -40,7 +40,7 @@ from cutwater.metadata.stores.encoding import (
     header_of,
 )
 from cutwater.metadata.stores.store_errors import DamagedStore, StoreLocked
-from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, LoadedState
+from cutwater.metadata.stores.store_interface import NO_LEADER, LeaderInfo, LoadedState
 from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.runtime.permissions import FILE_MODE, close_to_others
 from cutwater.storage.files import Lock, OsFiles
@@ -208,7 +208,7 @@ class SqliteDatabase:
             return self._decoded[1]
         if self._newest() is not None:
             raise DamagedStore(str(self.path), "it holds decisions, but no leader")
-        return NOBODY
+        return NO_LEADER
 
     def _newest(self) -> Header | None:
         row = self._connection.execute("SELECT first, data FROM batches ORDER BY first DESC LIMIT 1").fetchone()

@@ -33,7 +33,7 @@ class LeaderInfo(Struct, frozen=True):
     address: str
 
 
-NOBODY = LeaderInfo(LeaderEpoch(0), MetadataNodeId(0), "")
+NO_LEADER = LeaderInfo(LeaderEpoch(0), MetadataNodeId(0), "")
 
 
 class LoadedState(Struct, frozen=True):

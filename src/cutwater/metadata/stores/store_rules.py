@@ -13,17 +13,17 @@ from cutwater.core.order.state import Snapshot
 from cutwater.errors import InvalidArgument, LeaderFenced
 from cutwater.metadata.stores.encoding import StoredBatch
 from cutwater.metadata.stores.store_errors import DamagedStore
-from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, LoadedState
+from cutwater.metadata.stores.store_interface import NO_LEADER, LeaderInfo, LoadedState
 from cutwater.types import DecisionIndex, LeaderEpoch
 
 
 def too_late(leader: LeaderInfo, seen: LeaderEpoch) -> LeaderFenced:
-    return LeaderFenced(f"{_who(leader)}, so no node can take over from epoch {seen}: read the leader again")
+    return LeaderFenced(f"{_led_by(leader)}, so no node can take over from epoch {seen}: read the leader again")
 
 
 def require_leader(leader: LeaderInfo, epoch: LeaderEpoch) -> None:
-    if leader.epoch != epoch or epoch == NOBODY.epoch:
-        raise LeaderFenced(f"{_who(leader)}, so nothing can be stored in epoch {epoch}: step down")
+    if leader.epoch != epoch or epoch == NO_LEADER.epoch:
+        raise LeaderFenced(f"{_led_by(leader)}, so nothing can be stored in epoch {epoch}: step down")
 
 
 def elsewhere(last: DecisionIndex, after: DecisionIndex) -> LeaderFenced:
@@ -46,7 +46,7 @@ def loaded(leader: LeaderInfo, snapshot: Snapshot, batches: Iterable[StoredBatch
     end: DecisionIndex | None = None
     for batch in batches:
         if batch.epoch > leader.epoch:
-            raise DamagedStore(where, f"decision {batch.first} is of epoch {batch.epoch}, but {_who(leader)}")
+            raise DamagedStore(where, f"decision {batch.first} is of epoch {batch.epoch}, but {_led_by(leader)}")
         if end is None and batch.first > snapshot.index + 1:
             raise DamagedStore(where, f"decisions {snapshot.index + 1} to {batch.first - 1} are missing")
         if end is not None and batch.first != end + 1:
@@ -58,5 +58,5 @@ def loaded(leader: LeaderInfo, snapshot: Snapshot, batches: Iterable[StoredBatch
     return LoadedState(leader, snapshot, tuple(decisions))
 
 
-def _who(leader: LeaderInfo) -> str:
+def _led_by(leader: LeaderInfo) -> str:
     return f"metadata node {leader.node} leads in epoch {leader.epoch}" if leader.epoch else "no node has ever led"

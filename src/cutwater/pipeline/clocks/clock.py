@@ -24,7 +24,7 @@ from cutwater.core.read.watermark import (
     combined,
     own_watermark,
 )
-from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NO_TIME, Steps, Ticks, time_step, watermark_step
+from cutwater.pipeline.clocks.clock_steps import NO_TIME, Steps, Ticks, shown_ms
 from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.rows import Row
 from cutwater.types import GLSN, MILLISECOND, CutTime, LogStreamId
@@ -308,7 +308,7 @@ class LogClock:
         clock, time, last = self._clocks.get(topic), CutTime(cut_us), glsn + count - 1
         self._pass_time(glsn, cut_us)
         if clock is not None:
-            clock.header(LogStreamId(stream), GLSN(glsn), count, time, said_us, declared_us, idle=idle)
+            clock.seen(LogStreamId(stream), GLSN(glsn), count, time, said_us, declared_us, idle=idle)
         if is_mark:
             self._evaluate(last, time)
         if clock is not None or is_mark:
@@ -335,14 +335,10 @@ class LogClock:
             if reached > self._reached[topics]:
                 self._reached[topics], self._risen[topics] = reached, cut_us
             if is_noted:
-                steps, value = self._ticks.watermarks[topics], shown_ms(self._reached[topics])
-                if value > steps.last:
-                    steps.add(watermark_step(glsn), value)
+                self._ticks.rise(topics, glsn, self._reached[topics])
 
     def _pass_time(self, glsn: int, cut_us: int) -> None:
-        cut_ms = cut_us // MILLISECOND
-        if cut_ms > self._ticks.times.last:
-            self._ticks.times.add(time_step(glsn), cut_ms)
+        self._ticks.pass_time(glsn, cut_us)
         self._time_us = cut_us
 
     def _fresh(self) -> Ticks:
@@ -371,13 +367,6 @@ def holder_of(snapshot: ClockSnapshot, topics: Iterable[str] | None = None) -> W
     return WatermarkHolder(
         source.topic, int(stream.log_stream_id), stream.watermark, operator.risen, stream.last_commit
     )
-
-
-def shown_ms(watermark_us: int) -> int:
-    """Convert a watermark to the milliseconds of pipelines."""
-    if watermark_us in (NO_WATERMARK, MAX_WATERMARK):
-        return NO_TIME if watermark_us == NO_WATERMARK else MAX_TIME
-    return watermark_us // MILLISECOND
 
 
 def strategies_of(sources: Sources) -> dict[str, Strategy]:

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from cutwater.core.read.watermark import MAX_WATERMARK, NO_WATERMARK
 from cutwater.errors import InvalidArgument, ProtocolViolation
 from cutwater.pipeline.position import END, EVENT_TIME, PROCESSING_TIME, glsn_of, moment
+from cutwater.types import MILLISECOND
 
 NO_TIME: Final = -(2**63)
 """The watermark before anything is known about event time."""
@@ -89,6 +91,18 @@ class Ticks:
     times: Steps
     firings: int = 0
 
+    def rise(self, topics: frozenset[str], glsn: int, watermark_us: int) -> None:
+        """Note the watermark after a position, if it is a step."""
+        steps, value = self.watermarks[topics], shown_ms(watermark_us)
+        if value > steps.last:
+            steps.add(watermark_step(glsn), value)
+
+    def pass_time(self, glsn: int, cut_us: int) -> None:
+        """Note the cut time of a position, if it is a step."""
+        cut_ms = cut_us // MILLISECOND
+        if cut_ms > self.times.last:
+            self.times.add(moment(glsn, PROCESSING_TIME), cut_ms)
+
     def end(self, glsn: int, firings: int = DRAIN_FIRINGS) -> None:
         """End the input after ``glsn``: every watermark steps to the maximum."""
         self.firings = firings
@@ -101,8 +115,11 @@ def watermark_step(glsn: int) -> int:
     return moment(glsn, EVENT_TIME)
 
 
-def time_step(glsn: int) -> int:
-    return moment(glsn, PROCESSING_TIME)
+def shown_ms(watermark_us: int) -> int:
+    """Convert a watermark to the milliseconds of pipelines."""
+    if watermark_us in (NO_WATERMARK, MAX_WATERMARK):
+        return NO_TIME if watermark_us == NO_WATERMARK else MAX_TIME
+    return watermark_us // MILLISECOND
 
 
 def is_end(when: int) -> bool:

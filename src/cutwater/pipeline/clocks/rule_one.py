@@ -11,9 +11,10 @@ Nothing here is fast: it runs once, for one micro-batch per pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, Final, TypeAlias, overload
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cutwater.core.read.watermark import (
     MAX_WATERMARK,
@@ -33,10 +34,9 @@ from cutwater.pipeline.clocks.clock import (
     Seen,
     Sources,
     SourceSnapshot,
-    shown_ms,
     strategies_of,
 )
-from cutwater.pipeline.clocks.clock_steps import NO_TIME, Steps, Ticks, time_step, watermark_step
+from cutwater.pipeline.clocks.clock_steps import NO_TIME, Steps, Ticks, shown_ms
 from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.rows import Row
 from cutwater.types import GLSN, MILLISECOND, CutTime, LogStreamId
@@ -50,13 +50,41 @@ class RuleOneStream(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RuleOneClock(Struct, frozen=True, forbid_unknown_fields=True):
-    """The clock of one set of sources."""
+    """The clock of one set of sources: one minimum over streams, recomputed at every position."""
 
     glsn: int
     time: int
     watermark: int
     ended: bool
     streams: tuple[RuleOneStream, ...]
+
+    def seen(self, number: int, time: int) -> Seen:
+        (own,) = (stream.watermark for stream in self.streams if stream.log_stream_id == number)
+        return self.watermark, min(self._active(time, number), default=MAX_WATERMARK), own
+
+    def spoke(self, number: int, glsn: int, time: int, most: int | None, declared: int | None) -> RuleOneClock:
+        """Return the clock after an entry of a stream that ends at a position."""
+        streams = list(self.streams)
+        for i, stream in enumerate(streams):
+            if stream.log_stream_id == number:
+                own = max(stream.watermark, own_watermark(stream.strategy, most, declared))
+                streams[i] = replace(stream, last_commit=time, watermark=own)
+        return replace(self, streams=tuple(streams)).tick(glsn, time)
+
+    def tick(self, glsn: int, time: int) -> RuleOneClock:
+        watermark = max(self.watermark, min(self._active(time), default=NO_WATERMARK))
+        return replace(self, glsn=glsn, time=time, watermark=watermark)
+
+    def _active(self, time: int, without: int = -1) -> list[int]:
+        """Return the watermarks of the streams that are not idle."""
+        return [
+            stream.watermark
+            for stream in self.streams
+            if stream.log_stream_id != without and time <= stream.last_commit + stream.strategy.idle_after_us
+        ]
+
+
+_FRESH: Final = RuleOneClock(0, 0, NO_WATERMARK, False, ())
 
 
 class RuleOneSnapshot(Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag=1):
@@ -78,11 +106,6 @@ class RuleOneSnapshot(Struct, frozen=True, forbid_unknown_fields=True, tag_field
     def operators(self) -> tuple[OperatorSnapshot, ...]:
         return tuple(OperatorSnapshot(topics, own.watermark) for topics, own in self.clocks)
 
-    @property
-    def watermark_ms(self) -> int:
-        whole = max((own for _, own in self.clocks), key=lambda own: len(own.streams), default=None)
-        return NO_TIME if whole is None else shown_ms(whole.watermark)
-
 
 AnyClock: TypeAlias = ClockSnapshot | RuleOneSnapshot
 """Stored clocks, under the rule that made them."""
@@ -98,53 +121,15 @@ def current(clock: AnyClock | None) -> ClockSnapshot | None:
     return converted(clock) if isinstance(clock, RuleOneSnapshot) else clock
 
 
-class _Stream(Struct, eq=False):
-    strategy: Strategy
-    last_commit: int
-    watermark: int
-
-
-class _Clock(Struct, eq=False):
-    """One minimum over streams, recomputed at every position."""
-
-    streams: dict[int, _Stream] = {}
-    glsn: int = 0
-    time: int = 0
-    watermark: int = NO_WATERMARK
-
-    def seen(
-        self, lsid: int, glsn: int, count: int, time: int, most: int | None, declared: int | None
-    ) -> tuple[int, int, int]:
-        stream, before = self.streams[lsid], self.watermark
-        own = stream.watermark
-        others = min(
-            (s.watermark for number, s in self.streams.items() if number != lsid and not _is_idle(s, time)),
-            default=MAX_WATERMARK,
-        )
-        stream.watermark, stream.last_commit = max(own, own_watermark(stream.strategy, most, declared)), time
-        self.watermark = max(before, min(stream.watermark, others))
-        self.glsn, self.time = glsn + count - 1, time
-        return before, others, own
-
-    def tick(self, glsn: int, time: int) -> None:
-        active = [stream.watermark for stream in self.streams.values() if not _is_idle(stream, time)]
-        self.watermark = max(self.watermark, min(active, default=NO_WATERMARK))
-        self.glsn, self.time = glsn, time
-
-
-def _is_idle(stream: _Stream, time: int) -> bool:
-    return time > stream.last_commit + stream.strategy.idle_after_us
-
-
 class RuleOneLogClock:
     """All clocks of one pipeline, with the methods of ``LogClock`` that a planner calls. Pipelines round all times down
     to milliseconds, and plain queries of Spark do not (``unit_us``)."""
 
     def __init__(self, sources: Sources, sets: Iterable[frozenset[str]], unit_us: int = MILLISECOND) -> None:
-        self._unit_us = unit_us
+        self._unit_us, self._all = unit_us, frozenset(sources)
         self._sources = {topic: given or Watermark.ascending() for topic, given in sources.items()}
         self._strategies = strategies_of(self._sources)
-        self._clocks = {topics: _Clock() for topics in (*sets, frozenset(sources))}
+        self._clocks = dict.fromkeys((*sets, self._all), _FRESH)
         self._streams: dict[tuple[str, int], int] = {}
         self._ended: set[int] = set()
         self._time = NO_TIME
@@ -155,9 +140,7 @@ class RuleOneLogClock:
         cls, sources: Sources, sets: Iterable[frozenset[str]], snapshot: RuleOneSnapshot, unit_us: int = MILLISECOND
     ) -> RuleOneLogClock:
         clock = cls(sources, sets, unit_us)
-        for topics, own in snapshot.clocks:
-            streams = {s.log_stream_id: _Stream(s.strategy, s.last_commit, s.watermark) for s in own.streams}
-            clock._clocks[frozenset(topics)] = _Clock(streams, own.glsn, own.time, own.watermark)
+        clock._clocks |= {frozenset(topics): own for topics, own in snapshot.clocks}
         clock._streams = {place: number for number, place in enumerate(snapshot.streams)}
         clock._ended = set(snapshot.ended)
         clock._time = snapshot.time_ms
@@ -176,71 +159,50 @@ class RuleOneLogClock:
         """Return clocks after a position without a walk to it. The effect of idle streams on the watermarks is not
         known."""
         clock = cls(sources, sets, unit_us)
-        clock._streams = {(known.topic, known.stream): i for i, known in enumerate(streams)}
-        for topics, own in clock._clocks.items():
-            own.glsn = glsn
-            for i, known in enumerate(streams):
-                if known.topic in topics:
-                    strategy = clock._strategies[known.topic]
-                    reached = own_watermark(strategy, clock._rounded(known.most_us), clock._rounded(known.declared_us))
-                    own.streams[i] = _Stream(strategy, clock._rounded(known.last_commit_us), reached)
-        clock._ticks = clock._fresh()
+        for topics in clock._clocks:
+            clock._clocks[topics] = replace(_FRESH, glsn=glsn)
+        for known in streams:
+            most, declared = clock._rounded(known.most_us), clock._rounded(known.declared_us)
+            reached = own_watermark(clock._strategies[known.topic], most, declared)
+            clock.add_stream(known.topic, known.stream, known.last_commit_us, reached)
         return clock
 
     def snapshot(self) -> RuleOneSnapshot:
-        clocks = tuple(
-            (
-                tuple(sorted(topics)),
-                RuleOneClock(
-                    own.glsn,
-                    own.time,
-                    own.watermark,
-                    False,
-                    tuple(
-                        RuleOneStream(number, s.strategy, s.last_commit, s.watermark)
-                        for number, s in sorted(own.streams.items())
-                    ),
-                ),
-            )
-            for topics, own in self._clocks.items()
-        )
+        clocks = tuple((tuple(sorted(topics)), own) for topics, own in self._clocks.items())
         return RuleOneSnapshot(self._time, tuple(self._streams), clocks, tuple(sorted(self._ended)))
 
     def is_settled(self, now: RuleOneSnapshot) -> bool:
         """Report whether clocks that were resumed like this one show the true watermarks by now."""
-        ceilings = {
-            topics: max((stream.watermark for stream in own.streams.values()), default=NO_WATERMARK)
-            for topics, own in self._clocks.items()
-        }
-        return all(own.watermark >= ceilings[frozenset(topics)] for topics, own in now.clocks)
+        return all(
+            own.watermark >= max((s.watermark for s in self._clocks[frozenset(topics)].streams), default=NO_WATERMARK)
+            for topics, own in now.clocks
+        )
 
     def knows(self, topic: str, stream: int) -> bool:
         return (topic, stream) in self._streams
 
-    def add_stream(self, topic: str, stream: int, created_us: int) -> None:
+    def add_stream(self, topic: str, stream: int, created_us: int, watermark: int = NO_WATERMARK) -> None:
         number = self._streams[topic, stream] = len(self._streams)
+        added = RuleOneStream(number, self._strategies[topic], self._rounded(created_us), watermark)
         for topics, clock in self._clocks.items():
             if topic in topics:
-                clock.streams[number] = _Stream(self._strategies[topic], self._rounded(created_us), NO_WATERMARK)
+                self._clocks[topics] = replace(clock, streams=(*clock.streams, added))
 
     def end_stream(self, topic: str, stream: int) -> None:
         number = self._streams[topic, stream]
         self._ended.add(number)
-        for clock in self._clocks.values():
-            clock.streams.pop(number, None)
+        for topics, clock in self._clocks.items():
+            left = tuple(own for own in clock.streams if own.log_stream_id != number)
+            self._clocks[topics] = replace(clock, streams=left)
 
     def record(
         self, topic: str, stream: int, glsn: int, cut_us: int, row: Row, time_ms: int,
         declared_us: int | None = None, *, idle: bool = False, is_mark: bool = False,
     ) -> None:  # fmt: skip
-        given, time = self._sources[topic], self._rounded(cut_us)
+        given = self._sources[topic]
         assert isinstance(given, Watermark), "only pipelines report records"
-        said = given.said_us(row, time_ms)
-        for topics, clock in self._clocks.items():
-            if topic in topics:
-                clock.seen(self._streams[topic, stream], glsn, 1, time, said, self._rounded(declared_us))
-            else:
-                clock.tick(glsn, time)
+        self._entry(topic, stream, glsn, glsn, cut_us, given.said_us(row, time_ms), declared_us)
+        for topics in self._clocks:
             self._step(topics, glsn)
         self._pass_time(glsn, cut_us)
 
@@ -248,27 +210,20 @@ class RuleOneLogClock:
         self, topic: str, stream: int, glsn: int, count: int, cut_us: int, most_us: int | None,
         declared_us: int | None, *, idle: bool = False, is_mark: bool = False, is_noted: bool = False,
     ) -> dict[frozenset[str], Seen]:  # fmt: skip
-        number, time = self._streams[topic, stream], self._rounded(cut_us)
-        most, declared = self._rounded(most_us), self._rounded(declared_us)
-        is_declared = isinstance(self._strategies[topic], Punctuated)
-        found: dict[frozenset[str], Seen] = {}
-        for topics, clock in self._clocks.items():
+        is_declared, last = isinstance(self._strategies[topic], Punctuated), glsn + count - 1
+        if is_declared and count > 1:
+            # Time passes at the first record, and a declaration takes effect at the last one.
+            self._entry(topic, stream, glsn, last - 1, cut_us, None, None)
+            for topics in self._clocks:
+                self._step(topics, glsn)
+        found = self._entry(topic, stream, glsn, last, cut_us, most_us, declared_us)
+        if most_us is None or is_declared:
+            found = {}
+        for topics in self._clocks:
             if topic not in topics:
-                clock.tick(glsn, time)
                 self._step(topics, glsn)
-            elif is_declared and count > 1:
-                clock.seen(number, glsn, count - 1, time, None, None)
-                self._step(topics, glsn)
-                clock.seen(number, glsn + count - 1, 1, time, None, declared)
-                self._step(topics, glsn + count - 1)
-            else:
-                seen = clock.seen(number, glsn, count, time, most, declared)
-                if most is None or is_declared:
-                    self._step(topics, glsn + count - 1)
-                else:
-                    found[topics] = seen
-                    if is_noted:
-                        self._step(topics, glsn + count - 1)
+            elif topics not in found or is_noted:
+                self._step(topics, last)
         self._pass_time(glsn, cut_us)
         return found
 
@@ -276,15 +231,27 @@ class RuleOneLogClock:
         self, topic: str, stream: int, glsn: int, count: int, cut_us: int, most_us: int | None,
         declared_us: int | None, *, idle: bool = False, is_mark: bool = False,
     ) -> dict[frozenset[str], Seen]:  # fmt: skip
-        place = (self._streams[topic, stream], glsn, count, self._rounded(cut_us))
-        said = (self._rounded(most_us), self._rounded(declared_us))
-        return {topics: clock.seen(*place, *said) for topics, clock in self._clocks.items() if topic in topics}
+        return self._entry(topic, stream, glsn, glsn + count - 1, cut_us, most_us, declared_us)
+
+    def _entry(
+        self, topic: str, stream: int, glsn: int, last: int, cut_us: int, most_us: int | None, declared_us: int | None
+    ) -> dict[frozenset[str], Seen]:
+        number, time = self._streams[topic, stream], self._rounded(cut_us)
+        most, declared = self._rounded(most_us), self._rounded(declared_us)
+        found: dict[frozenset[str], Seen] = {}
+        for topics, clock in self._clocks.items():
+            if topic in topics:
+                found[topics] = clock.seen(number, time)
+                self._clocks[topics] = clock.spoke(number, last, time, most, declared)
+            else:
+                self._clocks[topics] = clock.tick(glsn, time)
+        return found
 
     def tick(self, glsn: int, cut_us: int) -> None:
         if glsn <= self.glsn:
             return
         for topics, clock in self._clocks.items():
-            clock.tick(glsn, self._rounded(cut_us))
+            self._clocks[topics] = clock.tick(glsn, self._rounded(cut_us))
             self._step(topics, glsn)
         self._pass_time(glsn, cut_us)
 
@@ -294,16 +261,14 @@ class RuleOneLogClock:
 
     @property
     def watermark_us(self) -> int:
-        return self._clocks[frozenset(self._sources)].watermark
+        return self._clocks[self._all].watermark
 
     @property
     def glsn(self) -> int:
-        return self._clocks[frozenset(self._sources)].glsn
+        return self._clocks[self._all].glsn
 
     def _step(self, topics: frozenset[str], glsn: int) -> None:
-        steps, value = self._ticks.watermarks[topics], shown_ms(self._clocks[topics].watermark)
-        if value > steps.last:
-            steps.add(watermark_step(glsn), value)
+        self._ticks.rise(topics, glsn, self._clocks[topics].watermark)
 
     @overload
     def _rounded(self, time_us: int) -> int: ...
@@ -315,10 +280,8 @@ class RuleOneLogClock:
         return None if time_us is None else time_us // self._unit_us * self._unit_us
 
     def _pass_time(self, glsn: int, cut_us: int) -> None:
-        cut_ms = cut_us // MILLISECOND
-        if cut_ms > self._ticks.times.last:
-            self._ticks.times.add(time_step(glsn), cut_ms)
-        self._time = cut_ms
+        self._ticks.pass_time(glsn, cut_us)
+        self._time = cut_us // MILLISECOND
 
     def _fresh(self) -> Ticks:
         watermarks = {topics: Steps(shown_ms(clock.watermark)) for topics, clock in self._clocks.items()}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -27,8 +27,15 @@ from cutwater.pipeline.rows import Row, RowType, reader
 from cutwater.pipeline.values import EPOCH
 from cutwater.schema_text import shown
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 MAX_PARALLELISM: Final = 128
 SLICES_DEFAULT: Final = 16
+
+Groups = TypeVar("Groups", int, "NDArray[np.int64]")
+"""One key group, or many."""
 
 KeySpec: TypeAlias = str | Sequence[str] | Callable[[Row], Any]
 """A column, several columns, or a function that returns the key of a row."""
@@ -48,13 +55,6 @@ def key_bytes(key: Any) -> bytes:
     if isinstance(key, tuple):
         return _COMPOSITE + b"".join(key_part(_component(part)) for part in key)
     return _component(key)
-
-
-def bytes_of_keys(keys: Sequence[Any]) -> list[bytes]:
-    """Return the bytes of many keys. Texts do not need a call for each."""
-    if set(map(type, keys)) == {str}:
-        return [b"\x03" + key.encode() for key in keys]
-    return list(map(key_bytes, keys))
 
 
 def _component(value: Any) -> bytes:
@@ -101,13 +101,6 @@ def key_of_bytes(data: bytes) -> Any:
     return tuple(parts)
 
 
-def keys_of_bytes(data: Sequence[bytes]) -> list[Any]:
-    """Return the keys that have these bytes. Texts do not need a call for each."""
-    if all(own[0] == 3 for own in data):
-        return [own[1:].decode() for own in data]
-    return list(map(key_of_bytes, data))
-
-
 def _component_of_bytes(data: bytes) -> Any:
     tag, body = data[0], data[1:]
     if tag == 0:
@@ -130,7 +123,7 @@ def key_group(data: bytes, max_parallelism: int = MAX_PARALLELISM) -> int:
     return crc32(data) % max_parallelism
 
 
-def slice_of(group: int, slices: int, max_parallelism: int = MAX_PARALLELISM) -> int:
+def slice_of(group: Groups, slices: int, max_parallelism: int = MAX_PARALLELISM) -> Groups:
     """Return the slice that holds a key group when there are ``slices`` slices."""
     return group * slices // max_parallelism
 

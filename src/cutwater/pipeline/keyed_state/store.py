@@ -21,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.pipeline.context import KeyEntry, TimerQueue
 from cutwater.pipeline.keyed_state import chunks as packed
 from cutwater.pipeline.keyed_state.chunks import BROADCAST_GROUP, CLOCKS, Chunk, Sought
-from cutwater.pipeline.keyed_state.keys import bytes_of_keys, key_bytes, key_of_bytes, keys_of_bytes
+from cutwater.pipeline.keyed_state.keys import key_bytes, key_of_bytes
 from cutwater.pipeline.keyed_state.state import State
 
 if TYPE_CHECKING:
@@ -70,14 +70,11 @@ class KeyedStore:
     # ---------------------------------------------------------------------------------------------------------- loading
 
     def load(self, keys: Iterable[Any], limits: Limits, queues: tuple[TimerQueue, TimerQueue]) -> None:
-        """Make live what a micro-batch touches: these keys, and the keys with a timer that may come due in it, up to
-        the limits of event time and processing time.
-
-        Chunks are searched from the newest on, so the first row that is found for a key is the valid one.
-        """
+        """Make live what a micro-batch touches: these keys, and the keys with a timer up to the limits. Chunks are
+        searched from the newest on, so the first row that is found for a key is the valid one."""
         assert not self.live, "a store serves one micro-batch"
         wanted = list(keys)
-        data = bytes_of_keys(wanted)
+        data = list(map(key_bytes, wanted))
         if not self.chunks:
             self._make_new(wanted, data)
             return
@@ -103,7 +100,7 @@ class KeyedStore:
                 due = due[newer.find(chunk.sought(due)) < 0]
         if len(due):
             batch = chunk.rows(due)
-            self._enliven(batch, keys_of_bytes(batch.column("key").to_pylist()), limits, queues)
+            self._enliven(batch, list(map(key_of_bytes, batch.column("key").to_pylist())), limits, queues)
 
     def _enliven(
         self, batch: pa.RecordBatch, keys: Sequence[Any], limits: Limits, queues: tuple[TimerQueue, TimerQueue]

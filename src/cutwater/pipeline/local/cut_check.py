@@ -106,8 +106,7 @@ def _why(plan: Plan, machine: Machine, pickled: bytes) -> tuple[str, str]:
 
 
 def _rows(records: Records, rows: RowType | None) -> list[tuple[int, int, str]]:
-    """Return rows as they are after transport between workers, with their positions. They are texts, so that a NaN
-    equals itself."""
+    """Return rows after transport between workers, with positions. They are texts, so that a NaN equals itself."""
     if rows is not None:
         records = Records.from_arrow(records.to_arrow(rows), rows)
     return [

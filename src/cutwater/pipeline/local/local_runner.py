@@ -222,8 +222,7 @@ def _streams(
     positions: Sequence[_Position],
     begin: LocalStart,
 ) -> dict[str, list[int]]:
-    """Return the log streams of each topic, by number: the given ones, or else those that its rows name, or the one
-    that ``create_topic`` makes; and those that a savepoint knows."""
+    """Return the log streams of each topic: the given ones, or those that its rows name, and those of a savepoint."""
     found: dict[str, list[int]] = {}
     for topic, said in given.items():
         if topic not in sources:
@@ -383,9 +382,8 @@ def _ranges(
     add: Mapping[str, Callable[[_Position, int, Records], None]],
     glsn: int,
 ) -> Iterator[MicroBatch]:
-    """Yield the log in ``pieces`` micro-batches. In one piece, the micro-batch contains the end of the input; otherwise
-    the end is a separate one. ``firings`` is None if the input does not end. ``glsn`` is the position before the
-    first."""
+    """Yield the log in ``pieces`` micro-batches; the end of the input is a separate one, unless there is one piece.
+    ``firings`` is None if the input does not end. ``glsn`` is the position before the first."""
     size = max(1, -(-len(positions) // pieces))
     for first in range(0, max(1, len(positions)), size):
         batch = {topic: Records() for topic in add}

@@ -38,8 +38,7 @@ def check_sink(topic: str, declared: pa.Schema, rows: RowType) -> str:
 
 
 def topic_for(rows: RowType, plain: Sequence[str]) -> tuple[pa.Schema | None, str]:
-    """Return the schema and the event-time column of a topic that is made for these rows. ``plain`` are the columns of
-    topics without a schema."""
+    """Return schema and event-time column of a new topic for rows. ``plain``: columns of topics without a schema."""
     if set(rows.names) <= set(plain):
         return None, ""
     return rows.schema, "timestamp" if "timestamp" in rows.names else ""
@@ -57,8 +56,7 @@ def check_runnable(plan: Plan) -> None:
 
 
 def _check_sinks(plan: Plan) -> None:
-    """Refuse rows that no topic can take, by the names of topics and columns, and by the types. Only a run knows the
-    rest about a topic, which may already exist."""
+    """Refuse rows that no topic can take. Only a run knows the rest about a topic, which may already exist."""
     schemas: Any = elsewhere("client.convert.schemas")
     names: Any = elsewhere("core.names")
     for node in plan.graph.of_type(SinkNode):

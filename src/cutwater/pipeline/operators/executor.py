@@ -22,10 +22,10 @@ from cutwater.pipeline.keyed_state.store import KeyedStore
 from cutwater.pipeline.operators.batch_operator import BatchOperator
 from cutwater.pipeline.operators.keyed_operator import KeyedOperator, OperatorSpec
 from cutwater.pipeline.operators.partition_operator import PartitionOperator, partition_of
-from cutwater.pipeline.operators.window_function import WindowFunction
-from cutwater.pipeline.operators.window_operator import WindowOperator
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
+from cutwater.pipeline.windowing.window_function import WindowFunction
+from cutwater.pipeline.windowing.window_operator import WindowOperator
 
 
 def operator_of(spec: OperatorSpec, store: KeyedStore, first: bool) -> KeyedOperator:
@@ -150,8 +150,7 @@ class Machine:
         }
 
     def _apply_transforms(self, arrived: dict[Destination, list[Records]]) -> None:
-        """Run code on Spark on the records that wait for it, in the order of the program, because one node may feed
-        another."""
+        """Run code on Spark on waiting records, in the order of the program, because one node may feed another."""
         for node in self._plan.graph.of_type(TransformNode):
             records = Records.merged(arrived.pop((node.order, 0), []))
             if len(records):

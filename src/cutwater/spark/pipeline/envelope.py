@@ -12,7 +12,10 @@ A stage passes on unopened rows that are not for its level.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from itertools import repeat
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -21,34 +24,39 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.pipeline.clocks.clock_steps import Steps, Ticks
-from cutwater.pipeline.records import Records
+from cutwater.pipeline.keyed_state.keys import key_bytes, slice_of
+from cutwater.pipeline.operators.executor import routed
+from cutwater.pipeline.operators.keyed_operator import OperatorSpec
+from cutwater.pipeline.plan import Destination
+from cutwater.pipeline.position import RECORD, moment
+from cutwater.pipeline.records import POSITION, Records
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
+from cutwater.spark.pipeline.program import Program
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 TICK: Final = -1
 LATE: Final = -2
 LEFT: Final = -3
 LATE_SENT: Final = -4
 COLUMNS: Final = "slice int, node int, input int, data binary"
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("slice", pa.int32()),
-        pa.field("node", pa.int32()),
-        pa.field("input", pa.int32()),
-        pa.field("data", pa.binary()),
-    ]
-)
-
+SCHEMA: Final = pa.schema([("slice", pa.int32()), ("node", pa.int32()), ("input", pa.int32()), ("data", pa.binary())])
+Envelope = tuple[int, int, int, bytes]
+_TEXT: Final = crc32(b"\x03")
+_BYTES: Final = crc32(b"\x04")
+"""The CRC-32 of the byte with which ``keys.key_bytes`` begins a text, and other bytes."""
 
 BLOB_BYTES_MAX: Final = 16 << 20
 """Bytes of records in one row for Spark, which copies whole rows. A single record may be larger."""
 
 
-def in_pieces(batch: pa.RecordBatch) -> Iterator[bytes]:
-    """Yield a batch as one Arrow stream, or as several if it is large. The receiver sorts the records anyway."""
+def in_envelopes(key: int, destination: Destination, batch: pa.RecordBatch) -> Iterator[Envelope]:
+    """Yield a batch for a slice as one row, or as several if it is large. The receiver sorts the records anyway."""
     pieces = max(1, -(-batch.nbytes // BLOB_BYTES_MAX))
     rows = max(1, -(-batch.num_rows // pieces))
     for first in range(0, batch.num_rows, rows):
-        yield packed(batch.slice(first, rows))
+        yield key, *destination, packed(batch.slice(first, rows))
 
 
 def packed(batch: pa.RecordBatch) -> bytes:
@@ -65,8 +73,12 @@ def unpacked(data: bytes | pa.Buffer) -> pa.Table:
         return stream.read_all()
 
 
-def merged_table(parts: Sequence[pa.Table]) -> pa.Table:
+def merged_records(parts: Iterable[bytes], rows: RowType) -> Records:
     """Merge the records of several parts in the order of their positions. Each part is already in order."""
+    return Records.from_arrow(_merged_table([unpacked(part) for part in parts]), rows)
+
+
+def _merged_table(parts: Sequence[pa.Table]) -> pa.Table:
     filled = [part for part in parts if part.num_rows]
     if len(filled) <= 1:
         return (filled or list(parts))[0]
@@ -76,10 +88,6 @@ def merged_table(parts: Sequence[pa.Table]) -> pa.Table:
         return table.take(pa.array(np.argsort(moments.to_numpy(), kind="stable")))
     by = pa.table({"moment": moments, "path": paths})
     return table.take(pc.sort_indices(by, sort_keys=[("moment", "ascending"), ("path", "ascending")]))
-
-
-def merged_records(parts: Iterable[bytes], rows: RowType) -> Records:
-    return Records.from_arrow(merged_table([unpacked(part) for part in parts]), rows)
 
 
 class _Clock(Struct, frozen=True, array_like=True):
@@ -99,27 +107,27 @@ _decode = msgspec.msgpack.Decoder(list[_Clock]).decode
 
 
 def packed_steps(
-    watermarks: Mapping[frozenset[str], tuple[int | None, Sequence[int], Sequence[int]]],
-    times: tuple[int | None, Sequence[int], Sequence[int]] | None = None,
-    firings: int = 0,
+    clocks: Iterable[tuple[frozenset[str] | None, int | None, Sequence[int], Sequence[int]]], firings: int = 0
 ) -> bytes:
-    """Pack some steps of clocks: value before the range if known, moments, values. ``Ticks`` are merged from many of
-    these."""
-    clocks = [_packed_clock(tuple(sorted(topics)), *steps) for topics, steps in watermarks.items()]
-    if times is not None:
-        clocks.append(_packed_clock(None, *times, firings))
-    return _encode(clocks)
-
-
-def _packed_clock(
-    topics: tuple[str, ...] | None, before: int | None, moments: Sequence[int], values: Sequence[int], firings: int = 0
-) -> _Clock:
-    return _Clock(topics, before, np.array(moments, np.int64).tobytes(), np.array(values, np.int64).tobytes(), firings)
+    """Pack some steps of clocks: topics, value before the range if known, moments, values. ``Ticks`` are merged from
+    many of these."""
+    return _encode(
+        [
+            _Clock(
+                None if topics is None else tuple(sorted(topics)),
+                before,
+                np.array(moments, np.int64).tobytes(),
+                np.array(values, np.int64).tobytes(),
+                firings if topics is None else 0,
+            )
+            for topics, before, moments, values in clocks
+        ]
+    )
 
 
 def packed_ticks(ticks: Ticks) -> bytes:
-    watermarks = {topics: (steps.before, steps.moments, steps.values) for topics, steps in ticks.watermarks.items()}
-    return packed_steps(watermarks, (ticks.times.before, ticks.times.moments, ticks.times.values), ticks.firings)
+    clocks = [*ticks.watermarks.items(), (None, ticks.times)]
+    return packed_steps(((topics, own.before, own.moments, own.values) for topics, own in clocks), ticks.firings)
 
 
 def merged_ticks(parts: Iterable[bytes]) -> Ticks:
@@ -148,3 +156,93 @@ def _merged_steps(clocks: Sequence[_Clock]) -> Steps:
     highest = np.maximum.accumulate(np.concatenate(([np.int64(before)], values)))
     rises = highest[1:] > highest[:-1]
     return Steps(before, moments[rises].tolist(), values[rises].tolist())
+
+
+# ------------------------------------------------------------------------------------------------------- to the slices
+
+
+def envelope_batch(rows: Sequence[Envelope]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(SCHEMA)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def envelopes(program: Program, arrived: Mapping[Destination, list[Records]], index: int) -> Iterator[Envelope]:
+    """Yield records that wait for later levels, by slice. Records for sinks and for code on Spark stay in slice
+    ``index``."""
+    plan = program.plan
+    for destination, parts in arrived.items():
+        records = Records.merged(parts)
+        if not len(records):
+            continue
+        node, number_of_input = destination
+        rows = plan.rows_for(destination)
+        assert rows is not None, "a run has schemas everywhere"
+        if node not in plan.specs:
+            yield from in_envelopes(program.keys[index], destination, records.to_arrow(rows))
+            continue
+        for target, part in enumerate(routed(plan.specs[node], number_of_input, records, program.slices)):
+            if len(part):
+                yield from in_envelopes(program.keys[target], destination, part.to_arrow(rows))
+
+
+def positions(glsns: NDArray[np.int64], times_ms: NDArray[np.int64], path: bytes = b"") -> pa.StructArray:
+    """Return the reserved column of records that come from a source, all with the same path."""
+    size = len(glsns)
+    ends = np.arange(size + 1, dtype=np.int32) * np.int32(len(path))
+    paths = pa.Array.from_buffers(pa.binary(), size, [None, pa.py_buffer(ends), pa.py_buffer(path * size)])
+    moments = pa.array(glsns * moment(1, RECORD))
+    return pa.StructArray.from_arrays([moments, paths, pa.array(times_ms)], fields=list(POSITION))
+
+
+def by_slice(
+    batch: pa.RecordBatch, spec: OperatorSpec, index: int, slices: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the records of one input of an operator, by slice, in order."""
+    if not batch.num_rows:
+        return
+    if spec.keys[index] is None and not spec.partitions:
+        yield from zip(range(slices), repeat(batch))
+        return
+    numbers = _slice_numbers(batch, spec, index, slices)
+    order = np.argsort(numbers, kind="stable")
+    ends = np.searchsorted(numbers[order], np.arange(slices + 1))
+    sorted_batch = batch.take(pa.array(order))
+    for number in range(slices):
+        first, last = int(ends[number]), int(ends[number + 1])
+        if last > first:
+            yield number, sorted_batch.slice(first, last - first)
+
+
+def _slice_numbers(batch: pa.RecordBatch, spec: OperatorSpec, index: int, slices: int) -> NDArray[np.int64]:
+    if spec.partitions:
+        glsns: NDArray[np.int64] = batch.column(RESERVED_COLUMN).field(0).to_numpy() // moment(1, RECORD)
+        groups = glsns % spec.partitions
+    else:
+        groups = _hashes(batch, spec, index).astype(np.int64) % spec.groups
+    return slice_of(groups, slices, spec.groups)
+
+
+def _hashes(batch: pa.RecordBatch, spec: OperatorSpec, index: int) -> NDArray[np.uint32]:
+    """Return the CRC-32 of the keys' bytes, as ``keys.key_bytes`` writes them."""
+    names = key_columns(spec, index)
+    assert names is not None, "only keys that are columns are read without making rows"
+    size = batch.num_rows
+    if len(names) == 1:
+        column = batch.column(names[0])
+        if column.null_count == 0 and (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+            start = _TEXT if pa.types.is_string(column.type) else _BYTES
+            data = column.cast(pa.binary()).to_pylist()
+            return np.fromiter(map(crc32, data, repeat(start)), np.uint32, size)
+        keys = column.to_pylist()
+    else:
+        keys = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+    return np.fromiter((crc32(key_bytes(key)) for key in keys), np.uint32, size)
+
+
+def key_columns(spec: OperatorSpec, index: int) -> tuple[str, ...] | None:
+    """Return the columns of a key that needs no function, or None."""
+    read_key = spec.keys[index]
+    if not isinstance(read_key, attrgetter | itemgetter):
+        return None
+    return tuple(read_key.__reduce__()[1])

@@ -8,28 +8,27 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from msgspec import Struct, msgpack
 
 from cutwater import errors
-from cutwater.errors import CutwaterError, PipelineFailed
+from cutwater.errors import CutwaterError
+from cutwater.protocol.errors import WireError, from_wire, to_wire
 from cutwater.spark.savepoint.checkpoints import damaged
 from cutwater.spark.session.session import jvm_end
-from cutwater.types import GLSN
 
 _MARK: Final = re.compile(r"\[cutwater:([A-Za-z0-9+/=]+)\]")
 _CAUSE_CHARS_MAX: Final = 400
 
 
 class _Told(Struct):
-    kind: str
+    """An error as it travels between servers, with all of its text."""
+
+    error: WireError
     message: str
     notes: list[str]
-    pipeline: str = ""
-    uid: str = ""
-    glsn: int = 0
 
 
 class WorkerFailed(Exception):
@@ -42,26 +41,18 @@ def told() -> Iterator[None]:
     try:
         yield
     except CutwaterError as error:
-        what = _Told(type(error).__name__, error.message, list(getattr(error, "__notes__", ())))
-        if isinstance(error, PipelineFailed):
-            what.pipeline, what.uid, what.glsn = error.pipeline, error.uid, int(error.glsn)
+        what = _Told(to_wire(error), error.message, list(getattr(error, "__notes__", ())))
         text = b64encode(msgpack.encode(what)).decode()
         raise WorkerFailed(f"{error} [cutwater:{text}]") from error
 
 
-def heard(text: str, pipeline: str) -> CutwaterError | None:
+def heard(text: str) -> CutwaterError | None:
     """Return the error that a worker encoded into a text of Spark's, or None."""
     found = _MARK.search(text)
     if found is None:
         return None
     what = msgpack.decode(b64decode(found[1]), type=_Told)
-    error: CutwaterError
-    if what.kind == PipelineFailed.__name__:
-        error = PipelineFailed("", pipeline=what.pipeline, uid=what.uid, glsn=GLSN(what.glsn))
-    else:
-        kind = getattr(errors, what.kind, CutwaterError)
-        error = kind.__new__(kind)
-        CutwaterError.__init__(error, "")
+    error = from_wire(what.error)
     error.message = what.message
     error.args = (what.message,)
     for note in what.notes:
@@ -110,31 +101,25 @@ def _damage(error: Exception, checkpoint: str) -> CutwaterError | None:
     return damaged(path, f"Spark cannot read it ({'; '.join(filter(None, (what, last)))[:_CAUSE_CHARS_MAX]})")
 
 
-class translated(AbstractContextManager[None]):  # noqa: N801
-    """Translates Spark's exceptions to Cutwater errors that say what went wrong, instead of eighty lines of two
+@contextmanager
+def translated(pipeline: str, checkpoint: str = "") -> Iterator[None]:
+    """Translate Spark's exceptions to Cutwater errors that say what went wrong, instead of eighty lines of two
     languages. ``checkpoint`` is the directory that the query runs with."""
-
-    def __init__(self, pipeline: str, checkpoint: str = "") -> None:
-        self._pipeline, self._checkpoint = pipeline, checkpoint
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, CutwaterError) or not isinstance(error, Exception):
-            return
+    try:
+        yield
+    except Exception as error:
         is_sparks = type(error).__module__.startswith(("pyspark", "py4j"))
-        if not is_sparks and not isinstance(error, ConnectionError | EOFError):
-            return
+        if isinstance(error, CutwaterError) or not (is_sparks or isinstance(error, ConnectionError | EOFError)):
+            raise
         gone = jvm_end()
         if gone is not None:
             raise errors.Unavailable(
-                f"pipeline {self._pipeline!r}: {gone}. The checkpoint is as it was: start the program again, in a new "
+                f"pipeline {pipeline!r}: {gone}. The checkpoint is as it was: start the program again, in a new "
                 "process, to go on from there"
             ) from None
         if not is_sparks:
-            return
-        text = str(error)
-        raise (
-            heard(text, self._pipeline) or _damage(error, self._checkpoint) or of_spark(text, self._pipeline)
-        ) from None
+            raise
+        raise heard(str(error)) or _damage(error, checkpoint) or of_spark(str(error), pipeline) from None
 
 
 def of_spark(text: str, pipeline: str) -> CutwaterError:

@@ -16,10 +16,9 @@ from cutwater.pipeline.operators.executor import SliceTask
 from cutwater.pipeline.operators.keyed_operator import OperatorSpec
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
-from cutwater.spark.pipeline.envelope import LATE, LATE_SENT, LEFT, TICK, merged_records, merged_ticks
+from cutwater.spark.pipeline.envelope import LATE, LATE_SENT, LEFT, TICK, envelopes, merged_records, merged_ticks
 from cutwater.spark.pipeline.error_translation import told
 from cutwater.spark.pipeline.program import Program
-from cutwater.spark.pipeline.routing import envelopes
 from cutwater.spark.pipeline.state import NO_QUERY, ChunkFiles, SliceState
 
 OBSERVED = "cutwater late rows, level "

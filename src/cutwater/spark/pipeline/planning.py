@@ -13,7 +13,8 @@ limit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,16 +27,18 @@ from cutwater.client.cluster.catalog_cache import CatalogView
 from cutwater.core.read.watermark import RULE
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import Refused, Trimmed
-from cutwater.pipeline.clocks.clock import ClockSnapshot, Seen
+from cutwater.pipeline.clocks.clock import Seen
 from cutwater.pipeline.clocks.clock_steps import Ticks
 from cutwater.pipeline.clocks.rule_one import AnyClock, RuleOneSnapshot, current
 from cutwater.pipeline.graph import SourceNode
 from cutwater.spark.options import Where, read_options
 from cutwater.spark.pipeline.offsets import PipelineOffset, require_same_clocks, require_same_topics
 from cutwater.spark.pipeline.program import Program
-from cutwater.spark.pipeline.records import SourceRows, run_function
+from cutwater.spark.pipeline.records import SourceRows
 from cutwater.spark.session.worker_connections import link_to
+from cutwater.spark.source.event_time import Numbers
 from cutwater.spark.source.log_walk import HeadBatch, LogWalk
+from cutwater.spark.source.offsets import began_above
 from cutwater.spark.source.planning import MARKS_SECONDS, Planner
 from cutwater.spark.source.read_task import ReadPartition, read_part
 from cutwater.types import GLSN, MILLISECOND, LogStreamId
@@ -80,11 +83,7 @@ class PipelinePlanner:
         self._link = link_to(where)
         self._sources = {node.topic: node for node in program.plan.graph.of_type(SourceNode)}
         self._rows = {topic: SourceRows(program, topic) for topic in self._sources}
-        self._hidden = [
-            topic
-            for topic, node in self._sources.items()
-            if self._rows[topic].event_times.is_column or _has_function(node)
-        ]
+        self._hidden = [topic for topic, own in self._rows.items() if own.has_own_column or own.has_function]
         """Topics whose event time storage nodes do not know."""
         options = {
             "servers": where.servers,
@@ -116,20 +115,19 @@ class PipelinePlanner:
 
     def first(self) -> PipelineOffset:
         glsn = self._link.loop.run(self._planner.start())
-        trimmed = _above({name: self._view().topics[name].trimmed_before for name in self._sources}, glsn)
-        return PipelineOffset(glsn, self._program.slices, self._clock_at(glsn), is_new=True, trimmed=trimmed)
+        begins = {name: int(self._view().topics[name].trimmed_before) for name in self._sources}
+        return PipelineOffset(
+            glsn, self._program.slices, self.clock_at(glsn), is_new=True, trimmed=began_above(begins, glsn)
+        )
 
-    def clock_at(self, glsn: int) -> ClockSnapshot | None:
-        """Return the clocks after a position, as if they had walked all the way from the beginning of the log.
+    def clock_at(self, glsn: int, rule: int = RULE) -> Any:
+        """Return the clocks after a position, as if they had walked all the way from the beginning of the log. Returns
+        None for the beginning.
 
         If event time is not the topic's own, storage nodes do not know it, and the walk reads all records that are
         left. If the watermarks depend on what came before the beginning of a trimmed topic, the walk reads all headers
         that are left, because the log streams of that topic hold the watermarks back up to there (see ``log_walk``).
         """
-        found: ClockSnapshot | None = self._clock_at(glsn)
-        return found
-
-    def _clock_at(self, glsn: int, rule: int = RULE) -> Any:
         if glsn <= 0:
             return None
         walk = self._log_walk(self._view(), rule)
@@ -178,22 +176,16 @@ class PipelinePlanner:
             # Between the last record and the end, only time passes.
             end = through
         since, began = (start.glsn, start.clock) if start.is_new else (None, None)
-        trimmed = _above(start.trimmed, start.glsn)
         assert not isinstance(began, RuleOneSnapshot), "a run that begins has the clocks of the present rule"
-        if end == start.glsn:
-            ended = self._is_end(start.glsn, through, drain)
-            last = PipelineOffset(
-                start.glsn, start.slices, start.clock, ended=True, since=since, began=began, trimmed=trimmed
-            )
-            return last if ended else given
-        self._walked = walk = self._walk(start, GLSN(end), through)
-        ended = self._is_end(walk.end, through, drain)
-        return PipelineOffset(
-            walk.end, start.slices, walk.clock, ended=ended, since=since, began=began, trimmed=trimmed
-        )
-
-    def _is_end(self, glsn: int, through: GLSN | None, drain: bool) -> bool:
-        return drain and through is not None and glsn >= through
+        reached, clock = start.glsn, start.clock
+        if end > start.glsn:
+            self._walked = walk = self._walk(start, GLSN(end), through)
+            reached, clock = walk.end, walk.clock
+        ended = drain and through is not None and reached >= through
+        if end == start.glsn and not ended:
+            return given
+        trimmed = began_above(start.trimmed, start.glsn)
+        return PipelineOffset(reached, start.slices, clock, ended=ended, since=since, began=began, trimmed=trimmed)
 
     def _last_record(self, through: GLSN) -> int:
         infos = (info for _, info in self._streams(self._view()))
@@ -246,7 +238,7 @@ class PipelinePlanner:
         """
         clock: AnyClock | None
         if end.rule == 1:
-            clock = start.clock if isinstance(start.clock, RuleOneSnapshot) else self._clock_at(glsn, 1)
+            clock = start.clock if isinstance(start.clock, RuleOneSnapshot) else self.clock_at(glsn, 1)
         elif end.since is not None and start.is_new:
             clock = end.began
         else:
@@ -263,7 +255,7 @@ class PipelinePlanner:
         marks = self._link.loop.run(walk.marks(start.glsn, end))
         pasts = self._link.loop.run(walk.pasts(start.glsn, start.trimmed))
         clock = walk.clock(start.clock)
-        told = {topic for topic, node in self._sources.items() if _has_function(node)}
+        told = {topic for topic, own in self._rows.items() if own.has_function}
         records = {topic: self._records(topic, batches) for topic in told}
         seen: dict[tuple[str, int], list[tuple[HeadBatch, dict[frozenset[str], Seen]]]] = {}
         for batch, is_mark in walk.turns(clock, batches, marks, pasts, end):
@@ -278,7 +270,7 @@ class PipelinePlanner:
                     idle=batch.idle and is_last,
                     is_mark=is_mark and is_last,
                 )
-                run_function(self._program.name, self._sources[topic], glsn, row, call)
+                self._rows[topic].call(glsn, row, call)
             if not listed:
                 found = clock.batch(
                     *(topic, stream, batch.first, batch.count, batch.cut_us),
@@ -319,63 +311,57 @@ class PipelinePlanner:
                 end = through
                 self._cut_off(straddling, through)
         for name, rows in self._rows.items():
-            if rows.event_times.is_column:
-                self._read_most(name, [batch for batch in found if batch.topic.name == name])
+            if rows.has_own_column:
+                self._read_most(name, found)
         return found, end
 
     def _cut_off(self, batch: HeadBatch, last: GLSN) -> None:
         """Shorten a batch so that it ends at a position. Its declarations take effect at its true end, which comes
         later."""
         batch.count, batch.declared_us, batch.idle = last + 1 - batch.first, None, False
-        if not _has_function(self._sources[batch.topic.name]):
+        if not self._rows[batch.topic.name].has_function:
             self._read_most(batch.topic.name, [batch])
 
     def _require_nothing_lost(self, topic: TopicInfo, info: StreamInfo, first: GLSN) -> None:
-        """Refuse to go on if a topic was trimmed above the next position of the pipeline and there were records in
-        between."""
+        """Refuse to go on if records between the next position and the beginning of a trimmed topic are gone."""
         try:
             self._link.loop.run(self._planner.miss(topic, info, first))
         except Trimmed as error:
             raise lost(topic.name, first, topic.trimmed_before) from error
 
-    def _read_most(self, topic: str, batches: list[HeadBatch]) -> None:
+    def _read_most(self, topic: str, batches: Sequence[HeadBatch]) -> None:
         """Read the largest event time of each batch, if event time is another column that headers do not cover."""
-        rows = self._rows[topic]
-        for own in _by_stream(batches).values():
-            part = rows.part(self._where, own[0].topic, own[0].info, own[0].first, own[-1].last, times_only=True)
-            glsns, times = [], []
-            for batch in read_part(part):
-                glsns.append(batch.column("glsn").to_numpy())
-                times.append(rows.event_times.of_batch(batch, batch.column("glsn")))
-            if not glsns:
-                for batch in own:
-                    batch.most_us = None
-                continue
-            all_glsns, all_times = np.concatenate(glsns), np.concatenate(times)
-            for batch in own:
-                first, last = np.searchsorted(all_glsns, (batch.first, batch.last + 1)).tolist()
-                batch.most_us = int(all_times[first:last].max()) * MILLISECOND if last > first else None
+        for batch, _, times, _ in self._read(topic, batches, times_only=True):
+            batch.most_us = int(times.max()) * MILLISECOND if len(times) else None
 
     def _records(self, topic: str, batches: Sequence[HeadBatch]) -> dict[tuple[int, int], list[tuple[int, Any, int]]]:
         """Return the records of a source whose functions must see them: GLSN, row and event time, by batch."""
-        rows, found = self._rows[topic], {}
-        own_batches = [batch for batch in batches if batch.topic.name == topic]
-        for stream, own in _by_stream(own_batches).items():
-            part = rows.part(self._where, own[0].topic, own[0].info, own[0].first, own[-1].last)
-            listed: list[tuple[int, Any, int]] = []
-            for batch in read_part(part):
-                glsns = batch.column("glsn").to_pylist()
-                made = rows.rows.from_columns([batch.column(name) for name in rows.rows.names])
-                times = rows.event_times.of_batch(batch, batch.column("glsn"), made).tolist()
-                listed += zip(glsns, made, times, strict=True)
-            at = 0
-            for own_batch in own:
-                until = at
-                while until < len(listed) and listed[until][0] <= own_batch.last:
-                    until += 1
-                found[stream, own_batch.first] = listed[at:until]
-                at = until
-        return found
+        return {
+            (int(batch.info.stream), batch.first): list(zip(glsns.tolist(), rows, times.tolist(), strict=True))
+            for batch, glsns, times, rows in self._read(topic, batches)
+        }
+
+    def _read(
+        self, topic: str, batches: Sequence[HeadBatch], *, times_only: bool = False
+    ) -> Iterator[tuple[HeadBatch, Numbers, Numbers, list[Any]]]:
+        """Yield the batches of a topic that have records, with GLSNs, event times and rows."""
+        rows = self._rows[topic]
+        by_stream: defaultdict[LogStreamId, list[HeadBatch]] = defaultdict(list)
+        for batch in batches:
+            if batch.topic.name == topic and batch.most_us is not None:
+                by_stream[batch.info.stream].append(batch)
+        for own in by_stream.values():
+            ends = (own[0].first, own[-1].last)
+            glsns, times, made = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], []
+            for read in read_part(rows.part(self._where, own[0].topic, own[0].info, *ends, times_only=times_only)):
+                new = None if times_only else rows.rows.from_columns([read.column(name) for name in rows.rows.names])
+                glsns.append(read.column("glsn").to_numpy())
+                times.append(rows.event_times(read, new))
+                made += new or []
+            all_glsns, all_times = np.concatenate(glsns), np.concatenate(times)
+            for batch in own:
+                within = slice(*np.searchsorted(all_glsns, (batch.first, batch.last + 1)).tolist())
+                yield batch, all_glsns[within], all_times[within], made[within]
 
     def _divided(self, whole: list[Any]) -> Iterator[list[Any]]:
         """Divide the batches of one log stream among several tasks if there are many records."""
@@ -391,24 +377,6 @@ class PipelinePlanner:
                 part, count = [], 0
         if part:
             yield part
-
-
-def _has_function(node: SourceNode) -> bool:
-    return callable(node.event_time) or (node.watermark is not None and node.watermark.function is not None)
-
-
-def _above(positions: Mapping[str, int], glsn: int) -> dict[str, int]:
-    """Keep the positions that matter to a reader that goes on after ``glsn``."""
-    return {topic: first for topic, first in positions.items() if first > glsn + 1}
-
-
-def _by_stream(batches: Sequence[HeadBatch]) -> dict[int, list[HeadBatch]]:
-    """Group batches that have records by log stream."""
-    found: dict[int, list[HeadBatch]] = {}
-    for batch in batches:
-        if batch.most_us is not None:
-            found.setdefault(int(batch.info.stream), []).append(batch)
-    return found
 
 
 def _range(place: tuple[str, int], own: list[tuple[HeadBatch, dict[frozenset[str], Seen]]]) -> StreamRange:

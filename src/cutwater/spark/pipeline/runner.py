@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -80,7 +81,7 @@ class Query:
     retain: int | None
     begin: Beginning
 
-    def translated(self) -> translated:
+    def translated(self) -> AbstractContextManager[None]:
         """Return a context in which Spark is called: it translates Spark's errors to Cutwater errors."""
         return translated(self.program.name, self.checkpoint)
 

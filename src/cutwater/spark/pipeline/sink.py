@@ -21,8 +21,7 @@ from cutwater.spark.pipeline.envelope import TICK, unpacked
 from cutwater.spark.pipeline.error_translation import told
 from cutwater.spark.pipeline.program import Program, unpickled
 from cutwater.spark.session.worker_connections import link_to
-from cutwater.spark.sink.publish_task import TaskStaging
-from cutwater.spark.sink.sink import Staged, publish_staged, stage_once
+from cutwater.spark.sink.sink import Staged, TaskStaging, publish_staged, stage_once
 from cutwater.types import MILLISECOND
 
 FORMAT = "cutwater-pipeline-sink"

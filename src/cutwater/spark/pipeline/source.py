@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness
+from cutwater.core.read.watermark import NO_WATERMARK, lag_us
 from cutwater.errors import NotFound, Trimmed
 from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS
 from cutwater.pipeline.graph import OperatorNode, Port, SourceNode
@@ -26,20 +26,28 @@ from cutwater.pipeline.position import EVENT_TIME, RECORD, moment, number
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
 from cutwater.spark.options import Where, where_of
-from cutwater.spark.pipeline.envelope import COLUMNS, SCHEMA, TICK, in_pieces, packed_steps, packed_ticks
+from cutwater.spark.pipeline.envelope import (
+    COLUMNS,
+    TICK,
+    Envelope,
+    by_slice,
+    envelope_batch,
+    envelopes,
+    in_envelopes,
+    key_columns,
+    packed_steps,
+    packed_ticks,
+    positions,
+)
 from cutwater.spark.pipeline.error_translation import told
 from cutwater.spark.pipeline.offsets import PipelineOffset
 from cutwater.spark.pipeline.planning import PipelinePlanner, StreamRange, lost
 from cutwater.spark.pipeline.program import Program, unpickled
 from cutwater.spark.pipeline.records import SourceRows
-from cutwater.spark.pipeline.routing import by_slice, envelopes, key_columns, positions
 from cutwater.spark.source.read_task import ReadPartition, read_part
 from cutwater.types import GLSN, MILLISECOND
 
 FORMAT = "cutwater-pipeline"
-Envelope = tuple[int, int, int, bytes]
-
-
 RECORDS_MAX = 1_000_000
 """Default limit of records in a micro-batch. More is hardly faster, and workers hold many of them as objects of a
 kilobyte each."""
@@ -153,19 +161,13 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with told():
-            return self._parts(PipelineOffset.of(start), PipelineOffset.of(end))
-
-    def _parts(self, start: PipelineOffset, end: PipelineOffset) -> Sequence[InputPartition]:
-        planner = self._planning()
-        planner.require_same_topics(end)
-        walk = planner.walk(start, end)
-        ticks = walk.ticks
-        if end.ended:
-            ticks.end(end.glsn, end.firings)
-        parts: list[InputPartition] = [TickPart(packed_ticks(ticks))]
-        for found in walk.ranges:
-            parts.append(RangePart(planner.part(found), found))
-        return parts
+            planner, last = self._planning(), PipelineOffset.of(end)
+            planner.require_same_topics(last)
+            walk = planner.walk(PipelineOffset.of(start), last)
+            if last.ended:
+                walk.ticks.end(last.glsn, last.firings)
+            ranges = (RangePart(planner.part(found), found) for found in walk.ranges)
+            return [TickPart(packed_ticks(walk.ticks)), *ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the checkpoint stores how far the pipeline has come."""
@@ -182,20 +184,13 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield from SourceTask(self._program, partition).batches()
 
 
-def envelope_batch(rows: Sequence[Envelope]) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(SCHEMA)
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
 class SourceTask:
     """Takes the records of one range from the log to the slices."""
 
     def __init__(self, program: Program, given: RangePart) -> None:
         self._program, self._plan, self._given = program, program.plan, given
-        topic = given.found.topic
-        (self._node,) = (node for node in self._plan.graph.of_type(SourceNode) if node.topic == topic)
-        self._source = SourceRows(program, topic)
+        self._source = SourceRows(program, given.found.topic)
+        self._node = self._source.node
         self._steps = _StepsInside(given.found, self._node)
         # Sinks of sources take their rows in a slice chosen by the number of the log stream, so that rows spread over
         # slices.
@@ -214,7 +209,7 @@ class SourceTask:
         glsns = batch.column("glsn")
         columns = [batch.column(name) for name in self._source.rows.names]
         rows = self._source.rows.from_columns(columns) if callable(self._node.event_time) else None
-        times = self._source.event_times.of_batch(batch, glsns, rows)
+        times = self._source.event_times(batch, rows)
         numbers = glsns.to_numpy()
         self._steps.add(numbers, times)
         readers = self._plan.consumers.get(Port(self._node.order), [])
@@ -243,14 +238,12 @@ class SourceTask:
         return self._plan.waits(node)
 
     def _direct(self, node: Any, number_of_input: int, batch: pa.RecordBatch) -> Iterator[Envelope]:
-        keys = self._program.keys
+        keys, destination = self._program.keys, (node.order, number_of_input)
         if node.order not in self._plan.specs:
-            for data in in_pieces(batch):
-                yield keys[self._home], node.order, number_of_input, data
+            yield from in_envelopes(keys[self._home], destination, batch)
             return
         for index, own in by_slice(batch, self._plan.specs[node.order], number_of_input, self._program.slices):
-            for data in in_pieces(own):
-                yield keys[index], node.order, number_of_input, data
+            yield from in_envelopes(keys[index], destination, own)
 
 
 class _StepsInside:
@@ -258,13 +251,10 @@ class _StepsInside:
     what the planner has seen of all others."""
 
     def __init__(self, found: StreamRange, node: SourceNode) -> None:
-        strategy = None if node.watermark is None else node.watermark.strategy
-        self._lag_us = strategy.bound_us + MILLISECOND if isinstance(strategy, BoundedOutOfOrderness) else 0
+        self._lag_us = 0 if node.watermark is None else lag_us(node.watermark.strategy)
         self._seen = {topics: np.array(rows, np.int64).T for topics, rows in found.seen.items()}
         self._most: dict[tuple[str, ...], int] = {topics: int(rows[3][0]) for topics, rows in self._seen.items()}
-        self._found: dict[frozenset[str], tuple[None, list[int], list[int]]] = {
-            frozenset(topics): (None, [], []) for topics in self._seen
-        }
+        self._found: dict[tuple[str, ...], tuple[list[int], list[int]]] = {topics: ([], []) for topics in self._seen}
 
     def add(self, glsns: Any, times_ms: Any) -> None:
         for topics, (firsts, before, others, reached) in self._seen.items():
@@ -275,9 +265,9 @@ class _StepsInside:
             self._most[topics] = int(own[-1])
             after = np.maximum(before[at], np.minimum(own, others[at]))
             rises = np.concatenate(([True], after[1:] > after[:-1])) & (after > NO_WATERMARK)
-            _, moments, values = self._found[frozenset(topics)]
+            moments, values = self._found[topics]
             moments += (glsns[rises] * moment(1, RECORD) + EVENT_TIME).tolist()
             values += (after[rises] // MILLISECOND).tolist()
 
     def packed(self) -> bytes:
-        return packed_steps(self._found)
+        return packed_steps((frozenset(topics), None, *steps) for topics, steps in self._found.items())

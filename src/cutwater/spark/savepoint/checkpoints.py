@@ -6,6 +6,7 @@ new checkpoint, and gets its state from a savepoint.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -231,31 +232,25 @@ def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo, way
     """Refuse a program that keeps other state than the checkpoint has."""
     # The result of a function of a row has no declared type that could be compared.
     typed = {own.uid for own in before.operators if own.key} & {own.uid for own in after.operators if own.key}
-    old, new = (
-        tuple(_kept(own, own.uid in typed) for own in sorted(info.operators, key=lambda own: own.uid))
-        for info in (before, after)
-    )
-    topics = (
-        tuple(sorted(source.topic for source in before.sources)),
-        tuple(sorted(source.topic for source in after.sources)),
-    )
-    if old == new and topics[0] == topics[1]:
+    old, new = ({own.uid: _kept(own, own.uid in typed) for own in info.operators} for info in (before, after))
+    was, now = (tuple(sorted(source.topic for source in info.sources)) for info in (before, after))
+    if old == new and was == now:
         return
-    told = _differences({own.uid: own for own in old}, {own.uid: own for own in new})
-    if topics[0] != topics[1]:
-        told.append(f"sources: {_listed(topics[0])} before, {_listed(topics[1])} now")
+    told = _differences(old, new)
+    if was != now:
+        told.append(f"sources: {_listed(was)} before, {_listed(now)} now")
     way_out = way_out[0].upper() + way_out[1:]
     raise Refused(f"the checkpoint {path} is of a program that differs: {'; '.join(told)}. {way_out}")
 
 
-def _differences(old: dict[str, _Kept], new: dict[str, _Kept]) -> list[str]:
+def _differences(old: Mapping[str, dict[str, object]], new: Mapping[str, dict[str, object]]) -> list[str]:
     """Describe, operator by operator, what was kept before and what is kept now."""
     gone = [f"operator {uid!r} was there before, and is not now" for uid in sorted(old.keys() - new.keys())]
     added = [f"operator {uid!r} is new" for uid in sorted(new.keys() - old.keys())]
     changed = []
     for uid in sorted(old.keys() & new.keys()):
-        for field in _Kept.__struct_fields__:
-            before, after = getattr(old[uid], field), getattr(new[uid], field)
+        for field, before in old[uid].items():
+            after = new[uid][field]
             if before != after:
                 words = _WORDS.get(field, field)
                 changed.append(f"{words} of operator {uid!r}: {_listed(before)} before, {_listed(after)} now")
@@ -278,30 +273,16 @@ def _listed(value: object) -> str:
     return str(value) or "none"
 
 
-class _Kept(Struct, frozen=True):
-    uid: str
-    level: int
-    layout: str
-    max_parallelism: int
-    partitions: int
-    sources: tuple[str, ...]
-    states: tuple[tuple[str, str, str], ...]
-    aggregates: tuple[tuple[str, str], ...]
-    window: str
-    key: tuple[str, ...]
-
-
-def _kept(operator: OperatorInfo, is_typed: bool) -> _Kept:
+def _kept(operator: OperatorInfo, is_typed: bool) -> dict[str, object]:
     """Return the properties that decide how state is kept. Other changes do not matter to the checkpoint."""
-    return _Kept(
-        operator.uid,
-        operator.level,
-        operator.layout,
-        operator.max_parallelism,
-        operator.partitions,
-        operator.sources,
-        tuple((state.name, state.kind, state.stored) for state in operator.states),
-        tuple(operator.aggregates.items()),
-        window_kind(operator),
-        tuple(key_kinds(operator)) if is_typed else (),
-    )
+    return {
+        "level": operator.level,
+        "layout": operator.layout,
+        "max_parallelism": operator.max_parallelism,
+        "partitions": operator.partitions,
+        "sources": operator.sources,
+        "states": tuple((state.name, state.kind, state.stored) for state in operator.states),
+        "aggregates": tuple(operator.aggregates.items()),
+        "window": window_kind(operator),
+        "key": tuple(key_kinds(operator)) if is_typed else (),
+    }

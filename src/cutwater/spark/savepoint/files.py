@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -104,16 +104,21 @@ class HadoopFiles:
         return str(system.makeQualified(place).toString())
 
 
+_LOOKED: Final = pa.schema(
+    [("path", pa.string()), ("bytes", pa.int64()), ("sha256", pa.string()), ("rows", pa.int64())]
+)
+
+
 def _looked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         paths = batch.column("path").to_pylist()
         contents = batch.column("content").to_pylist()
-        yield pa.RecordBatch.from_arrays(
-            [
-                pa.array(paths, pa.string()),
-                pa.array([len(data) for data in contents], pa.int64()),
-                pa.array([sha256(data).hexdigest() for data in contents], pa.string()),
-                pa.array([rows_of(bytes(data)) for data in contents], pa.int64()),
-            ],
-            names=["path", "bytes", "sha256", "rows"],
+        yield pa.RecordBatch.from_pydict(
+            {
+                "path": paths,
+                "bytes": [len(data) for data in contents],
+                "sha256": [sha256(data).hexdigest() for data in contents],
+                "rows": [rows_of(bytes(data)) for data in contents],
+            },
+            schema=_LOOKED,
         )

@@ -23,6 +23,7 @@ from cutwater.client.publish.runs import RunStart
 from cutwater.errors import AlreadyExists, InvalidArgument, Refused
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.keyed_state.chunks import BROADCAST_GROUP, SORTED, chunk_schema
+from cutwater.pipeline.keyed_state.keys import slice_of
 from cutwater.pipeline.operators.keyed_operator import OperatorSpec
 from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.evolution import Restoration, evolved_chunk, restoration
@@ -44,12 +45,7 @@ _log = logging.getLogger(__name__)
 
 INITIAL_COLUMNS: Final = "slice int, uid string, dropped_late bigint, data binary"
 INITIAL_SCHEMA: Final = pa.schema(
-    [
-        pa.field("slice", pa.int32()),
-        pa.field("uid", pa.string()),
-        pa.field("dropped_late", pa.int64()),
-        pa.field("data", pa.binary()),
-    ]
+    [("slice", pa.int32()), ("uid", pa.string()), ("dropped_late", pa.int64()), ("data", pa.binary())]
 )
 LOADED_BYTES: Final = 64 << 20
 """Approximate bytes of an operator's state that a task holds while it cuts the state into slices."""
@@ -357,21 +353,15 @@ def _chunks(program: Program, order: int, before: OperatorInfo, held: Sequence[p
     chunk = evolved_chunk(whole, before, after, schema, spec.hashed_groups)
     groups = chunk.column("key_group").to_numpy()
     hashes = chunk.column("key_hash").to_numpy()
-    slices = groups.astype(np.int64) * program.slices // spec.groups
+    slices = slice_of(groups.astype(np.int64), program.slices, spec.groups)
     found: list[tuple[int, bytes]] = []
     for number in range(program.slices):
         own = np.flatnonzero((slices == number) | (groups == BROADCAST_GROUP))
         if len(own):
             chosen = own[np.argsort(hashes[own], kind="stable")]
             found.append((program.keys[number], packed(chunk.take(pa.array(chosen)).replace_schema_metadata(SORTED))))
-    keys, data = zip(*found, strict=True) if found else ((), ())
-    columns = [
-        pa.array(keys, pa.int32()),
-        pa.array([spec.uid] * len(keys), pa.string()),
-        pa.array([0] * len(keys), pa.int64()),
-        pa.array(data, pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=INITIAL_SCHEMA)
+    rows = [{"slice": key, "uid": spec.uid, "dropped_late": 0, "data": data} for key, data in found]
+    return pa.RecordBatch.from_pylist(rows, schema=INITIAL_SCHEMA)
 
 
 def wish_of(savepoint: Path | Savepoint | None, replay_output: bool, allow_non_restored_state: bool) -> Wish:

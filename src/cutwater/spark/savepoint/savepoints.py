@@ -8,8 +8,9 @@ driver writes only the manifest, after everything else is in place.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 from uuid import uuid4
@@ -24,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import cutwater
-from cutwater.errors import CutwaterError, Refused, Unavailable
+from cutwater.errors import CutwaterError, DeadlineExceeded, Refused, Unavailable
 from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NO_TIME
 from cutwater.pipeline.clocks.rule_one import current
 from cutwater.pipeline.stream import Pipeline
@@ -51,7 +52,6 @@ from cutwater.spark.pipeline.program import balanced_keys
 from cutwater.spark.pipeline.state import SliceManifest, StoredChunk, decode_manifest
 from cutwater.spark.savepoint.checkpoints import Checkpoint, FinishedBatch, Note, Origin
 from cutwater.spark.savepoint.files import files_at
-from cutwater.spark.savepoint.time_limit import TimeLimit
 from cutwater.spark.session.session import session
 
 ROWS_PER_FILE: Final = 500_000
@@ -64,6 +64,9 @@ TIMEOUT_SECONDS: Final = 3_600.0
 """Default limit for taking a savepoint."""
 TRIES: Final = 3
 """How often to try a newer micro-batch because the running pipeline removed the one that was being read."""
+
+REPEAT_SECONDS: Final = 0.5
+"""Cancelling is repeated at this interval, because between two jobs there is nothing to cancel."""
 
 
 def take_savepoint(
@@ -181,6 +184,47 @@ def new_savepoint(
     tables = {uid: given.toArrow() if isinstance(given, DataFrame) else given for uid, given in states.items()}
     files = files_at(spark, os.fspath(target))
     return writing.new_savepoint(target, pipeline, glsn=glsn, states=tables, schemas=schemas, files=files)
+
+
+class TimeLimit:
+    """A deadline for work that takes several Spark jobs, which have none themselves. Cancels the jobs that this thread
+    starts within the context when the time is up. Jobs of other threads keep running."""
+
+    def __init__(self, spark: SparkSession, seconds: float, what: str) -> None:
+        """``what`` is the beginning of the error message, such as "the savepoint"."""
+        self._context, self._seconds, self._what = spark.sparkContext, seconds, what
+        self._tag = f"cutwater-{uuid4().hex}"
+        self._is_late, self._has_ended = threading.Event(), threading.Event()
+        self._watch = threading.Thread(target=self._cancel_when_late, name="time limit", daemon=True)
+
+    def __enter__(self) -> TimeLimit:
+        self._context.addJobTag(self._tag)
+        self._watch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._watch.join()
+        self._context.removeJobTag(self._tag)
+
+    def check(self) -> None:
+        """Raise if the time is up. Call this first after catching an error of Spark's: it may be a cancelled job."""
+        if self._is_late.is_set():
+            raise DeadlineExceeded(
+                f"{self._what} was not done within {self._seconds:g} s, and was given up: allow for more with timeout= "
+                "(--timeout)"
+            )
+
+    def _cancel_when_late(self) -> None:
+        if self._has_ended.wait(self._seconds):
+            return
+        self._is_late.set()
+        while True:
+            # If the JVM is gone, its jobs are gone too.
+            with suppress(Exception):
+                self._context.cancelJobsWithTag(self._tag)
+            if self._has_ended.wait(REPEAT_SECONDS):
+                return
 
 
 # ------------------------------------------------------------------------------------------------------------ the state

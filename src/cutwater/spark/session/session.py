@@ -44,7 +44,6 @@ LOOPBACK = "127.0.0.1"
 ON_THIS_MACHINE: Mapping[str, str] = {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
 """Settings of a session on this machine: other machines cannot connect to it."""
 
-
 HARMLESS = ("org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkStateServer",)
 """Loggers whose warnings mean nothing: this one warns about every value that is looked up and missing."""
 STARTS_MAX = 5

@@ -7,30 +7,38 @@ Spark forgets it, and computes and commits the batch again, nothing more is publ
 
 from __future__ import annotations
 
+import concurrent.futures
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from cutwater.client.cluster.topics import Topic
+from cutwater.client.convert.encoding import Compression
 from cutwater.client.publish.runs import Run, RunStart
 from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
 from cutwater.spark.options import Where, WriteOptions
 from cutwater.spark.plain_errors import plainly
 from cutwater.spark.session.worker_connections import WorkerConnection, link_to
-from cutwater.spark.sink.publish_task import TaskStaging, open_run, publish
 from cutwater.spark.sink.row_router import Router, check_columns, check_query
 from cutwater.types import Part
+from cutwater.wire.options import MIB
 
 QUERY_ID = "sql.streaming.queryId"
 """Spark makes this id with a checkpoint and stores it there: it is the same after a restart, and another one for a new
 checkpoint."""
 BATCH_ID = "streaming.sql.batchId"
 ONLY_BATCH = 0
+PIECE_BYTES = 64 * MIB
+"""Approximate bytes of one part. A task holds two in memory, one that grows and one that is being sent; when they are
+sorted, three for a moment."""
+PUBLISHED_BYTES_PER_SECOND_MIN = 4 * MIB
+"""A large batch gets more time than the options say, as if it were published at this rate."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,85 @@ class Staged(WriterCommitMessage):
 
 Stage = Callable[[Iterator[pa.RecordBatch], Run, int], Staged]
 """A function that stages the rows of a task for a batch of a run."""
+
+
+class TaskStaging:
+    """The rows of a batch that one attempt of a task stages. In each piece, rows with positions are sorted by them.
+
+    If a storage node loses a piece while it is staged, the piece is staged again on other nodes. So the rows are kept
+    until the piece is finished.
+    """
+
+    def __init__(self, link: WorkerConnection, run: Run, batch: int, *, compression: Compression | None = None) -> None:
+        self._link, self._run, self._batch = link, run, batch
+        self._client = link.client(compression)
+        self._growing: dict[str, _Piece] = {}
+        self._bytes = 0
+        self._under_way: concurrent.futures.Future[Part | None] | None = None
+        self._parts: list[Part] = []
+
+    def __enter__(self) -> TaskStaging:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+    def add(self, topic: str, rows: pa.RecordBatch, positions: pa.Array | None = None) -> None:
+        """Add rows of a topic, with the topic's columns. ``positions`` are bytes, one value per row, in any order.
+        Either all rows of a topic have positions, or none has."""
+        if not rows.num_rows:
+            return
+        piece = self._growing.setdefault(topic, _Piece())
+        piece.add(rows, positions)
+        self._bytes += rows.nbytes
+        while self._bytes >= PIECE_BYTES:
+            self._stage(max(self._growing, key=lambda name: self._growing[name].bytes))
+
+    def finish(self) -> tuple[Part, ...]:
+        """Stage the rest and return all parts. They are durable on the storage nodes that they name."""
+        while self._growing:
+            self._stage(next(iter(self._growing)))
+        self._wait()
+        return tuple(self._parts)
+
+    def _stage(self, topic: str) -> None:
+        piece = self._growing.pop(topic)
+        self._bytes -= piece.bytes
+        rows, positions = piece.sorted()
+        self._wait()
+        work = self._client.stage(self._run, self._batch, topic, rows, positions=positions)
+        self._under_way = self._link.loop.begin(work)
+
+    def _wait(self) -> None:
+        if self._under_way is not None:
+            part = self._link.loop.wait(self._under_way)
+            self._under_way = None
+            if part is not None:
+                self._parts.append(part)
+
+
+class _Piece:
+    """Rows of one topic that will become a part."""
+
+    def __init__(self) -> None:
+        self._rows: list[pa.RecordBatch] = []
+        self._positions: list[pa.Array] = []
+        self.bytes = 0
+
+    def add(self, rows: pa.RecordBatch, positions: pa.Array | None) -> None:
+        self._rows.append(rows)
+        if positions is not None:
+            self._positions.append(positions)
+        self.bytes += rows.nbytes
+
+    def sorted(self) -> tuple[pa.Table, pa.Array | None]:
+        rows = pa.Table.from_batches(self._rows)
+        if not self._positions:
+            return rows, None
+        positions = pa.concat_arrays(self._positions)
+        order = pc.array_sort_indices(positions)
+        return rows.take(order), positions.take(order)
 
 
 class _Writer:
@@ -77,7 +164,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
-        self.run = open_run(link_to(options.where), options.name, uuid.uuid4().hex, once=True)
+        link = link_to(options.where)
+        self.run = link.loop.run(link.client().open_run(options.name, uuid.uuid4().hex, once=True))
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -122,7 +210,8 @@ def stage_once(
     number = context.getLocalProperty(BATCH_ID) if context is not None else None
     if key is None or number is None:
         raise ProtocolViolation(f"Spark did not name the query and the batch of this task: {key}, {number}")
-    run = open_run(link_to(where), name, key, start=start)
+    link = link_to(where)
+    run = link.loop.run(link.client().open_run(name, key, start=start))
     return stage_unless_decided(run, int(number), batches, stage)
 
 
@@ -154,8 +243,12 @@ def publish_staged(where: Where, messages: Sequence[WriterCommitMessage | None],
     if any(message.run.run != run.run or message.batch != batch for message in staged):
         raise ProtocolViolation(f"tasks of batch {batch} have staged rows of others: {staged}")
     positions = [message.position for message in staged if message.position is not None]
-    parts = (part for message in staged for part in message.parts)
-    publish(link_to(where), run, batch, parts, max(positions, default=None))
+    parts = tuple(part for message in staged for part in message.parts)
+    link = link_to(where)
+    # Returns when all of it is in the log; retries until then, or until the time is up.
+    seconds = where.timeout + sum(part.bytes for part in parts) / PUBLISHED_BYTES_PER_SECOND_MIN
+    position = max(positions, default=None)
+    link.loop.run(link.client().publish(run, batch, parts, position=position, timeout=seconds))
 
 
 def _topic(link: WorkerConnection, name: str) -> Topic:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from cutwater.core.read.watermark import NO_WATERMARK, Punctuated, Strategy, lag_us
@@ -21,27 +20,21 @@ from cutwater.types import GLSN
 Numbers: TypeAlias = NDArray[np.int64]
 
 
-class SeenWatermarks(Struct, frozen=True):
-    """Numbers for each batch of one log stream, found by its first GLSN: the watermark before the batch, a lower bound
-    of the watermark after its first record, the least watermark of other log streams and topics while it was committed,
-    and the log stream's own watermark before it."""
+SeenWatermarks: TypeAlias = Numbers
+"""Five rows, with a column for each batch of one log stream: its first GLSN, the watermark before the batch, a lower
+bound of the watermark after its first record, the least watermark of other log streams and topics while it was
+committed, and the log stream's own watermark before it."""
 
-    first_glsn: Numbers
-    before: Numbers
-    floor: Numbers
-    others: Numbers
-    own: Numbers
 
-    @classmethod
-    def of(cls, rows: Sequence[tuple[int, int, int, int, int]]) -> SeenWatermarks:
-        return cls(*np.array(rows, np.int64).reshape(-1, 5).T)
+def seen_watermarks(batches: Sequence[tuple[int, int, int, int, int]]) -> SeenWatermarks:
+    found: Numbers = np.array(batches, np.int64).reshape(-1, 5).T
+    return found
 
-    def between(self, first: GLSN, last: GLSN) -> SeenWatermarks:
-        """Return the batches with positions in a range. The first one may begin before the range."""
-        start = max(0, int(np.searchsorted(self.first_glsn, first, side="right")) - 1)
-        stop = int(np.searchsorted(self.first_glsn, last, side="right"))
-        columns = (self.first_glsn, self.before, self.floor, self.others, self.own)
-        return SeenWatermarks(*(column[start:stop] for column in columns))
+
+def between(seen: SeenWatermarks, first: GLSN, last: GLSN) -> SeenWatermarks:
+    """Return the batches with positions in a range. The first one may begin before the range."""
+    start, stop = np.searchsorted(seen[0], (first, last), side="right").tolist()
+    return seen[:, max(0, start - 1) : stop]
 
 
 def seen_by(
@@ -50,20 +43,21 @@ def seen_by(
     """Return the watermark that each record of consecutive batches of one log stream saw, and a mask of the records
     that saw none. ``times`` are the event times of all their records."""
     # A trim may have cut off the first part of a batch, so the planner may know it by a later position.
-    at = np.searchsorted(seen.first_glsn, first_glsn + counts - 1, side="right") - 1
-    is_known = (at >= 0) & (seen.first_glsn[at] >= first_glsn)
+    at = np.searchsorted(seen[0], first_glsn + counts - 1, side="right") - 1
+    is_known = (at >= 0) & (seen[0][at] >= first_glsn)
     assert is_known.all(), "the planner has walked over every batch that a task reads"
-    floor, others = (np.repeat(column[at], counts) for column in (seen.floor, seen.others))
+    before, own_before = seen[1][at], seen[4][at]
+    floor, others = np.repeat(seen[2][at], counts), np.repeat(seen[3][at], counts)
     if isinstance(strategy, Punctuated):
-        own = np.repeat(seen.own[at], counts)
+        own = np.repeat(own_before, counts)
     else:
         # A log stream never falls behind its own past, so one running maximum serves all batches.
-        own = _running(_less(times, lag_us(strategy)), int(seen.own[at[0]]))
+        own = _running(_less(times, lag_us(strategy)), int(own_before[0]))
     # A record sees the watermark after the record before it. The first record of a batch sees the one before the batch.
     found = others
     np.minimum(own[:-1], others[1:], out=found[1:])
     np.maximum(found, floor, out=found)
-    found[np.cumsum(counts) - counts] = seen.before[at]
+    found[np.cumsum(counts) - counts] = before
     return found, found == NO_WATERMARK
 
 

@@ -85,15 +85,13 @@ class LogWalk:
 
     def clock(self, snapshot: AnyClock | None) -> AnyLogClock:
         """Return clocks that go on from a snapshot, or those at the beginning of the log."""
-        if self._rule > 1:
-            if snapshot is None:
-                return LogClock(self._sources, self._sets)
-            assert not isinstance(snapshot, RuleOneSnapshot), "clocks of rule 1 are converted before they go on"
-            return LogClock.restore(self._sources, self._sets, snapshot)
+        given = (self._sources, self._sets)
         if snapshot is None:
-            return RuleOneLogClock(self._sources, self._sets, self._unit_us)
-        assert isinstance(snapshot, RuleOneSnapshot), "a walk under rule 1 begins with clocks of rule 1"
-        return RuleOneLogClock.restore(self._sources, self._sets, snapshot, self._unit_us)
+            return LogClock(*given) if self._rule > 1 else RuleOneLogClock(*given, self._unit_us)
+        if isinstance(snapshot, RuleOneSnapshot):
+            assert self._rule == 1, "clocks of rule 1 are converted before they go on under another"
+            return RuleOneLogClock.restore(*given, snapshot, self._unit_us)
+        return LogClock.restore(*given, snapshot)
 
     # Beginnings.
 
@@ -102,13 +100,10 @@ class LogWalk:
         return min([glsn, *(first - 1 for first in self._begins)])
 
     def begins(self, glsn: int) -> Iterator[int]:
-        """Yield positions from which the clocks can be advanced to a position, nearest first."""
+        """Return positions from which the clocks can be advanced to a position, nearest first."""
         floor = self.floor(glsn)
-        if self._hidden:
-            yield floor
-            return
-        for place in walk_begins(glsn, self._begins, self._rule):
-            yield max(floor, min(place, glsn))
+        places = (floor,) if self._hidden else walk_begins(glsn, self._begins, self._rule)
+        return (max(floor, min(place, glsn)) for place in places)
 
     async def begun(self, place: int, glsn: int) -> AnyLogClock | None:
         """Return clocks at a position from ``place`` on that is not inside a batch, with the state of each log stream,

@@ -8,7 +8,7 @@ log at that time. So the end of the first micro-batch stores the beginning, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -16,6 +16,9 @@ from msgspec import Struct, field
 from cutwater.core.read.watermark import require_known_rule
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, TopicId
+
+Topic = TypeVar("Topic", TopicId, str)
+Position = TypeVar("Position", bound=int)
 
 
 class SourceOffset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -69,6 +72,6 @@ def begin_of(start: SourceOffset, end: SourceOffset) -> tuple[GLSN, dict[TopicId
     return start.glsn, start.began
 
 
-def began_above(began: Mapping[TopicId, GLSN], glsn: GLSN) -> dict[TopicId, GLSN]:
+def began_above(began: Mapping[Topic, Position], glsn: int) -> dict[Topic, Position]:
     """Keep the topics that begin after the next position to read."""
     return {topic: first for topic, first in began.items() if first > glsn + 1}

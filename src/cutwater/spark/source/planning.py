@@ -26,7 +26,7 @@ from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused, T
 from cutwater.pipeline.clocks.rule_one import AnyClock, RuleOneSnapshot
 from cutwater.protocol.scan_api import POSITIONS_MAX, UNKNOWN
 from cutwater.spark.options import LogPoint, ReadOptions
-from cutwater.spark.source.event_time import SeenWatermarks
+from cutwater.spark.source.event_time import SeenWatermarks, between, seen_watermarks
 from cutwater.spark.source.log_walk import LogWalk
 from cutwater.spark.source.offsets import SourceOffset, began_above, begin_of
 from cutwater.spark.source.read_task import ReadPartition, Scan, lost, report_loss
@@ -83,14 +83,6 @@ class Walked(Struct, frozen=True):
     seen: dict[LogStreamId, SeenWatermarks]
 
 
-class Idle(Struct, frozen=True):
-    """State while nothing new follows an offset: the watermark at the offset, and the clock at the last check."""
-
-    start: GLSN
-    watermark: int
-    clock: ClockState
-
-
 class Planner:
     """Plans the micro-batches of one query, on one event loop. ``schema`` is the schema of rows that Spark expects."""
 
@@ -112,7 +104,8 @@ class Planner:
         self._feed: Feed | None = None
         self._looked_at = -math.inf
         self._clock: ClockState | None = None
-        self._idle: Idle | None = None
+        self._idle: tuple[GLSN, int, ClockState] | None = None
+        """While nothing new follows an offset: the offset, the watermark there, and the clock at the last check."""
         self._began: dict[TopicId, GLSN] = {}
         """The first position of each topic when the query began, if it began with the earliest record. Records before
         it do not count as lost."""
@@ -296,14 +289,14 @@ class Planner:
         view = await self._fresh()
         if self._newest(view) > start:
             return start
-        idle = self._idle
-        if idle is None or idle.start != start:
+        if self._idle is None or self._idle[0] != start:
             here = (await self._walk(start, start, view)).state
-            idle = Idle(start, here.watermark, here)
+            self._idle = (start, here.watermark, here)
+        _, before, clock = self._idle
         # Walk from the last check on; otherwise every second would walk through the whole of a long silence.
-        clock = (await self._walked(idle.clock, view.catalog.high_watermark, view)).state
-        self._idle = Idle(start, idle.watermark, clock)
-        return clock.glsn if clock.watermark > idle.watermark else start
+        clock = (await self._walked(clock, view.catalog.high_watermark, view)).state
+        self._idle = (start, before, clock)
+        return clock.glsn if clock.watermark > before else start
 
     async def progress(self) -> dict[str, object]:
         """Return the end of the topics, the number of unread records before it, and what was lost. Spark shows this
@@ -427,7 +420,7 @@ class Planner:
                 piece.info.stream,
                 piece.first,
                 piece.last,
-                seen[piece.info.stream].between(piece.first, piece.last) if self._wants_watermark else None,
+                between(seen[piece.info.stream], piece.first, piece.last) if self._wants_watermark else None,
             )
             for piece in split
         ]
@@ -541,7 +534,7 @@ class Planner:
         if snapshot is None:
             glsn, snapshot = GLSN(max(start.glsn, clock.glsn)), clock.snapshot()
         state = ClockState(glsn, snapshot, numbers)
-        return Walked(state, {info.stream: SeenWatermarks.of(seen[info.stream]) for _, info in self._streams(view)})
+        return Walked(state, {info.stream: seen_watermarks(seen[info.stream]) for _, info in self._streams(view)})
 
     def _log_walk(self, view: CatalogView, rule: int) -> LogWalk:
         sources = dict.fromkeys(self._numbers(view), self._options.strategy)

@@ -397,15 +397,18 @@ class _WatermarkWalk:
         topic = self._topics[stream]
         clock, oracle = self._clocks[topic], self._oracles[topic]
         if batch.kind is not BatchKind.DATA:
-            clock.header(stream, glsn, batch.count, time, None, batch.declared, idle=batch.idle)
+            clock.seen(stream, glsn, batch.count, time, None, batch.declared, idle=batch.idle)
             oracle.spoke(stream, None, time, is_idle=batch.idle)
             return
         times = event_times(batch)
-        seen = clock.batch(stream, glsn, time, times, batch.declared, idle=batch.idle)
-        expected = []
+        seen, expected = [], []
         for i, event_time in enumerate(times):
+            is_last = i == len(times) - 1
+            seen.append(clock.watermark)
             expected.append(oracle.watermark)
-            oracle.spoke(stream, event_time, time, is_idle=batch.idle and i == len(times) - 1)
+            declared, is_idle = (batch.declared, batch.idle) if is_last else (None, False)
+            clock.seen(stream, GLSN(glsn + i), 1, time, event_time, declared, idle=is_idle)
+            oracle.spoke(stream, event_time, time, is_idle=is_idle)
         if seen != expected:
             raise Violation("watermark", f"records from GLSN {glsn} saw {seen}, not {expected}")
 

@@ -114,7 +114,6 @@ class IncomingCalls:
 
     __slots__ = (
         "_budget",
-        "_bytes",
         "_calls",
         "_is_lost",
         "_loop",
@@ -122,6 +121,7 @@ class IncomingCalls:
         "_options",
         "_outbox",
         "_watch",
+        "bytes",
         "connection",
         "on_idle",
         "refusal",
@@ -139,7 +139,8 @@ class IncomingCalls:
         self._options = connection.options
         self._budget = budget
         self._calls: dict[int, Call[Any]] = {}
-        self._bytes = 0
+        self.bytes = 0
+        """Bytes of requests that are being received or served."""
         self._is_lost = False
         self._watch = DeadlineWatch(loop, self._expire)
         self.reserved = 0
@@ -156,18 +157,13 @@ class IncomingCalls:
     def count(self) -> int:
         return len(self._calls)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of requests that are being received or served."""
-        return self._bytes
-
     # Frames from the peer.
 
     def reserve(self, size: int, *, is_request: bool) -> bool:
         """Reserve room for a large message that is about to be received. Returns False if there is no room."""
-        if (is_request and self._bytes + size > self._options.call_bytes_max) or not self._budget.take(size):
+        if (is_request and self.bytes + size > self._options.call_bytes_max) or not self._budget.take(size):
             return False
-        self._bytes += size
+        self.bytes += size
         self.reserved = size
         return True
 
@@ -274,7 +270,7 @@ class IncomingCalls:
             return self.exhausted(f"{options.calls_max} calls of this connection are being served")
         if (
             frame.skipped
-            or self._bytes + size > options.call_bytes_max
+            or self.bytes + size > options.call_bytes_max
             or self._budget.used + size > self._budget.bytes_max
         ):
             return self.exhausted(f"there is no room now for a request of {frame.size} bytes")
@@ -300,14 +296,14 @@ class IncomingCalls:
         if self.reserved:
             self.reserved = 0
         else:
-            self._bytes += call.size
+            self.bytes += call.size
             self._budget.used += call.size
         self._calls[call.number] = call
         if call.deadline < self._watch.armed:
             self._watch.note(call.deadline)
 
     def _give_back(self, size: int) -> None:
-        self._bytes -= size
+        self.bytes -= size
         self._budget.give_back(size)
 
     async def _run(

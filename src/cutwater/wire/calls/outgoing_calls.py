@@ -36,14 +36,14 @@ class Calling:
     """
 
     __slots__ = (
-        "_bytes",
-        "_limits",
         "_loop",
         "_next",
         "_outbox",
         "_pending",
         "_streams",
         "_watch",
+        "bytes",
+        "limits",
         "on_idle",
         "refusal",
     )
@@ -51,12 +51,14 @@ class Calling:
     def __init__(self, loop: asyncio.AbstractEventLoop, outbox: Outbox) -> None:
         self._loop = loop
         self._outbox = outbox
-        self._limits = PeerLimits(0, 0, 0, 0)
+        self.limits = PeerLimits(0, 0, 0, 0)
+        """Those of the peer, once they are known."""
         self._next = 1
         self._pending: dict[int, tuple[float, Sink, int, str]] = {}
         """Call → deadline, receiver of the outcome, size of the request, name of the method."""
         self._streams: dict[int, tuple[float, StreamReceiver[Any]]] = {}
-        self._bytes = 0
+        self.bytes = 0
+        """Bytes of requests that have no answer yet."""
         self._watch = DeadlineWatch(loop, self._expire)
         self.on_idle: Callable[[], None] | None = None
         self.refusal: Callable[[], CutwaterError] | None = None
@@ -68,15 +70,6 @@ class Calling:
     @property
     def count(self) -> int:
         return len(self._pending) + len(self._streams)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of requests that have no answer yet."""
-        return self._bytes
-
-    def allow(self, limits: PeerLimits) -> None:
-        """Set the limits that the peer sent."""
-        self._limits = limits
 
     def start(self, method: str, argument: Any, body: Payload, timeout_ms: int, sink: Sink) -> int:
         """Begin a call. If this raises, nothing was sent."""
@@ -90,7 +83,7 @@ class Calling:
         self._next = call + 1
         deadline = self._loop.time() + timeout_ms / 1_000
         self._pending[call] = deadline, sink, size, method
-        self._bytes += size
+        self.bytes += size
         if deadline < self._watch.armed:
             self._watch.note(deadline)
         return call
@@ -119,15 +112,15 @@ class Calling:
     def _admit(self, method: str, size: int) -> None:
         if self.refusal is not None:
             raise self.refusal()
-        if len(self._pending) + len(self._streams) >= self._limits.calls_max:
+        if len(self._pending) + len(self._streams) >= self.limits.calls_max:
             raise ResourceExhausted(
-                f"{method}: {self._limits.calls_max} calls are on their way, more than the peer serves at a time",
+                f"{method}: {self.limits.calls_max} calls are on their way, more than the peer serves at a time",
                 retry_ms=10,
             )
-        if self._bytes + size > self._limits.call_bytes_max:
+        if self.bytes + size > self.limits.call_bytes_max:
             raise ResourceExhausted(
-                f"{method}: {self._bytes} bytes of requests are on their way and {size} more exceed "
-                f"the {self._limits.call_bytes_max} that the peer takes at a time",
+                f"{method}: {self.bytes} bytes of requests are on their way and {size} more exceed "
+                f"the {self.limits.call_bytes_max} that the peer takes at a time",
                 retry_ms=10,
             )
         if self._outbox.is_busy and self._outbox.is_full:
@@ -145,7 +138,7 @@ class Calling:
         entry = self._pending.pop(call, None)
         if entry is None:
             return None
-        self._bytes -= entry[2]
+        self.bytes -= entry[2]
         if self.on_idle is not None and not self._pending and not self._streams:
             self.on_idle()
         return entry[1]
@@ -235,7 +228,7 @@ class Calling:
         self._watch.stop()
         pending, self._pending = self._pending, {}
         streams, self._streams = self._streams, {}
-        self._bytes = 0
+        self.bytes = 0
         for _, sink, _, _ in pending.values():
             _fail(sink, _lost(reason, cause))
         for _, stream in streams.values():

@@ -171,11 +171,6 @@ class StreamReceiver(Generic[I]):
         """Items and bytes that were received and not yet taken."""
         return self._member.queued_items, self._member.queued_bytes
 
-    @property
-    def backlog(self) -> tuple[int, int]:
-        """Items and bytes that wait at the sender, as it last reported."""
-        return self._member.backlog_items, self._member.backlog_bytes
-
     def begin(self) -> tuple[int, int]:
         """Join the credit pool, and return the first credit."""
         self._member, items, size = self._credit.join(self._grant)

@@ -81,8 +81,10 @@ class Guard:
         self._refused += 1
         now = time.monotonic()
         if now >= self._log_after:
-            who = f"{peer.role!r} {peer.name!r} ({peer.identity.name!r}) at {peer.address}" if peer is not None else "?"
-            _log.warning("%s of %s refused: %s (%s refusals so far)", self._name, who, why, self._refused)
+            caller = (
+                f"{peer.role!r} {peer.name!r} ({peer.identity.name!r}) at {peer.address}" if peer is not None else "?"
+            )
+            _log.warning("%s of %s refused: %s (%s refusals so far)", self._name, caller, why, self._refused)
             self._log_after = now + self._log_seconds
         message = f"{self._name} is refused: {why}"
         return Unproven(message) if is_certain else Unavailable(f"{message}: try again")

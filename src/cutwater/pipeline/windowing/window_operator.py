@@ -3,23 +3,22 @@
 A row that comes before its window is complete changes only the window's accumulators. The window's result is not needed
 before the step at which it becomes complete. So all these rows of a micro-batch can be gathered by key and window, and
 added at once before anything else happens, as long as each window gets its rows in the order of their positions. The
-remaining rows are for windows that are already complete: they are processed one by one, between the timers.
+remaining rows are for windows that are already complete: they are processed one by one, between the timers (ADR 0029).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter, itemgetter
-from typing import Any
 
 from cutwater.pipeline.clocks.clock_steps import NO_TIME, Ticks
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.keyed_state.store import KeyedStore
 from cutwater.pipeline.operators.keyed_operator import KeyedOperator, OperatorSpec
-from cutwater.pipeline.operators.window_function import WindowFunction
 from cutwater.pipeline.records import Entries, Records
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.windows import Sliding, Span, Tumbling
+from cutwater.pipeline.windowing.window_function import WindowFunction
+from cutwater.pipeline.windowing.windows import Sliding, Span
 
 
 class WindowOperator(KeyedOperator):
@@ -55,7 +54,7 @@ class WindowOperator(KeyedOperator):
         steps = self._events.steps
         moments, values, step = steps.moments, steps.values, 0
         watermark, upcoming = steps.before, moments[0] if moments else None
-        spans_of = _span_reader(self._windows.window)
+        spans_of = self._windows.window.spans
         arrived = zip(records.moments, records.times, records.rows, entries, strict=True)
         for index, (when, time, row, entry) in enumerate(arrived):
             while upcoming is not None and upcoming < when:
@@ -106,18 +105,3 @@ class WindowOperator(KeyedOperator):
             self.dropped_late += 1
         else:
             self.late_sent += 1
-
-
-def _span_reader(window: Any) -> Callable[[int], Sequence[Span]]:
-    """Return a function that finds the windows of a time. Tumbling windows are cached for the micro-batch."""
-    known: dict[int, Sequence[Span]] = {}
-    size, offset = window.size_ms, window.offset_ms
-
-    def tumbling(time: int) -> Sequence[Span]:
-        start = time - (time - offset) % size
-        spans = known.get(start)
-        if spans is None:
-            spans = known[start] = ((start, start + size),)
-        return spans
-
-    return tumbling if isinstance(window, Tumbling) else window.spans

@@ -21,6 +21,8 @@ GLOBAL: Final[Span] = (NO_TIME, MAX_TIME)
 class Sliding:
     """Windows of ``size`` that start every ``slide``, shifted by ``offset``."""
 
+    merges = False
+
     def __init__(self, size: Duration, slide: Duration, offset: Duration = 0) -> None:
         self.size_ms = milliseconds(size, "the size of a window", least=1)
         self.slide_ms = milliseconds(slide, "the slide of a window", least=1)
@@ -62,6 +64,8 @@ class Tumbling(Sliding):
 class Session:
     """Windows that reach from a key's first record to ``gap`` after its last, and merge if they touch."""
 
+    merges = True
+
     def __init__(self, gap: Duration) -> None:
         self.gap_ms = milliseconds(gap, "the gap of a session", least=1)
 
@@ -74,6 +78,8 @@ class Session:
 
 class Global:
     """One window per key, forever. It needs a trigger, because no watermark completes it."""
+
+    merges = False
 
     def spans(self, time: int) -> list[Span]:
         return [GLOBAL]
