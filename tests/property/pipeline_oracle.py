@@ -16,7 +16,7 @@ from cutwater.pipeline.keyed_state.keys import key_bytes
 from cutwater.pipeline.keyed_state.state import BroadcastState, ListState, MapState, ValueState
 from cutwater.pipeline.rows import Row, row_class
 from cutwater.pipeline.stream import Pipeline
-from cutwater.pipeline.windows import Session
+from cutwater.pipeline.windowing.windows import Session
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 

@@ -26,7 +26,7 @@ from cutwater.pipeline.clocks.clock import LogClock
 from cutwater.pipeline.graph import RowNode
 from cutwater.spark.job import _Program
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline.envelope import in_pieces, merged_ticks, unpacked
+from cutwater.spark.pipeline.envelope import in_envelopes, merged_ticks, unpacked
 from cutwater.spark.pipeline.error_translation import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline.program import balanced_keys, spark_hash
 from cutwater.spark.pipeline.runner import connected, run_pipeline
@@ -426,8 +426,9 @@ def test_another_watermark_needs_another_checkpoint(log: cutwater.Client) -> Non
 def test_large_parts_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cutwater.spark.pipeline.envelope.BLOB_BYTES_MAX", 1_000)
     batch = pa.RecordBatch.from_pydict({"n": list(range(1_000))})
-    pieces = list(in_pieces(batch))
-    assert len(pieces) == 8
+    made = list(in_envelopes(5, (3, 1), batch))
+    assert [envelope[:3] for envelope in made] == [(5, 3, 1)] * 8
+    pieces = [data for _, _, _, data in made]
     assert pa.concat_tables([unpacked(piece) for piece in pieces])["n"].to_pylist() == list(range(1_000))
 
 

@@ -84,8 +84,7 @@ class AsyncClient(PublishingCalls):
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
         self._nodes = Nodes(Endpoint(self.cluster, "client"), access, complain)
         self._topics = Topics(repository, self._catalogs)
-        self._shipping = Shipping(self._catalogs, self._nodes)
-        self._appends = Appends(self._catalogs, self._shipping, limits, compression)
+        self._appends = Appends(self._catalogs, Shipping(self._catalogs, self._nodes), limits, compression)
         self._reading = PointReads(self._catalogs, self._nodes)
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
@@ -566,9 +565,11 @@ class AsyncClient(PublishingCalls):
         deadline = self._deadline(timeout)
         check_name("producer", id)
         info = await self._catalogs.topic(topic, deadline)
-        schema = self._catalogs.view.schema(info)
-        parts = self._catalogs, self._nodes, self._repository, self._shipping, self._appends
-        producer = AsyncProducer(*parts, topic, schema, id, self._timeout, buffer_bytes)
+        appends, schema = self._appends, self._catalogs.view.schema(info)
+        cluster = self._catalogs, self._nodes, self._repository
+        prepare, encode = partial(appends.part_of, schema), partial(appends.encode, schema)
+        bytes_max = appends.limits.together_bytes_max
+        producer = AsyncProducer(*cluster, topic, id, prepare, encode, bytes_max, self._timeout, buffer_bytes)
         # Added before it is open, so that closing the client ends it then too.
         self._producers = {known for known in self._producers if not known.is_closed} | {producer}
         await producer.open(deadline)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cutwater.pipeline.aggregates import Aggregator
     from cutwater.pipeline.clocks.watermarks import Watermark
     from cutwater.pipeline.context import Context
     from cutwater.pipeline.functions import (
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     from cutwater.pipeline.rows import Row
     from cutwater.pipeline.stream import Pipeline, Stream
     from cutwater.pipeline.values import to_datetime
-    from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Tumbling
+    from cutwater.pipeline.windowing.aggregates import Aggregator
+    from cutwater.pipeline.windowing.windows import Global, Session, Sliding, Trigger, Tumbling
 
 __all__ = [
     "Aggregator",
@@ -52,7 +52,6 @@ __all__ = [
 ]
 
 _MODULES = {
-    "aggregates": ("Aggregator",),
     "clocks.watermarks": ("Watermark",),
     "context": ("Context",),
     "functions": ("BatchFunction", "BroadcastFunction", "CoProcessFunction", "PartitionFunction", "ProcessFunction"),
@@ -62,7 +61,8 @@ _MODULES = {
     "rows": ("Row",),
     "stream": ("Pipeline", "Stream"),
     "values": ("to_datetime",),
-    "windows": ("Global", "Session", "Sliding", "Trigger", "Tumbling"),
+    "windowing.aggregates": ("Aggregator",),
+    "windowing.windows": ("Global", "Session", "Sliding", "Trigger", "Tumbling"),
 }
 
 

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from cutwater.durations import shown
 from cutwater.errors import AlreadyExists, InvalidArgument
-from cutwater.pipeline.aggregates import Aggregator
 from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.context import MAIN
 from cutwater.pipeline.keyed_state.keys import MAX_PARALLELISM, KeyReader
 from cutwater.pipeline.keyed_state.state import State
 from cutwater.pipeline.rows import Row, RowType
-from cutwater.pipeline.windows import Trigger, Window
+from cutwater.pipeline.windowing.aggregates import Aggregator
+from cutwater.pipeline.windowing.windows import Trigger, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline import aggregates
 from cutwater.pipeline.clocks.watermarks import WAYS
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
 from cutwater.pipeline.failures import stopped
@@ -25,12 +24,13 @@ from cutwater.pipeline.graph import (
     WindowNode,
 )
 from cutwater.pipeline.operators.keyed_operator import DEAD_LETTER_ROWS, OperatorSpec, dead_letter
-from cutwater.pipeline.operators.window_function import WindowFunction, WindowState
 from cutwater.pipeline.position import number
 from cutwater.pipeline.records import Records, missing_columns
 from cutwater.pipeline.rows import LOG_TIME, Row, RowType, untyped
 from cutwater.pipeline.values import from_milliseconds
-from cutwater.pipeline.windows import Global
+from cutwater.pipeline.windowing import aggregates
+from cutwater.pipeline.windowing.window_function import WindowFunction, WindowState
+from cutwater.pipeline.windowing.windows import Global
 from cutwater.schema_text import shown
 
 Destination: TypeAlias = tuple[int, int]

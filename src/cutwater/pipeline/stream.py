@@ -9,8 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import AlreadyExists, InvalidArgument
-from cutwater.pipeline import aggregates, functions
-from cutwater.pipeline.aggregates import Aggregator
+from cutwater.pipeline import functions
 from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS
 from cutwater.pipeline.clocks.watermarks import WAYS, Watermark, WatermarkFunction, strategy_of
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN, valid_tag
@@ -35,7 +34,9 @@ from cutwater.pipeline.local.spark_import import on_spark
 from cutwater.pipeline.operators.partition_operator import OperatorListState, UnionListState
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import Row, RowType
-from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Window
+from cutwater.pipeline.windowing import aggregates
+from cutwater.pipeline.windowing.aggregates import Aggregator
+from cutwater.pipeline.windowing.windows import Global, Session, Sliding, Trigger, Window
 
 Schema: TypeAlias = str | pa.Schema | RowType
 NAME_BYTES_MAX = 200

@@ -67,9 +67,8 @@ def restoration(manifest: Manifest, program: ProgramInfo, *, allow_non_restored_
 
 def _require_fit(before: OperatorInfo, after: OperatorInfo) -> None:
     if before.layout != after.layout:
-        raise _misfit(
-            before, "what its state belongs to", _OWNERS[before.layout], _OWNERS[after.layout], "use another uid"
-        )
+        owners = _OWNERS[before.layout], _OWNERS[after.layout]
+        raise _misfit(before, "what its state belongs to", *owners, "use another uid")
     if key_kinds(before) != key_kinds(after) and before.key and after.key:
         raise _misfit(before, "its key", before.key, after.key, "the state of a key is found by the key's bytes")
     if before.layout == BATCHES and before.max_parallelism != after.max_parallelism:
@@ -90,19 +89,13 @@ def _require_fit(before: OperatorInfo, after: OperatorInfo) -> None:
 
 def _require_window(before: OperatorInfo, after: OperatorInfo) -> None:
     if window_kind(before) != window_kind(after):
-        raise _misfit(
-            before, "its window", before.window, after.window, "only windows of the same kind can be restored"
-        )
+        hint = "only windows of the same kind can be restored"
+        raise _misfit(before, "its window", before.window, after.window, hint)
     for name, given in after.aggregates.items():
         if before.aggregates.get(name) != given:
             was = before.aggregates.get(name, "not there")
-            raise _misfit(
-                before,
-                f"the aggregate {name!r}",
-                was,
-                given,
-                "windows that are open have no value for it: use a new uid",
-            )
+            hint = "windows that are open have no value for it: use a new uid"
+            raise _misfit(before, f"the aggregate {name!r}", was, given, hint)
     fields = parse_type(before.states[0].stored).value_type
     wanted = parse_type(after.states[0].stored).value_type
     for index, old in enumerate(_accumulators(before, after)):

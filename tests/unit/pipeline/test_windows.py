@@ -12,9 +12,9 @@ from events import run, source
 
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline import Aggregator, Global, Pipeline, Session, Sliding, Trigger, Tumbling, Watermark
-from cutwater.pipeline.aggregates import bind
 from cutwater.pipeline.local.local_runner import TestResult
 from cutwater.pipeline.rows import RowType
+from cutwater.pipeline.windowing.aggregates import bind
 
 
 def windows(window: Any, text: str, *, bound: int = 0, late: bool = True, **options: Any) -> TestResult:

@@ -36,6 +36,8 @@ SMALL_BYTES = 64 * 1024
 """Appends up to this size may share a batch."""
 RECORD_BYTES = 16
 """Approximate overhead of one record, or of a batch of values with their offsets."""
+RECORD_COST_BYTES = 64
+"""Approximate overhead of a call of send() besides its values."""
 TIME_BYTES = 8
 """Bytes that an event time adds to a record."""
 _PLAIN = (str, bytearray, memoryview, bytes)
@@ -201,8 +203,7 @@ class Appends:
         """Check the arguments of an append, and copy its records. Any thread may call this."""
         pin = None if stream is None else check_stream(stream)
         schema = self._catalogs.view.schema(info)
-        is_plain = headers is None and not schema.versions
-        plain = self._plain(records, key, timestamp) if is_plain else None
+        plain = None if headers is not None or schema.versions else self._plain(records, key, timestamp)
         part, count, size = plain or self._rows(schema, records, key, timestamp, headers)
         append = RoutedAppend(part, count, size, seconds, outcome, topic=info, pin=pin, schema=schema)
         if watermark is not None or idle is not False or if_llsn is not None:
@@ -240,9 +241,12 @@ class Appends:
         return None
 
     def part_of(self, schema: TopicSchema, records: Records, key: Any, timestamp: Any, headers: Any) -> Prepared:
-        """Convert records to a part of a batch. The part may share the memory of the records."""
-        plain = self._plain(records, key, timestamp) if headers is None and not schema.versions else None
-        return plain or self._rows(schema, records, key, timestamp, headers)
+        """Prepare records for a producer. What cannot be sent at all is refused here, not when its turn comes."""
+        plain = None if headers is not None or schema.versions else self._plain(records, key, timestamp)
+        part, count, size = plain or self._rows(schema, records, key, timestamp, headers)
+        if size > self.limits.record_bytes_max:
+            self.encode(schema, [part])
+        return owned(part), count, size + RECORD_COST_BYTES
 
     def _rows(self, schema: TopicSchema, records: Records, key: Any, timestamp: Any, headers: Any) -> Prepared:
         rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now_us())

@@ -94,12 +94,44 @@ class Shipment(Struct, eq=False, kw_only=True):
         """Called when ``is_slow`` begins."""
 
 
+class Heads:
+    """Sends messages to the heads of log streams."""
+
+    def __init__(self, catalogs: Catalogs, nodes: Nodes) -> None:
+        self._catalogs, self._nodes = catalogs, nodes
+
+    def ready(self, info: StreamInfo) -> Connection | None:
+        """Return the connection to the head of a log stream, if there is one that can be used at once."""
+        address = self._catalogs.view.addresses.get(info.chain[0])
+        return None if address is None else self._nodes.ready(address)
+
+    def post(
+        self,
+        connection: Connection,
+        info: StreamInfo,
+        batch: Batch,
+        timeout_ms: int,
+        on_answer: Callable[[Received[AppendAnswer] | CutwaterError], None],
+        if_llsn: LLSN | None = None,
+    ) -> Callable[[], None]:
+        """Send a batch to the head of a log stream once. Returns a function that cancels the call. If this raises a
+        ``CutwaterError``, nothing was sent."""
+        arguments = AppendArguments(info.stream, info.epoch, structs.replace(batch, body=b""), if_llsn)
+        try:
+            number = connection.begin(APPEND, arguments, batch.body, timeout_ms=timeout_ms, on_answer=on_answer)
+        except ConnectionLost:
+            # The connection takes no more calls, because its peer is closing: the next attempt makes another one.
+            self._nodes.drop(self._catalogs.view.address(info.chain[0]), connection)
+            raise
+        return partial(connection.cancel, number)
+
+
 class Shipping:
     """Sends batches to the heads of log streams."""
 
     def __init__(self, catalogs: Catalogs, nodes: Nodes) -> None:
         self._catalogs, self._nodes = catalogs, nodes
-        self._pending = PendingAppends(catalogs, nodes)
+        self._heads, self._pending = Heads(catalogs, nodes), PendingAppends(catalogs, nodes)
         self._loop = asyncio.get_running_loop()
         self._random = Random()
         self._turns: dict[TopicId, int] = {}
@@ -114,7 +146,7 @@ class Shipping:
         self._under_way.add(shipment)
         try:
             info = self._choose(shipment)
-            connection = self.head(info) if isinstance(info, StreamInfo) else None
+            connection = self._heads.ready(info) if isinstance(info, StreamInfo) else None
             if isinstance(info, StreamInfo) and connection is not None:
                 self._dispatch(shipment, info, connection)
                 self._next_turn(shipment)
@@ -141,35 +173,6 @@ class Shipping:
             shipment.end(_interrupted(shipment))
         await asyncio.gather(*self._retrying, return_exceptions=True)
         self._pending.close()
-
-    def head(self, info: StreamInfo) -> Connection | None:
-        """Return the connection to the head of a log stream, if there is one that can be used at once."""
-        address = self._catalogs.view.addresses.get(info.chain[0])
-        return None if address is None else self._nodes.ready(address)
-
-    def post(
-        self,
-        connection: Connection,
-        info: StreamInfo,
-        batch: Batch,
-        timeout_ms: int,
-        on_answer: Callable[[Received[AppendAnswer] | CutwaterError], None],
-        if_llsn: LLSN | None = None,
-    ) -> Callable[[], None]:
-        """Send a batch to the head of a log stream once. Returns a function that cancels the call. If this raises a
-        ``CutwaterError``, nothing was sent."""
-        arguments = AppendArguments(info.stream, info.epoch, structs.replace(batch, body=b""), if_llsn)
-        try:
-            number = connection.begin(APPEND, arguments, batch.body, timeout_ms=timeout_ms, on_answer=on_answer)
-        except ConnectionLost:
-            # The connection takes no more calls, because its peer is closing: the next attempt makes another one.
-            self._nodes.drop(self._catalogs.view.address(info.chain[0]), connection)
-            raise
-        return partial(connection.cancel, number)
-
-    def blame(self, info: StreamInfo) -> None:
-        """Report the head of a log stream, which has not answered in time: silence is evidence."""
-        self._pending.blame(info)
 
     def has_way_around(self, topic: TopicInfo, pin: LogStreamId | None) -> bool:
         """Return whether an append that names no log stream can go to one whose head is not known to be silent."""
@@ -210,7 +213,7 @@ class Shipping:
         pending = Pending(info, self._pending.known_end(info), self._loop.time(), settled, slow)
         self._pending.add(pending)
         try:
-            cancel = self.post(connection, info, batch, shipment.deadline.left_ms(), answered, shipment.if_llsn)
+            cancel = self._heads.post(connection, info, batch, shipment.deadline.left_ms(), answered, shipment.if_llsn)
         except BaseException as error:
             self._pending.discard(pending)
             shipment.may_have_arrived = not isinstance(error, CutwaterError)
@@ -272,7 +275,7 @@ class Shipping:
                     continue
                 self._next_turn(shipment)
                 try:
-                    connection = self.head(info) or await self._connected(shipment, info)
+                    connection = self._heads.ready(info) or await self._connected(shipment, info)
                     self._dispatch(shipment, info, connection)
                     return
                 except CutwaterError as caught:

@@ -15,20 +15,18 @@ from types import TracebackType
 from typing import Any
 
 from cutwater.client.append.batcher import AppendOutcome
-from cutwater.client.append.declarations import declared_of
-from cutwater.client.append.plain_arrow import owned
-from cutwater.client.append.router import Appends
-from cutwater.client.append.sender import Shipping
+from cutwater.client.append.declarations import Declared, declared_of
+from cutwater.client.append.plain_arrow import AppendRecords
+from cutwater.client.append.router import Prepared
+from cutwater.client.append.sender import Heads
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.cluster.silence import first_answer
-from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
 from cutwater.client.produce.producer_queue import (
     IN_FLIGHT_MAX,
-    RECORD_COST_BYTES,
     Flight,
     ProducerQueue,
     SentAppend,
@@ -97,17 +95,18 @@ class AsyncProducer:
         catalogs: Catalogs,
         nodes: Nodes,
         repository: Repository,
-        shipping: Shipping,
-        appends: Appends,
         topic: str,
-        schema: TopicSchema,
         name: str,
+        prepare: Callable[..., Prepared],
+        encode: Callable[[list[AppendRecords], Declared | None], Batch],
+        bytes_max: int,
         timeout: float,
-        buffer_bytes: int,
+        buffer_bytes: int = BUFFER_BYTES_MAX,
     ) -> None:
+        """``bytes_max``: the most bytes that share a batch."""
         self.topic, self.id = topic, name
-        self._catalogs, self._nodes, self._repository, self._shipping = catalogs, nodes, repository, shipping
-        self._appends, self._schema = appends, schema
+        self._catalogs, self._nodes, self._repository, self._heads = catalogs, nodes, repository, Heads(catalogs, nodes)
+        self._prepare, self._encode, self._bytes_max = prepare, encode, bytes_max
         self.timeout, self.buffer_bytes = timeout, buffer_bytes
         self._changed = asyncio.Event()
         """Set when a batch was settled, there is room again, or the phase has changed."""
@@ -129,7 +128,7 @@ class AsyncProducer:
         self._failure: CutwaterError | None = None
         """Why nothing more can be sent."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self.is_closed = False
+        self._is_closing = False
         self._is_stopped = False
         """Whether answers from outside are ignored from now on."""
 
@@ -185,18 +184,14 @@ class AsyncProducer:
     def prepare(
         self, outcome: AppendOutcome, seconds: float, watermark: Time | None, idle: bool, *given: object
     ) -> SentAppend:
-        """Check and copy records, key, timestamp and headers, in any thread. What cannot be sent at all is refused
-        here, not when its turn comes."""
+        """Check and copy records, key, timestamp and headers, in any thread."""
         declared = None if watermark is None and idle is False else declared_of(watermark, idle)
-        part, count, size = self._appends.part_of(self._schema, *given)
-        if size > self._appends.limits.record_bytes_max:
-            self._appends.encode(self._schema, [part])
-        return SentAppend(owned(part), count, size + RECORD_COST_BYTES, seconds, outcome, declared=declared)
+        return SentAppend(*self._prepare(*given), seconds, outcome, declared=declared)
 
     async def wait_for_room(self, size: int, *, timeout: float, at: float | None = None) -> None:
         """Wait until there is room for a send, or raise why there will be none."""
         await self._until(
-            lambda: self._queue.has_room(size) or self._failure is not None or self.is_closed,
+            lambda: self._queue.has_room(size) or self._failure is not None or self._is_closing,
             Deadline(timeout, at),
             "has no room, so nothing was sent",
         )
@@ -217,7 +212,7 @@ class AsyncProducer:
     def _check_open(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self.is_closed:
+        if self._is_closing:
             raise ClientClosed(f"producer {self.id!r} was closed")
 
     def _deadline(self, timeout: float | None) -> Deadline:
@@ -252,9 +247,9 @@ class AsyncProducer:
         await self._end(Deadline(self.timeout), is_all=False)
 
     async def _end(self, deadline: Deadline, *, is_all: bool) -> None:
-        if self.is_closed:
+        if self._is_closing:
             return
-        self.is_closed = True
+        self._is_closing = True
         self._changed.set()
         try:
             await self.flush(timeout=deadline.seconds)
@@ -276,6 +271,10 @@ class AsyncProducer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closing
 
     async def _until(self, holds: Callable[[], bool], deadline: Deadline, otherwise: str) -> None:
         while not holds():
@@ -309,7 +308,7 @@ class AsyncProducer:
             if self._head(self._session.stream) is None:
                 self._trouble.set()
                 break
-            group = self._queue.next_group(self._appends.limits.together_bytes_max)
+            group = self._queue.next_group(self._bytes_max)
             if not group:
                 continue
             try:
@@ -328,7 +327,7 @@ class AsyncProducer:
         declared, parts = group[-1].declared, [append.part for append in group if append.part is not None]
         if declared is not None and not parts:
             return declared.alone()
-        return self._appends.encode(self._schema, parts, declared)
+        return self._encode(parts, declared)
 
     def _may_send(self) -> bool:
         is_ready = self._session.phase is Phase.READY and self._session.has_room
@@ -358,7 +357,7 @@ class AsyncProducer:
     def _head(self, stream: LogStreamId) -> tuple[StreamInfo, Connection] | None:
         """Return the head to which batches of this log stream go, or None if it cannot be reached now."""
         info = self._catalogs.view.streams.get(stream)
-        connection = self._shipping.head(info) if info is not None and info.is_open and info.chain else None
+        connection = self._heads.ready(info) if info is not None and info.is_open and info.chain else None
         return None if info is None or connection is None else (info, connection)
 
     def _send(self, effect: SendBatch) -> None:
@@ -372,7 +371,7 @@ class AsyncProducer:
         assert tag is not None
         flight = self._queue.flights.get(tag.sequence) if batch.kind is not BatchKind.FENCE else None
         try:
-            self._shipping.post(
+            self._heads.post(
                 connection, info, batch, SEND_MS_MAX, lambda outcome: self._answered(batch.kind, tag, flight, outcome)
             )
         except CutwaterError:
@@ -497,7 +496,7 @@ class AsyncProducer:
                 self._catalogs.look()
                 info = self._catalogs.view.streams.get(self._session.stream)
                 if info is not None and info.is_open and info.chain:
-                    self._shipping.blame(info)
+                    self._nodes.unreachable(info.stream, info.chain[0])
             if not (is_troubled and waits) and not is_stuck:
                 wait = RETRY_SECONDS_MIN
                 continue
@@ -556,7 +555,7 @@ class AsyncProducer:
         self._changed.set()
 
     async def _stop(self, error: CutwaterError) -> None:
-        self.is_closed = self._is_stopped = True
+        self._is_closing = self._is_stopped = True
         self._catalogs.listeners.discard(self._take_catalog)
         tasks = list(self._tasks)
         for task in tasks:

@@ -21,8 +21,6 @@ from cutwater.types import Ack
 from cutwater.types import Sequence as SequenceNumber
 
 IN_FLIGHT_MAX = 8
-RECORD_COST_BYTES = 64
-"""Approximate overhead of a call of send() besides its values."""
 DECLARATION_BYTES = 128
 """Approximate room that a declaration takes."""
 

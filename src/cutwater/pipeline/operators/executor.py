@@ -22,10 +22,10 @@ from cutwater.pipeline.keyed_state.store import KeyedStore
 from cutwater.pipeline.operators.batch_operator import BatchOperator
 from cutwater.pipeline.operators.keyed_operator import KeyedOperator, OperatorSpec
 from cutwater.pipeline.operators.partition_operator import PartitionOperator, partition_of
-from cutwater.pipeline.operators.window_function import WindowFunction
-from cutwater.pipeline.operators.window_operator import WindowOperator
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
+from cutwater.pipeline.windowing.window_function import WindowFunction
+from cutwater.pipeline.windowing.window_operator import WindowOperator
 
 
 def operator_of(spec: OperatorSpec, store: KeyedStore, first: bool) -> KeyedOperator:

@@ -292,17 +292,9 @@ def _keys_of(read_key: Callable[[Row], Any], records: Records, *, is_typed: bool
 
 def dead_letter(uid: str, when: int, error: str, *, key: Any, time: int, row: Row | None) -> Row:
     """Make the row for a record, or a timer if there is no row, that a function failed on."""
-    return DEAD_LETTER_ROWS.row(
-        (
-            uid,
-            glsn_of(when),
-            None if key is None else _as_text(key),
-            time,
-            row is None,
-            None if row is None else _as_text(row._asdict()),
-            error,
-        )
-    )
+    name = None if key is None else _as_text(key)
+    record = None if row is None else _as_text(row._asdict())
+    return DEAD_LETTER_ROWS.row((uid, glsn_of(when), name, time, row is None, record, error))
 
 
 def _as_text(value: Any) -> str:

@@ -15,10 +15,10 @@ from cutwater.pipeline.clocks.clock_steps import NO_TIME, Ticks
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.keyed_state.store import KeyedStore
 from cutwater.pipeline.operators.keyed_operator import KeyedOperator, OperatorSpec
-from cutwater.pipeline.operators.window_function import WindowFunction
 from cutwater.pipeline.records import Entries, Records
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.windows import Sliding, Span
+from cutwater.pipeline.windowing.window_function import WindowFunction
+from cutwater.pipeline.windowing.windows import Sliding, Span
 
 
 class WindowOperator(KeyedOperator):

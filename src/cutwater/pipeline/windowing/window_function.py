@@ -20,13 +20,13 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from cutwater.pipeline.aggregates import Aggregate
 from cutwater.pipeline.context import LATE, MAIN, Context
 from cutwater.pipeline.functions import ProcessFunction
 from cutwater.pipeline.keyed_state.state import State, StateHolder, put_raw, remove_raw
 from cutwater.pipeline.rows import Row
 from cutwater.pipeline.values import decoded, encoded
-from cutwater.pipeline.windows import GLOBAL, Span, Trigger, Window
+from cutwater.pipeline.windowing.aggregates import Aggregate
+from cutwater.pipeline.windowing.windows import GLOBAL, Span, Trigger, Window
 
 Panes = dict[Span, tuple[tuple[Any, ...], int, int | None]]
 """The windows of a key: accumulators, rows since the last result, time of a pending processing-time trigger."""
