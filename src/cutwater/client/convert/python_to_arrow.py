@@ -21,7 +21,14 @@ from cutwater.client.convert.arrow_cast import no_member
 from cutwater.client.convert.error_text import short, shown, whole_numbers
 from cutwater.client.convert.nested import is_list_type
 from cutwater.client.convert.times import SECOND, is_missing, no_time, no_zone, too_fine
-from cutwater.client.convert.value_rule import ARROW_ERRORS, WHOLE_MAX, Conversion, Unfit, changed, check_unchanged
+from cutwater.client.convert.value_rule import (
+    ARROW_ERRORS,
+    WHOLE_MAX,
+    ColumnConversion,
+    Unfit,
+    changed,
+    check_unchanged,
+)
 
 Check = Callable[[pa.DataType, Sequence[Any], set[type], bool], None]
 """Checks values of a type; gets their Python types, and whether they come from pandas. Raises ``Unfit``. Nested values
@@ -31,7 +38,7 @@ _NONE = type(None)
 _TEXTS = (str, bytes, bytearray)
 
 
-class PythonConversion(Conversion):
+class PythonConversion(ColumnConversion):
     """Converts lists of values. ``is_pandas``: they come from a pandas series, where NaN is null, and a time without a
     zone counts as UTC."""
 
