@@ -7,7 +7,6 @@ exactly is refused.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
@@ -20,10 +19,10 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.cli.io.json_values import NO_NUMBERS, encode
+from cutwater.client.convert.error_text import cut_off, whole_numbers
 
 Conversion = Callable[[Any], Any]
 
-SHOWN_MAX = 60
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
 _PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -49,8 +48,7 @@ def conversions(schema: pa.Schema) -> dict[str, Conversion]:
 
 def shown(value: Any) -> str:
     """Format a value as in the input."""
-    text = encode(value).decode()
-    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+    return cut_off(encode(value).decode())
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -145,13 +143,6 @@ def _timestamp(kind: pa.DataType, value: Any) -> datetime | pa.Scalar:
     return found if len(digits.rstrip("0")) <= 6 else pa.scalar(count, kind)
 
 
-def _date(kind: pa.DataType, value: Any) -> date:
-    try:
-        return date.fromisoformat(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"a date, such as 2026-01-31, is wanted, not {shown(value)}") from None
-
-
 def _time(kind: pa.DataType, value: Any) -> int:
     try:
         found = time.fromisoformat(value)
@@ -198,18 +189,16 @@ def _decimal(kind: pa.DataType, value: Any) -> Decimal:
         raise ValueError(f"{value} cannot be {kind} without being changed") from None
 
 
-def _bytes(kind: pa.DataType, value: Any) -> bytes:
+def _parsed(parse: Conversion, wanted: str, kind: pa.DataType, value: Any) -> Any:
     try:
-        return base64.b64decode(value, validate=True)
-    except (TypeError, ValueError, binascii.Error):
-        raise ValueError(f'bytes in base64, such as "YWJj" for abc, are wanted, not {shown(value)}') from None
-
-
-def _interval(kind: pa.DataType, value: Any) -> Any:
-    try:
-        return pa.MonthDayNano(value)
+        return parse(value)
     except (TypeError, ValueError):
-        raise ValueError(f"months, days and nanoseconds, such as [1, 0, 0], are wanted, not {shown(value)}") from None
+        raise ValueError(f"{wanted} wanted, not {shown(value)}") from None
+
+
+_date = partial(_parsed, date.fromisoformat, "a date, such as 2026-01-31, is")
+_bytes = partial(_parsed, partial(base64.b64decode, validate=True), 'bytes in base64, such as "YWJj" for abc, are')
+_interval = partial(_parsed, pa.MonthDayNano, "months, days and nanoseconds, such as [1, 0, 0], are")
 
 
 def _float(kind: pa.DataType, value: Any) -> Any:
@@ -232,18 +221,12 @@ def mismatch(kind: pa.DataType, value: Any) -> str:
         if value is not None and is_kind(kind):
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
                 return f"{wanted} is wanted, not {shown(value)}"
-            if pa.types.is_integer(kind) and not (numbers := _numbers(kind))[0] <= value <= numbers[-1]:
+            if pa.types.is_integer(kind) and not (numbers := whole_numbers(kind))[0] <= value <= numbers[-1]:
                 return f"a whole number from {numbers[0]} to {numbers[-1]} is wanted, not {shown(value)}"
             inner = [(field.type, value.get(field.name)) for field in kind] if pa.types.is_struct(kind) else []
             inner += [(kind.value_type, one) for one in value] if _is_list(kind) else []
             return next((told for part, one in inner if (told := mismatch(part, one))), "")
     return ""
-
-
-def _numbers(kind: pa.DataType) -> range:
-    if pa.types.is_unsigned_integer(kind):
-        return range(2**kind.bit_width)
-    return range(-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1))
 
 
 _KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[type[Any], ...], str], ...] = (

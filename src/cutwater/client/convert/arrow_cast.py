@@ -14,7 +14,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from cutwater.client.convert.nested import inner_column, inner_pairs, is_list_type
 from cutwater.client.convert.value_rule import (
     ARROW_ERRORS,
-    Conversion,
+    ColumnConversion,
     changed,
     check_readable,
     check_unchanged,
@@ -22,7 +22,7 @@ from cutwater.client.convert.value_rule import (
 from cutwater.client.errors import InvalidRecord
 
 
-class ArrowConversion(Conversion):
+class ArrowConversion(ColumnConversion):
     """Casts columns; one of the wanted type is checked instead."""
 
     def column(self, name: str, values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:

@@ -27,5 +27,12 @@ def shown(value: Any) -> str:
         return "a value too long to be shown"
 
 
+def whole_numbers(kind: pa.DataType) -> range:
+    """Return the numbers that an integer type holds."""
+    if pa.types.is_unsigned_integer(kind):
+        return range(2**kind.bit_width)
+    return range(-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1))
+
+
 def cut_off(text: str) -> str:
     return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"

@@ -18,10 +18,17 @@ from typing import Any, NamedTuple, cast
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.convert.arrow_cast import no_member
-from cutwater.client.convert.error_text import short, shown
+from cutwater.client.convert.error_text import short, shown, whole_numbers
 from cutwater.client.convert.nested import is_list_type
 from cutwater.client.convert.times import SECOND, is_missing, no_time, no_zone, too_fine
-from cutwater.client.convert.value_rule import ARROW_ERRORS, WHOLE_MAX, Conversion, Unfit, changed, check_unchanged
+from cutwater.client.convert.value_rule import (
+    ARROW_ERRORS,
+    WHOLE_MAX,
+    ColumnConversion,
+    Unfit,
+    changed,
+    check_unchanged,
+)
 
 Check = Callable[[pa.DataType, Sequence[Any], set[type], bool], None]
 """Checks values of a type; gets their Python types, and whether they come from pandas. Raises ``Unfit``. Nested values
@@ -31,7 +38,7 @@ _NONE = type(None)
 _TEXTS = (str, bytes, bytearray)
 
 
-class PythonConversion(Conversion):
+class PythonConversion(ColumnConversion):
     """Converts lists of values. ``is_pandas``: they come from a pandas series, where NaN is null, and a time without a
     zone counts as UTC."""
 
@@ -78,9 +85,8 @@ class PythonConversion(Conversion):
             why = f"whole numbers are exact up to {whole_max}. Write float(...), or let the column be decimal"
             return changed(value, kind, why)
         if isinstance(value, int) and not isinstance(value, bool) and pa.types.is_integer(kind):
-            bits, is_signed = kind.bit_width, pa.types.is_signed_integer(kind)
-            low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
-            return changed(value, kind, f"that goes from {low} to {high}")
+            numbers = whole_numbers(kind)
+            return changed(value, kind, f"that goes from {numbers[0]} to {numbers[-1]}")
         return changed(value, kind, error)
 
 

@@ -5,7 +5,7 @@ so only the casts that it accepts wrongly are compared (``_rule``). Values of Py
 holds them exactly before the same rule applies. Two changes are accepted, because users expect them: a floating-point
 number is rounded to fewer bits, and so is a decimal or text with a fraction.
 
-``Conversion`` finds the wrong value among many: its row, and the place inside of a nested value.
+``ColumnConversion`` finds the wrong value among many: its row, and the place inside of a nested value.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Unfit(ValueError):
 # Finding the wrong value.
 
 
-class Conversion(ABC):
+class ColumnConversion(ABC):
     """Converts values of one form to a column of a type."""
 
     @abstractmethod
