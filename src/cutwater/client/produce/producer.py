@@ -105,12 +105,8 @@ class AsyncProducer:
     ) -> None:
         """``bytes_max``: the most bytes that share a batch."""
         self.topic, self.id = topic, name
-        self._catalogs, self._nodes, self._repository, self._heads = (
-            catalogs,
-            nodes,
-            repository,
-            HeadCalls(catalogs, nodes),
-        )
+        self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
+        self._heads = HeadCalls(catalogs, nodes)
         self._prepare, self._encode, self._bytes_max = prepare, encode, bytes_max
         self.timeout, self.buffer_bytes = timeout, buffer_bytes
         self._changed = asyncio.Event()
@@ -484,8 +480,6 @@ class AsyncProducer:
             self._nodes.unreachable(info.stream, head)
             raise
 
-    # Without progress.
-
     async def _keep(self) -> None:
         wait = RETRY_SECONDS_MIN
         while True:
@@ -549,8 +543,6 @@ class AsyncProducer:
             effects = session.retry()
         self._do(effects)
         self._trouble.set()
-
-    # Closing.
 
     def _give_up(self, error: CutwaterError) -> None:
         """End the producer: nothing more can be sent."""
