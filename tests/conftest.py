@@ -7,6 +7,7 @@ comes first in the next run, from the example database. ``make test ARGS=--hypot
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,15 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("standard"), max_examples=5_000)
 settings.load_profile("standard")
+
+
+@pytest.fixture(autouse=True)
+def same_log_level() -> Iterator[None]:
+    """Commands that a test runs in its own process set the level of the log; the next test finds it as it was."""
+    logger = logging.getLogger("cutwater")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture

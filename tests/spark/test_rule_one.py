@@ -88,7 +88,7 @@ def test_a_planned_micro_batch_is_replayed_under_its_rule_and_the_next_one_is_no
         expected = json.loads((place / "steps.json").read_text())
         assert json.loads(json.dumps(steps_of(walk))) == expected
         assert walk.clock == end.clock
-        assert end.clock.watermark_ms == 49_999, "both log streams are idle, and nothing moves"
+        assert end.clock.operators[-1].watermark == 49_999_000, "both log streams are idle, and nothing moves"
         log.append("readings", b"", key=b"k", timestamp=at_us(10_000_000), stream=log.topic("readings").streams[0])
         following = planner.next(end, GLSN(log.tail()), drain=False, limited=False)
         assert following.rule == RULE

@@ -53,6 +53,14 @@ def test_folders_elsewhere_exist() -> None:
     assert [name for name in named if not (ROOT / name).is_dir()] == []
 
 
+def test_paths_outside_the_map_exist() -> None:
+    """As far as they have a folder in their name."""
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("\n## Code map\n")[0]
+    named = set(re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?)`", page))
+    assert len(named) > 30
+    assert sorted(name for name in named if not ((PACKAGE / name).exists() or (ROOT / name).exists())) == []
+
+
 def test_every_folder_says_what_is_in_it() -> None:
     """In the docstring of its ``__init__``, which has no code unless it holds public names."""
     silent = [folder for folder, _ in mapped() if not (folder / "__init__.py").read_text().startswith('"""')]

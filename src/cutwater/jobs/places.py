@@ -62,16 +62,11 @@ def find(pipeline: str) -> JobDirectory:
     """Return the job of this name, of any log. If there is none, return a directory that does not exist."""
     found = [directory for root in _roots() if (directory := JobDirectory(root, pipeline)).current() is not None]
     if len(found) > 1:
-        found = [directory for directory in found if _is_alive(directory)] or found
+        found = [own for own in found if (job := own.load()) is not None and job.is_alive] or found
     if len(found) > 1:
         places = " or ".join(f"--jobs-dir {directory.root}" for directory in found)
         raise InvalidArgument(f"several jobs are called {pipeline!r}: say which one with {places}")
     return found[0] if found else JobDirectory(state_directory(), pipeline, all_jobs)
-
-
-def _is_alive(directory: JobDirectory) -> bool:
-    job = directory.load()
-    return job is not None and job.is_alive
 
 
 def all_jobs() -> Iterator[Job]:

@@ -80,9 +80,10 @@ def _unpicklable(pipeline: str, graph: Graph, error: Exception) -> InvalidArgume
         for given in _code_of(node):
             if _is_picklable(given):
                 continue
-            uses = ", ".join(f"{name!r} ({type(value).__name__})" for name, value in _used(given).items())
+            name = getattr(given, "__qualname__", None) or f"an object of {type(given).__qualname__}"
+            uses = ", ".join(f"{used!r} ({type(value).__name__})" for used, value in _used(given).items())
             return InvalidArgument(
-                f"pipeline {pipeline!r}, {node.label}: {_shown(given)} cannot be sent to Spark's workers: {error}"
+                f"pipeline {pipeline!r}, {node.label}: {name} cannot be sent to Spark's workers: {error}"
                 + (f"; it uses {uses}" if uses else "")
                 + ". Locks, connections, open files and the like belong to one process: make them in the worker, where "
                 "they are used, for example with functools.cache, instead of once where the pipeline is built"
@@ -107,7 +108,3 @@ def _used(given: Any) -> dict[str, Any]:
             return {}
         found = {**closure.globals, **closure.nonlocals}
     return {name: value for name, value in found.items() if not _is_picklable(value)}
-
-
-def _shown(given: Any) -> str:
-    return getattr(given, "__qualname__", None) or f"an object of {type(given).__qualname__}"

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -171,6 +172,19 @@ def test_a_savepoint_is_made_of_a_table(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="no operator 'lost'"):
         new_savepoint(tmp_path / "wrong", pipeline(), glsn=7, states={"lost": table})
     assert not (tmp_path / "wrong").exists()
+
+
+class SeenAt(ProcessFunction):
+    seen = ValueState("timestamp")
+
+    def process(self, record: Any, ctx: Any) -> None:
+        self.seen.set(ctx.event_time)
+
+
+def test_a_table_of_integers_is_no_state_of_times(tmp_path: Path) -> None:
+    p = pipeline(SeenAt())
+    with pytest.raises(InvalidArgument, match="the column 'seen' for 'last': a bigint is an integer, and whether it"):
+        new_savepoint(tmp_path / "sp", p, glsn=7, states={"last": pa.table({"user": ["a"], "seen": [1_000]})})
 
 
 def test_a_copy_with_other_rows_is_a_savepoint_of_its_own(tmp_path: Path) -> None:
