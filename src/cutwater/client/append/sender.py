@@ -94,7 +94,7 @@ class Shipment(Struct, eq=False, kw_only=True):
         """Called when ``is_slow`` begins."""
 
 
-class Heads:
+class HeadCalls:
     """Sends messages to the heads of log streams."""
 
     def __init__(self, catalogs: Catalogs, nodes: Nodes) -> None:
@@ -131,7 +131,7 @@ class Shipping:
 
     def __init__(self, catalogs: Catalogs, nodes: Nodes) -> None:
         self._catalogs, self._nodes = catalogs, nodes
-        self._heads, self._pending = Heads(catalogs, nodes), PendingAppends(catalogs, nodes)
+        self._heads, self._pending = HeadCalls(catalogs, nodes), PendingAppends(catalogs, nodes)
         self._loop = asyncio.get_running_loop()
         self._random = Random()
         self._turns: dict[TopicId, int] = {}

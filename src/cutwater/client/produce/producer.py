@@ -18,7 +18,7 @@ from cutwater.client.append.batcher import AppendOutcome
 from cutwater.client.append.declarations import Declared, declared_of
 from cutwater.client.append.plain_arrow import AppendRecords
 from cutwater.client.append.router import Prepared
-from cutwater.client.append.sender import Heads
+from cutwater.client.append.sender import HeadCalls
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.client.cluster.node_connections import Nodes
@@ -105,7 +105,8 @@ class AsyncProducer:
     ) -> None:
         """``bytes_max``: the most bytes that share a batch."""
         self.topic, self.id = topic, name
-        self._catalogs, self._nodes, self._repository, self._heads = catalogs, nodes, repository, Heads(catalogs, nodes)
+        self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
+        self._heads = HeadCalls(catalogs, nodes)
         self._prepare, self._encode, self._bytes_max = prepare, encode, bytes_max
         self.timeout, self.buffer_bytes = timeout, buffer_bytes
         self._changed = asyncio.Event()
@@ -479,8 +480,6 @@ class AsyncProducer:
             self._nodes.unreachable(info.stream, head)
             raise
 
-    # Without progress.
-
     async def _keep(self) -> None:
         wait = RETRY_SECONDS_MIN
         while True:
@@ -544,8 +543,6 @@ class AsyncProducer:
             effects = session.retry()
         self._do(effects)
         self._trouble.set()
-
-    # Closing.
 
     def _give_up(self, error: CutwaterError) -> None:
         """End the producer: nothing more can be sent."""
