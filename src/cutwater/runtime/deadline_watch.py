@@ -16,6 +16,8 @@ PRECISION_SECONDS = 0.005
 """The timer fires at most once in this time, so a deadline may be noticed this much late."""
 PAUSES = 10
 """With very many calls, the timer fires so seldom that ``expire`` takes at most one part in this many of the time."""
+PAUSE_SECONDS_MAX = 0.25
+"""But it never waits longer than this for a deadline that has passed."""
 
 
 class DeadlineWatch:
@@ -47,9 +49,9 @@ class DeadlineWatch:
 
     def _fire(self) -> None:
         self._timer, self.armed = None, inf
-        now, begun = self._loop.time(), time.monotonic()
+        now, begun = self._loop.time(), time.thread_time()
         earliest = self._expire(now)
         if earliest < inf:
-            # The time of the loop may stand still during a turn.
-            spent = time.monotonic() - begun
-            self.note(max(earliest, now + max(PRECISION_SECONDS, PAUSES * spent)))
+            # Processor time: a process that is stopped or has to wait for a core spends nothing on ``expire``.
+            pause = min(PAUSES * (time.thread_time() - begun), PAUSE_SECONDS_MAX)
+            self.note(max(earliest, now + max(PRECISION_SECONDS, pause)))

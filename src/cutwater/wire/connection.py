@@ -43,7 +43,7 @@ R = TypeVar("R")
 class Connection(asyncio.BufferedProtocol):
     """One connection with a peer.
 
-    ``client.connect``, a listener or a ``MemoryNetwork`` makes it. Users get it only when it is open.
+    ``client.connect`` or a listener makes it. Users get it only when it is open.
 
     With ``token``, this side is the one that connects; otherwise it is the one that accepts. The listener sets
     ``on_open`` and ``on_closed``. ``expect`` checks the server at the other end before this side proves anything to it.

@@ -149,7 +149,7 @@ def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> ReadPart | Nee
 
 
 def read_part(
-    driver: ReplicaDriver, found: FoundEntries, llsn: LLSN, asked: api.ReadArguments | api.ReadArguments
+    driver: ReplicaDriver, found: FoundEntries, llsn: LLSN, asked: api.ReadArguments
 ) -> ReadPart | Needs[ReadPart]:
     """Read some of the found entries, from this LLSN on."""
     part = driver.storage.read(llsn, found.end, min(max(asked.bytes_max, 1), READ_BYTES_MAX))
