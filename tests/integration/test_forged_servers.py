@@ -122,11 +122,11 @@ def cluster(stack: ExitStack, directory: Path, flags: list[str], access: dict[st
     async def set_up() -> None:
         async with Admin((metadata,), timeout_ms=30_000, access=admin) as operator:
             await asyncio.gather(*(operator.add_storage_node(address) for address in nodes.values()))
-            await operator.create_topic(TOPIC, streams=1, replication=NODES)
 
     asyncio.run(set_up())
     log = cutwater.connect(f"cutwater://{metadata}", tls=shown.get("tls"), token=shown.get("token", ""), timeout=60)
     stack.callback(log.close)
+    log.create_topic(TOPIC, streams=1, replication=NODES)
     target = Target(metadata, nodes, directory, access, admin, log)
     target.append()
     return target
