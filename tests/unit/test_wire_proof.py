@@ -157,8 +157,7 @@ def test_a_server_that_does_not_sign_is_not_let_in() -> None:
         network.listen(structs.replace(server("1", A), options=options), "there", on_open=seen.append)
         silent = server("2", B)
         connection = Connection(silent, token="", expect=wants(A))
-        connection._take_welcome = lambda frame: None  # type: ignore[method-assign]
-        connection._on[FrameKind.WELCOME] = connection._take_welcome
+        connection._on[FrameKind.WELCOME] = lambda frame: None
         await network.attach_raw("there", connection)
         async with asyncio.timeout(5):
             await connection.closed

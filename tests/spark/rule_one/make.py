@@ -27,8 +27,8 @@ from pathlib import Path
 
 import cutwater
 from cutwater.spark.options import where_of
-from cutwater.spark.pipeline.planning import Offset, PipelinePlanner
-from cutwater.spark.pipeline.runner import program_of
+from cutwater.spark.pipeline_planning import Offset, PipelinePlanner
+from cutwater.spark.run import program_of
 from cutwater.types import GLSN
 
 PROGRAM = Path(__file__).with_name("program.py")
