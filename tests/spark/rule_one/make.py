@@ -25,10 +25,11 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-import cutwater
-from cutwater.spark.options import where_of
 from cutwater.spark.pipeline_planning import Offset, PipelinePlanner
 from cutwater.spark.run import program_of
+
+import cutwater
+from cutwater.spark.options import where_of
 from cutwater.types import GLSN
 
 PROGRAM = Path(__file__).with_name("program.py")
