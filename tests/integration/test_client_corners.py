@@ -83,6 +83,25 @@ def test_closing_tells_also_those_who_wait_for_room(tmp_path: Path) -> None:
     with_log(tmp_path, test)
 
 
+def test_an_iterator_is_read_once_also_if_there_is_no_room_yet(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        stream = LogStreamId((await log.create_topic("t")).streams[0])
+        await cluster.ask(SealRequest(stream))
+        await cluster.until(lambda: _is_sealed(log, stream), "the catalog says that it is sealed")
+        tasks = [asyncio.create_task(log.append("t", b"x" * 60_000, stream=stream)) for _ in range(400)]
+        (lane,) = await _lanes(cluster, log)
+        await cluster.until(lambda: lane.bytes > LANE_BYTES_MAX, "the lane is full")
+        late = asyncio.create_task(log.append("t", (value for value in (b"a", b"b")), stream=stream))
+        await asyncio.sleep(0.1)
+        assert not late.done()
+        await cluster.ask(UnsealRequest(stream))
+        assert (await late).count == 2
+        await asyncio.gather(*tasks)
+        assert [value for value in await values(log) if len(value) == 1] == [b"a", b"b"]
+
+    with_log(tmp_path, test)
+
+
 async def _lanes(cluster: LogCluster, log: AsyncClient) -> list[Any]:
     await cluster.until(lambda: bool(log._appends._lanes), "there is a lane")
     return list(log._appends._lanes.values())

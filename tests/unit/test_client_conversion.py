@@ -336,6 +336,10 @@ def test_what_pandas_calls_missing_is_null() -> None:
     assert "c[0]: NaT is how pandas says" in refused(pa.list_(pa.date32()), dicts([pd.NaT])).message
 
 
+def test_intervals_keep_their_nanoseconds() -> None:
+    assert stored(pa.month_day_nano_interval(), dicts(pd.Timedelta(1, "ns"))) == [pa.MonthDayNano([0, 0, 1])]
+
+
 def test_hints_fit() -> None:
     for unit, given in [("us", dicts(FINE)), ("us", frame(FINE)), ("ns", dicts(datetime(3000, 1, 1, tzinfo=UTC)))]:
         assert "for its beginning" not in refused(pa.timestamp(unit, "UTC"), given).message

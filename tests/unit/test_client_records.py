@@ -167,9 +167,10 @@ def test_what_cannot_be_records_is_refused(records: Any) -> None:
     [
         ({"key": 3}, r"key= is bytes or str.*not 3 \(int\): turn it into bytes"),
         ({"key": {"a": 1}}, r"key= is bytes or str.*not \{'a': 1\} \(dict\)"),
-        ({"key": [3]}, r"column 'key', row 0: bytes or str are wanted, not 3 \(int\); write str\(...\).encode"),
+        ({"key": [3]}, r"column 'key', row 0: bytes or str are wanted, not 3 \(int\): write str\(...\).encode"),
         ({"key": "\ud800"}, "column 'key', row 0: this text cannot be stored as UTF-8"),
         ({"key": ["\ud800"]}, "column 'key', row 0: this text cannot be stored as UTF-8"),
+        ({"timestamp": [pd.NaT]}, "column 'timestamp', row 0: NaT is no time: write None, or leave it out"),
         ({"timestamp": "yesterday"}, r"'timestamp': a time is a datetime.*not 'yesterday' \(str\): parse text"),
         ({"timestamp": 1.5}, r"'timestamp': a time is a datetime.*not 1.5 \(float\): write datetime.fromtimestamp"),
         ({"timestamp": b"x"}, r"'timestamp': a time is a datetime.*not b'x' \(bytes\)"),

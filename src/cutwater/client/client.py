@@ -28,14 +28,12 @@ from cutwater.client.produce.producer_queue import SentAppend, declaration
 from cutwater.client.produce.sent_future import SentFuture
 from cutwater.client.publish.part_writer import AsyncStager
 from cutwater.client.subscribe.subscriptions import AsyncSubscription, Skipped, abandon_with
-from cutwater.errors import CutwaterError
+from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, check_timeout, check_wait
 from cutwater.types import Ack
 
 T = TypeVar("T")
 
-SECONDS_MIN = 0.001
-"""How long a thread waits for room at least."""
 HAND_OVER_TURNS = 5
 """How many turns of the loop it takes until a thread has a result that a coroutine returns at once, and some more."""
 
@@ -215,9 +213,14 @@ class Producer(Blocking[AsyncProducer]):
     def _hand_in(self, append: SentAppend) -> None:
         end = time.monotonic() + append.seconds
         while not self._give(append):
+            left = end - time.monotonic()
+            if left <= 0:
+                # Others may take each room that there is.
+                raise DeadlineExceeded(
+                    f"producer {self.id!r} has no room, after {append.seconds:g} s: nothing was sent"
+                )
             self._hand_over()
-            left = max(end - time.monotonic(), SECONDS_MIN)
-            self._loop.run(self._async.wait_for_room(append.size, timeout=left), left)
+            self._loop.run(self._async.wait_for_room(append.size, timeout=append.seconds, left=left), left)
 
     def _give(self, append: SentAppend) -> bool:
         """Queue a send for the loop, if there is room."""

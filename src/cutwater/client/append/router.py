@@ -89,11 +89,13 @@ class Appends:
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[tuple[TopicId, LogStreamId | None, int], BatchQueue] = {}
         """By topic, log stream and number of the schema."""
+        self._waiting: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         for lane in self._lanes.values():
             lane.close()
         await self._shipping.close()
+        await asyncio.gather(*self._waiting)
 
     def begin(
         self,
@@ -122,7 +124,8 @@ class Appends:
             # The schema may have grown since the catalog was fetched, which ``append`` will find out.
             return None
         append.at = at = self._loop.time() + seconds
-        return (outcome, at) if self.submit(append) is None else None
+        self.submit(append)
+        return outcome, at
 
     async def append(self, topic: str, deadline: Deadline, *given: Any) -> Ack:
         """Do the same as ``begin`` in every case."""
@@ -145,8 +148,7 @@ class Appends:
             info = await self._catalogs.topic(info.name, deadline)
             append = self.prepare(info, deadline.seconds, outcome, *given)
         append.at = deadline.at
-        while (full := self.submit(append)) is not None:
-            await full.wait_for_room(deadline)
+        self.submit(append)
         return await outcome
 
     async def declare(self, name: str, declared: Declared, pin: LogStreamId | None, deadline: Deadline) -> list[Ack]:
@@ -218,14 +220,16 @@ class Appends:
             append.part = owned(part)
         return append
 
-    def submit(self, append: RoutedAppend) -> BatchQueue | None:
-        """Send an append, by itself or through its lane. Returns the lane if it has no room; then nothing was done."""
+    def submit(self, append: RoutedAppend) -> None:
+        """Send an append, by itself or through its lane, now or when the lane has room. Its records are not converted
+        again for that: an iterator can be read only once."""
         schema = append.schema
         if append.batch is None and schema is not None:
-            lane = self._lanes.get((append.topic.topic, append.pin, len(schema.versions)))
-            if lane is None:
-                lane = self._new_lane(append.topic, append.pin, schema)
-            return None if lane.take(append) else lane
+            if not self._lane(append, schema).take(append):
+                task = self._loop.create_task(self._when_there_is_room(append, schema))
+                self._waiting.add(task)
+                task.add_done_callback(self._waiting.discard)
+            return
         append.part = None
         shipment = _Alone(
             topic=append.topic,
@@ -238,7 +242,19 @@ class Appends:
         if isinstance(append.outcome, asyncio.Future):
             # Its caller may be cancelled.
             append.outcome.add_done_callback(lambda _: self._shipping.cancel(shipment))
-        return None
+
+    async def _when_there_is_room(self, append: RoutedAppend, schema: TopicSchema) -> None:
+        try:
+            # There may be room already: this begins in a later turn of the event loop.
+            while not append.outcome.done() and not (lane := self._lane(append, schema)).take(append):
+                await lane.wait_for_room(Deadline(append.seconds, append.at))
+        except Exception as error:
+            if not append.outcome.done():
+                append.outcome.set_exception(error)
+
+    def _lane(self, append: RoutedAppend, schema: TopicSchema) -> BatchQueue:
+        found = self._lanes.get((append.topic.topic, append.pin, len(schema.versions)))
+        return self._new_lane(append.topic, append.pin, schema) if found is None else found
 
     def part_of(self, schema: TopicSchema, records: Records, key: Any, timestamp: Any, headers: Any) -> Prepared:
         """Prepare records for a producer. What cannot be sent at all is refused here, not when its turn comes."""
@@ -323,7 +339,7 @@ class AppendVisit(Visit[Ack]):
     append: RoutedAppend | None
     """None once it has begun: the append refers to this visit, and without the way back its memory is free at once."""
 
-    def __init__(self, submit: Callable[[RoutedAppend], BatchQueue | None], seconds: float) -> None:
+    def __init__(self, submit: Callable[[RoutedAppend], None], seconds: float) -> None:
         super().__init__(seconds)
         self._submit = submit
         self._ack: Ack | None = None
@@ -335,8 +351,7 @@ class AppendVisit(Visit[Ack]):
         assert append is not None
         try:
             append.at = asyncio.get_running_loop().time() + append.seconds
-            if self._submit(append) is not None:
-                raise NotThisWay
+            self._submit(append)
         except Exception as error:
             # The waiting thread must get any error.
             self.set_exception(error)

@@ -17,7 +17,7 @@ from cutwater.client.convert.arrow_cast import ArrowConversion
 from cutwater.client.convert.error_text import short
 from cutwater.client.convert.python_to_arrow import PythonConversion
 from cutwater.client.convert.schemas import TIMESTAMP, TopicSchema, describe
-from cutwater.client.convert.times import Time, time_us
+from cutwater.client.convert.times import Time, is_missing, time_us
 from cutwater.client.convert.value_rule import ARROW_ERRORS, NO_VALUE, check_arrow
 from cutwater.client.errors import InvalidRecord
 from cutwater.errors import InvalidArgument
@@ -83,6 +83,11 @@ def _extra_column(name: str, given: Any, count: int) -> pa.Scalar | pa.Array | p
         raise InvalidArgument(
             f"{count} records, but {len(found)} in {name}=: give one for each, or a single one for all"
         )
+    if name == "timestamp" and isinstance(found, list):
+        for row, time in enumerate(found):
+            # A column would take it as null, and so as a record without a time.
+            if time is not None and is_missing(time):
+                raise InvalidRecord(f"{time} is no time: write None, or leave it out", column=name, row=row)
     return _header_pairs(found) if name == "headers" and isinstance(found, list) else found
 
 

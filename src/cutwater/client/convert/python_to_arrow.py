@@ -75,9 +75,8 @@ class PythonConversion(ColumnConversion):
         if pa.types.is_binary(kind):
             if isinstance(value, str):
                 return f"this text cannot be stored as UTF-8: {error}"
-            return (
-                f"bytes or str are wanted, not {short(value)}; write str(...).encode(). A topic of rows needs a schema"
-            )
+            way = "a topic of rows needs a schema" if isinstance(value, dict) else "write str(...).encode()"
+            return f"bytes or str are wanted, not {short(value)}: {way}"
         if pa.types.is_date(kind) and isinstance(value, str):
             return f"a date is wanted, not {short(value)}: write date.fromisoformat(...)"
         if isinstance(value, int) and pa.types.is_floating(kind):
@@ -118,7 +117,7 @@ def _plan(kind: pa.DataType) -> _Plan:
 
 def _check(kind: pa.DataType) -> Check | None:
     kinds = pa.types
-    if kinds.is_temporal(kind):
+    if kinds.is_temporal(kind) and not kinds.is_interval(kind):
         return _check_times
     if kinds.is_integer(kind):
         return _check_whole

@@ -189,18 +189,18 @@ class AsyncProducer:
         declared = None if watermark is None and idle is False else declared_of(watermark, idle)
         return SentAppend(*self._prepare(*given), seconds, outcome, declared=declared)
 
-    async def wait_for_room(self, size: int, *, timeout: float, at: float | None = None) -> None:
-        """Wait until there is room for a send, or raise why there will be none."""
+    async def wait_for_room(self, size: int, *, timeout: float, left: float) -> None:
+        """Wait until there is room for a send, or raise why there will be none. Of ``timeout``, so much is left."""
         await self._until(
             lambda: self._queue.has_room(size) or self._failure is not None or self._is_closing,
-            Deadline(timeout, at),
+            Deadline(timeout, self._loop.time() + left),
             "has no room, so nothing was sent",
         )
         self._check_open()
 
     async def _hand_in(self, append: SentAppend, deadline: Deadline) -> None:
         append.at = deadline.at
-        await self.wait_for_room(append.size, timeout=deadline.seconds, at=deadline.at)
+        await self.wait_for_room(append.size, timeout=deadline.seconds, left=deadline.left)
         self.enqueue([append])
 
     def enqueue(self, given: list[SentAppend]) -> None:

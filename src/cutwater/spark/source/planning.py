@@ -42,6 +42,8 @@ MARKS_SECONDS = 1.0
 SEARCH_POSITIONS = 64
 SPLIT_POSITIONS = 16
 """Positions to measure per part that a range is cut into. More positions make the sizes of the parts more equal."""
+TURN_BATCHES = 2_000
+"""Batches that a walk takes in before other work of the event loop has its turn."""
 TRIMS_MAX = 3
 """How often a range is planned again because it was trimmed meanwhile."""
 
@@ -520,7 +522,10 @@ class Planner:
         seen: defaultdict[LogStreamId, list[tuple[int, int, int, int, int]]] = defaultdict(list)
         snapshot: AnyClock | None = None
         glsn = start.glsn
-        for batch, is_mark in walk.turns(clock, batches, marks, pasts, end):
+        for number, (batch, is_mark) in enumerate(walk.turns(clock, batches, marks, pasts, end)):
+            if not number % TURN_BATCHES:
+                # Other calls of this event loop have deadlines.
+                await asyncio.sleep(0)
             if batch.last > end:
                 # The clock stays before a batch of which a part is left.
                 glsn, snapshot = GLSN(max(start.glsn, clock.glsn)), clock.snapshot()
