@@ -148,7 +148,7 @@ async def test_a_leader_without_its_store_is_silent_and_goes_on_when_the_store_i
     async with repository(1) as nodes:
         nodes.data.running.clear()
         with pytest.raises(DeadlineExceeded):
-            await nodes.ask(nodes.servers[0], r.AddNodeRequest(N1, "a:1", "key"), timeout_ms=300)
+            await nodes.ask(nodes.servers[0], r.AddNodeRequest(N1, "a:1", "key"), timeout_ms=1_500)
         nodes.data.running.set()
         catalog = await nodes.ask(nodes.servers[0], r.CatalogRequest())
         assert isinstance(catalog, r.Catalog)

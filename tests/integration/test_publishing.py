@@ -30,6 +30,7 @@ pytestmark = pytest.mark.timeout(100)
 
 MIB = 1024 * 1024
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
+TIME = pa.timestamp("us", tz="UTC")
 
 
 def rows(numbers: list[int], width: int = 20) -> pa.Table:
@@ -109,8 +110,8 @@ def test_records_of_key_and_value_and_compressed_ones(tmp_path: Path) -> None:
         await log.create_topic("kv")
         async with cluster.client(compression="zstd") as squeezed:
             run = await squeezed.open_run("", "a key")
-            first = pa.table({"key": [b"a", b"c"], "value": [b"1", b"3"], "timestamp": pa.array([5, 7], pa.int64())})
-            second = pa.table({"key": [b"b"], "value": [b"2"], "timestamp": pa.array([6], pa.int64())})
+            first = pa.table({"key": [b"a", b"c"], "value": [b"1", b"3"], "timestamp": pa.array([5, 7], TIME)})
+            second = pa.table({"key": [b"b"], "value": [b"2"], "timestamp": pa.array([6], TIME)})
             parts = [
                 await squeezed.stage(run, 0, "kv", first, positions=[b"1", b"3"]),
                 await squeezed.stage(run, 0, "kv", second, positions=pa.array([b"2"])),

@@ -208,8 +208,7 @@ class MergeReader:
             source.take(run)
         self._bytes += source.bytes
         source.arrived = max(source.arrived, answer.complete_through)
-        # With its revision known, all streams that existed at the position are known.
-        if 0 < answer.revision <= self.revision:
+        if self._knows(answer.revision):
             self._know(answer.complete_through)
         else:
             self.wanted_revision = max(self.wanted_revision, answer.revision)
@@ -236,6 +235,10 @@ class MergeReader:
             if topic not in left:
                 self._ended.setdefault(topic, self.next_glsn)
                 self._gaps.pop(topic, None)
+
+    def _knows(self, revision: Revision) -> bool:
+        """Whether all streams that existed under this revision are known."""
+        return 0 < revision <= self.revision
 
     def _know(self, through: GLSN) -> None:
         self._known_through = max(self._known_through, through)
