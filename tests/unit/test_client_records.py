@@ -213,11 +213,36 @@ def test_a_column_of_times_says_what_a_time_is() -> None:
         (pa.timestamp("s"), 1.5, r"a datetime with a time zone, not 1\.5 \(float\): write datetime"),
         (pa.string(), 5, r"text is wanted, not 5 \(int\): write str"),
         (pa.date32(), "2026-01-31", r"a date is wanted, not '2026-01-31' \(str\): write date\.fromisoformat"),
+        (pa.float64(), "hot", r"the type is double, so a number is wanted, not 'hot' \(str\): give one, as with float"),
+        (pa.int64(), "1.5", r"is int64, so a whole number is wanted, not '1.5' \(str\): give one, as with int\("),
+        (pa.int8(), True, r"the type is int8, so a whole number is wanted, not True \(bool\): give one, as with int\("),
+        (pa.decimal128(5, 2), "1", r"so a number is wanted, not '1' \(str\): give one, as with Decimal\("),
+        (pa.bool_(), 1, r"the type is bool, so True or False is wanted, not 1 \(int\)"),
+        (pa.list_(pa.int8()), ["x"], r"c\[0\]: the type is int8, so a whole number is wanted, not 'x' \(str\)"),
     ],
 )
 def test_what_a_column_wants_is_said(kind: pa.DataType, given: object, said: str) -> None:
     with pytest.raises(InvalidRecord, match=f"column 'c', row 0: .*{said}"):
         to_batch(TopicSchema("t", [pa.schema({"c": kind})]), [{"c": given}], now_us=NOW)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("hot", r"a whole number is wanted, not 'hot'"), ("9" * 20, "999' cannot be")]
+)
+def test_what_a_column_wants_is_said_of_text_in_arrow(given: str, said: str) -> None:
+    with pytest.raises(InvalidRecord, match=f"column 'c', row 1: .*{said}"):
+        to_batch(TopicSchema("t", [pa.schema({"c": pa.int64()})]), pa.table({"c": ["1", given]}), now_us=NOW)
+
+
+def test_a_missing_value_says_what_its_column_is() -> None:
+    columns = [pa.field("n", pa.int8(), nullable=False), pa.field("at", pa.timestamp("us", "UTC"))]
+    topic, fine = TopicSchema("temps", [pa.schema(columns)], "at"), {"n": 1, "at": datetime.now(UTC)}
+    with pytest.raises(
+        InvalidRecord, match="column 'at', row 1: this is the event time of topic 'temps': give every row"
+    ):
+        to_batch(topic, [fine, {"n": 1}], now_us=NOW)
+    with pytest.raises(InvalidRecord, match="column 'n', row 1: the column may not be null: give every row a value"):
+        to_batch(topic, [fine, {**fine, "n": None}], now_us=NOW)
 
 
 SECONDS, DAYS = pa.timestamp("s", "UTC"), pa.date32()

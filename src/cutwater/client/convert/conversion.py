@@ -18,7 +18,7 @@ from cutwater.client.convert.error_text import short
 from cutwater.client.convert.python_to_arrow import PythonConversion
 from cutwater.client.convert.schemas import TIMESTAMP, TopicSchema, describe
 from cutwater.client.convert.times import Time, time_us
-from cutwater.client.convert.value_rule import ARROW_ERRORS, NO_VALUE, check_arrow
+from cutwater.client.convert.value_rule import ARROW_ERRORS, check_arrow
 from cutwater.client.errors import InvalidRecord
 from cutwater.errors import InvalidArgument
 from cutwater.format.projection import no_values
@@ -266,7 +266,12 @@ def _from_columns(schema: TopicSchema, given: tuple[int, Columns], now_us: int) 
         if array.null_count and default is not None:
             array = array.fill_null(default)
         elif array.null_count and (not field.nullable or name == schema.event_time):
-            text = NO_VALUE if schema.is_typed else "bytes are wanted, not None; an empty value is b''"
+            if not schema.is_typed:
+                text = "bytes are wanted, not None; an empty value is b''"
+            elif name == schema.event_time:
+                text = f"this is the event time of topic {schema.topic!r}: give every row a time, this one has none"
+            else:
+                text = "the column may not be null: give every row a value"
             raise InvalidRecord(text, column=name, row=array.is_null().index(True).as_py())
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema.newest)
