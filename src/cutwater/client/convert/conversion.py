@@ -48,10 +48,7 @@ def to_batch(
     extra = {name: given for name, given in extra.items() if given is not None}
     if schema.is_typed:
         if extra:
-            raise InvalidArgument(
-                f"topic {schema.topic!r} has a schema, so {next(iter(extra))}= has no place: give "
-                f"{describe(schema.newest)}"
-            )
+            raise InvalidArgument(_no_place(schema, next(iter(extra))))
         return _from_columns(schema, _columns_of(schema, records), now_us)
     if isinstance(records, _PLAIN):
         records = [records]
@@ -65,6 +62,18 @@ def to_batch(
             raise InvalidArgument(f"{name}= was given, and the records have a column {name!r} too: leave one out")
         columns[name] = _extra_column(name, given, count)
     return _from_columns(schema, (count, columns), now_us)
+
+
+def _no_place(schema: TopicSchema, name: str) -> str:
+    if name != "timestamp":
+        way_out = "give it in a column of the records"
+    elif schema.event_time:
+        way_out = f"event time is the column {schema.event_time!r} of the records"
+    else:
+        way_out = "the topic has no column of event time, so the time of the append counts"
+    return (
+        f"topic {schema.topic!r} has a schema, so {name}= has no place: {way_out}; there are {describe(schema.newest)}"
+    )
 
 
 # Key and value.
