@@ -11,6 +11,10 @@ from cutwater.errors import InvalidArgument
 
 Duration: TypeAlias = int | str | timedelta
 
+A_DATETIME: Final = "a datetime with a time zone, such as datetime.fromtimestamp(seconds, UTC)"
+"""In error texts: how a time is given, and how a column of them."""
+ARROW_TIMES: Final = "Arrow timestamps, such as numbers.cast(pa.timestamp('ms', 'UTC'))"
+
 _UNITS_MS: Final = {
     **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1_000),
@@ -65,10 +69,9 @@ def shown(value_ms: int) -> str:
     return f"{value_ms // size}{unit}"
 
 
-def integer_is_no_time(number: object) -> str:
-    """Return the error text for an integer in the place of a time, in a row or in a column of Arrow."""
+def integer_is_no_time(number: object, ways: str) -> str:
+    """Return the error text for an integer in the place of a time. ``ways``: what to give instead."""
     return (
-        f"{number} is an integer, and whether it counts seconds, milliseconds or microseconds cannot be told: give a "
-        "datetime with a time zone, such as datetime.fromtimestamp(seconds, UTC), or Arrow timestamps, such as "
-        "numbers.cast(pa.timestamp('ms', 'UTC'))"
+        f"{number} is an integer, and whether it counts seconds, milliseconds or microseconds cannot be told: give "
+        f"{ways}"
     )

@@ -98,8 +98,18 @@ def test_every_wrong_call_gets_its_own_error(tmp_path: Path) -> None:
         with pytest.raises(AlreadyExists, match="use it as it is"):
             await log.create_topic("t")
         assert await log.create_topic("t", streams=5, exist_ok=True) == topic
-        with pytest.raises(AlreadyExists, match="another schema"):
+        with pytest.raises(AlreadyExists, match=r"another schema:.*\n  present: no schema.*\n  given:   a int64; no"):
             await log.create_topic("t", schema={"a": pa.int64()}, exist_ok=True)
+        timed = {"a": pa.int64(), "at": pa.timestamp("us", "UTC")}
+        await log.create_topic("timed", schema=timed, event_time="at")
+        own = r"\n  present: a int64, at timestamp\[us, tz=UTC\]; event_time='at'\n  given:   "
+        with pytest.raises(AlreadyExists, match=rf"another event_time: .* name{own}.*; no event_time$"):
+            await log.create_topic("timed", schema=timed, exist_ok=True)
+        with pytest.raises(AlreadyExists, match=rf"another schema: .* grow with change_topic{own}at timestamp.*='at'$"):
+            await log.create_topic("timed", schema={"at": timed["at"]}, event_time="at", exist_ok=True)
+        with pytest.raises(AlreadyExists, match=f"another schema and another event_time: .* name{own}no schema, rec"):
+            await log.create_topic("timed", exist_ok=True)
+        await log.delete_topic("timed")
         for name in ("", "a b", "t/u", "-t", "é", "t" * 256):
             with pytest.raises(InvalidArgument, match="name"):
                 await log.create_topic(name)

@@ -171,15 +171,24 @@ def test_what_cannot_be_records_is_refused(records: Any) -> None:
         ({"key": "\ud800"}, "column 'key', row 0: this text cannot be stored as UTF-8"),
         ({"key": ["\ud800"]}, "column 'key', row 0: this text cannot be stored as UTF-8"),
         ({"timestamp": [pd.NaT]}, "column 'timestamp', row 0: NaT is no time: write None, or leave it out"),
-        ({"timestamp": "yesterday"}, r"'timestamp': a time is a datetime.*not 'yesterday' \(str\): parse text"),
-        ({"timestamp": 1.5}, r"'timestamp': a time is a datetime.*not 1.5 \(float\): write datetime.fromtimestamp"),
-        ({"timestamp": b"x"}, r"'timestamp': a time is a datetime.*not b'x' \(bytes\)"),
-        ({"timestamp": True}, r"'timestamp': a time is a datetime.*not True \(bool\)"),
+        (
+            {"timestamp": "yesterday"},
+            r"argument 'timestamp': a time is a datetime.*not 'yesterday' \(str\): parse text",
+        ),
+        (
+            {"timestamp": 1.5},
+            r"argument 'timestamp': a time is a datetime.*not 1.5 \(float\): write datetime.fromtimestamp",
+        ),
+        ({"timestamp": b"x"}, r"argument 'timestamp': a time is a datetime.*not b'x' \(bytes\)"),
+        ({"timestamp": True}, r"argument 'timestamp': a time is a datetime.*not True \(bool\)"),
         (
             {"timestamp": {"a": 1}},
             r"timestamp= is a datetime with a time zone, one for all.*one for each, not \{'a': 1\}",
         ),
-        ({"timestamp": 2**63}, r"'timestamp': 9223372036854775808 is an integer.* cannot be told: give a datetime"),
+        (
+            {"timestamp": 2**63},
+            r"argument 'timestamp': 9223372036854775808 is an integer.* cannot be told: give a datetime.*, UTC\)$",
+        ),
         ({"timestamp": [5]}, r"'timestamp', row 0: 5 is an integer.*or Arrow timestamps, such as numbers.cast"),
         ({"headers": 3}, r"headers= is a dict of str to bytes.*'from': b'web'.*not 3 \(int\)"),
         ({"headers": {"a": 3}}, r"'headers', row 0: headers are a dict of str to bytes.*not \{'a': 3\}"),
@@ -190,8 +199,9 @@ def test_what_is_wrong_besides_values_gets_advice_of_its_own(extra: dict[str, An
         plain(b"a", **extra)
     assert "cannot be appended" not in caught.value.message
     if "timestamp" in extra and not isinstance(extra["timestamp"], list | dict):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidRecord, match=r"^argument 'watermark': ") as caught:
             time_us(extra["timestamp"], "watermark")
+        assert "Arrow" not in caught.value.message
 
 
 def test_a_column_of_times_says_what_a_time_is() -> None:
@@ -214,11 +224,36 @@ def test_a_column_of_times_says_what_a_time_is() -> None:
         (pa.timestamp("s"), 1.5, r"a datetime with a time zone, not 1\.5 \(float\): write datetime"),
         (pa.string(), 5, r"text is wanted, not 5 \(int\): write str"),
         (pa.date32(), "2026-01-31", r"a date is wanted, not '2026-01-31' \(str\): write date\.fromisoformat"),
+        (pa.float64(), "hot", r"the type is double, so a number is wanted, not 'hot' \(str\): give one, as with float"),
+        (pa.int64(), "1.5", r"is int64, so a whole number is wanted, not '1.5' \(str\): give one, as with int\("),
+        (pa.int8(), True, r"the type is int8, so a whole number is wanted, not True \(bool\): give one, as with int\("),
+        (pa.decimal128(5, 2), "1", r"so a number is wanted, not '1' \(str\): give one, as with Decimal\("),
+        (pa.bool_(), 1, r"the type is bool, so True or False is wanted, not 1 \(int\)"),
+        (pa.list_(pa.int8()), ["x"], r"c\[0\]: the type is int8, so a whole number is wanted, not 'x' \(str\)"),
     ],
 )
 def test_what_a_column_wants_is_said(kind: pa.DataType, given: object, said: str) -> None:
     with pytest.raises(InvalidRecord, match=f"column 'c', row 0: .*{said}"):
         to_batch(TopicSchema("t", [pa.schema({"c": kind})]), [{"c": given}], now_us=NOW)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("hot", r"a whole number is wanted, not 'hot'"), ("9" * 20, "999' cannot be")]
+)
+def test_what_a_column_wants_is_said_of_text_in_arrow(given: str, said: str) -> None:
+    with pytest.raises(InvalidRecord, match=f"column 'c', row 1: .*{said}"):
+        to_batch(TopicSchema("t", [pa.schema({"c": pa.int64()})]), pa.table({"c": ["1", given]}), now_us=NOW)
+
+
+def test_a_missing_value_says_what_its_column_is() -> None:
+    columns = [pa.field("n", pa.int8(), nullable=False), pa.field("at", pa.timestamp("us", "UTC"))]
+    topic, fine = TopicSchema("temps", [pa.schema(columns)], "at"), {"n": 1, "at": datetime.now(UTC)}
+    with pytest.raises(
+        InvalidRecord, match="column 'at', row 1: this is the event time of topic 'temps': give every row"
+    ):
+        to_batch(topic, [fine, {"n": 1}], now_us=NOW)
+    with pytest.raises(InvalidRecord, match="column 'n', row 1: the column may not be null: give every row a value"):
+        to_batch(topic, [fine, {**fine, "n": None}], now_us=NOW)
 
 
 SECONDS, DAYS = pa.timestamp("s", "UTC"), pa.date32()
@@ -422,8 +457,18 @@ def test_a_number_is_whole_where_one_is_wanted_also_inside_of_others() -> None:
 
 
 def test_key_and_value_have_no_place_in_a_topic_with_a_schema() -> None:
-    with pytest.raises(InvalidArgument, match="key= has no place"):
-        to_batch(TYPED, ROWS, key=b"k", now_us=NOW)
+    for name, extra in {"key": b"k", "headers": {"a": b"b"}}.items():
+        with pytest.raises(
+            InvalidArgument, match=f"{name}= has no place: give it in a column of the records; there are "
+        ):
+            to_batch(TYPED, ROWS, now_us=NOW, **{name: extra})  # type: ignore[arg-type]
+    with pytest.raises(
+        InvalidArgument, match="timestamp= has no place: event time is the column 'at' of the records; "
+    ):
+        to_batch(TYPED, ROWS, timestamp=datetime.now(UTC), now_us=NOW)
+    untimed = TopicSchema("t", [pa.schema({"n": pa.int8()})])
+    with pytest.raises(InvalidArgument, match="timestamp= has no place: the topic has no column of event time, so the"):
+        to_batch(untimed, [{"n": 1}], timestamp=datetime.now(UTC), now_us=NOW)
     with pytest.raises(InvalidRecord, match="a dict with the columns"):
         to_batch(TYPED, [b"bytes"], now_us=NOW)
 

@@ -25,8 +25,8 @@ def stopped(error: Exception, on: str, *, pipeline: str, uid: str, when: int, le
     """Return the error that ends a run. ``letters``: dead letters are a way out."""
     way_out = ", or ask for dead_letters=True, which sets such records aside" if letters else ""
     return PipelineFailed(
-        f"{located(error)}, on {on}. Nothing of this call is kept. Repair the function and run on from the last "
-        f"checkpoint{way_out}",
+        f"{located(error)}, on {on}. Nothing of this call is kept. Repair the function and run again, which "
+        f"goes on from the last checkpoint if there is one{way_out}",
         pipeline=pipeline,
         uid=uid,
         glsn=glsn_of(when),

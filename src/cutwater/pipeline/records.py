@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+from cutwater.errors import InvalidArgument
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.position import number
 from cutwater.pipeline.rows import RESERVED_COLUMN, Row, RowType
@@ -102,7 +103,12 @@ class Records:
     @classmethod
     def returned(cls, made: pa.RecordBatch | pa.Table, rows: RowType) -> Records:
         """Convert the result of a function of whole columns to records of the declared types."""
-        arrays = [_in_type(made.column(field.name), field.type) for field in rows.schema]
+        arrays = []
+        for name, kind in zip(rows.names, rows.schema.types, strict=True):
+            try:
+                arrays.append(_in_type(made.column(name), kind))
+            except InvalidArgument as error:
+                raise InvalidArgument(f"the column {name!r}: {error.message}") from None
         table = pa.Table.from_arrays([*arrays, made.column(RESERVED_COLUMN)], names=[*rows.names, RESERVED_COLUMN])
         return cls.from_arrow(table, rows).numbered()
 

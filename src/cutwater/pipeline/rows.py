@@ -146,10 +146,12 @@ class RowType:
 
     def of_values(self, values: Iterable[Any]) -> Row:
         """Make a row of this type from a value for each column, in order."""
+        values = iter(values)
         try:
             return self.row(map(call, self._converters, values))
         except InvalidArgument as error:
-            raise InvalidArgument(f"{error.message} (a row of {self})") from None
+            name = self.names[-1 - sum(1 for _ in values)]
+            raise InvalidArgument(f"the column {name!r}: {error.message} (a row of {self})") from None
 
     def _check_names(self, value: Mapping[str, Any]) -> None:
         unknown = [name for name in value if name not in self.names]

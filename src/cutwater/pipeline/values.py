@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.durations import integer_is_no_time
+from cutwater.durations import ARROW_TIMES, integer_is_no_time
 from cutwater.errors import InvalidArgument
 from cutwater.schema_text import shown
 
@@ -60,8 +60,9 @@ def to_datetime(time_ms: int) -> datetime:
         return EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
         raise InvalidArgument(
-            f"{time_ms} ms is no time of the years 1 to 9999: a time is milliseconds since 1970, and a watermark is "
-            "beyond these years before the first event time is known, and at the end of the input"
+            f"{time_ms} ms since 1970 is no time of the years 1 to 9999. A watermark is beyond these years before the "
+            "first event time is known, and at the end of the input: compare ctx.watermark with a time in milliseconds "
+            "first, or use ctx.event_time"
         ) from None
 
 
@@ -77,7 +78,7 @@ def check_times(given: pa.DataType, kind: pa.DataType) -> None:
     of the unit that the column of times happens to have."""
     if pa.types.is_timestamp(kind):
         if pa.types.is_integer(given):
-            raise _integer_time(f"a {shown(given)}", kind)
+            raise _integer_time(f"a {shown(given)}", kind, ARROW_TIMES)
     elif pa.types.is_struct(kind) and pa.types.is_struct(given):
         for field in kind:
             if (index := given.get_field_index(field.name)) >= 0:
@@ -153,12 +154,10 @@ def _refused(value: Any, kind: pa.DataType, hint: str = "") -> InvalidArgument:
     return InvalidArgument(f"{value!r} is not a value of type {shown(kind)}{hint and ': ' + hint}")
 
 
-def _integer_time(what: object, kind: pa.DataType) -> InvalidArgument:
+def _integer_time(what: object, kind: pa.DataType, other_way: str = "another datetime") -> InvalidArgument:
+    ways = f"ctx.event_time or to_datetime(ms) of cutwater.pipeline, or {other_way}"
     without = "" if kind.tz else f"; a {shown(kind)} has no zone, so add .replace(tzinfo=None)"
-    return InvalidArgument(
-        f"{integer_is_no_time(what)}; in a pipeline, ctx.event_time and to_datetime(ms) of cutwater.pipeline give "
-        f"one{without}"
-    )
+    return InvalidArgument(integer_is_no_time(what, ways) + without)
 
 
 def _plain(

@@ -355,7 +355,7 @@ class _Given:
         if re.fullmatch(r"\d+", value):
             return CutTime(int(value) * MILLISECOND)
         try:
-            return CutTime(time_us(datetime.fromisoformat(value), name))
+            return CutTime(time_us(datetime.fromisoformat(value), ""))
         except ValueError:
             pass
         except InvalidArgument as error:

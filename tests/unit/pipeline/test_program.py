@@ -509,7 +509,7 @@ def test_a_record_without_event_time_has_the_time_it_was_appended_at() -> None:
         ({"in": {"k": "a"}}, r"the rows of topic 'in' are a list of dicts: p.test\(.*not \{'k': 'a'\} \(dict\)"),
         ({"in": None}, "the rows of topic 'in' are a list of dicts: .*not None"),
         ({"in": [3]}, "a row of topic 'in' is a dict of its columns, not 3"),
-        ({"in": [{"k": "a", "t": "x"}]}, "topic 'in', row 1: 'x' is not a value of type bigint"),
+        ({"in": [{"k": "a", "t": "x"}]}, "topic 'in', row 1: the column 't': 'x' is not a value of type bigint"),
         ({"in": [{"k": "a", "t": 1, "x": 2}]}, "has the column 'x', which its schema does not"),
         ({"in": [{"k": "a", "t": None}]}, "topic 'in', row 1: an event time is an integer in milliseconds"),
         ({"in": [{"k": "a", "t": 1, "_time": "now"}]}, "_time is 'now'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,7 +27,7 @@ from cutwater.pipeline.local.run_checks import check_sink
 from cutwater.pipeline.rows import RowType
 
 ROWS = "k string, at timestamp"
-WAYS = r"is an integer, .* cannot be told: give a datetime .*; in a pipeline, ctx\.event_time and to_datetime\(ms\)"
+WAYS = r"is an integer, .* cannot be told: give ctx\.event_time or to_datetime\(ms\) of cutwater\.pipeline, or "
 
 
 class Returned(ProcessFunction):
@@ -104,8 +105,13 @@ def renamed(table: pa.Table) -> pa.Table:
 def test_an_integer_is_no_time(build: Callable[[Stream], Stream]) -> None:
     p, stream = source()
     build(stream).sink("out", uid="out")
-    with pytest.raises(CutwaterError, match=WAYS):
+    with pytest.raises(CutwaterError, match=WAYS) as caught:
         run(p, "a1 a2")
+    told = caught.value.message
+    # A state is no column; the error shows the line that sets it.
+    assert re.search(r"the column '(at|all|timestamp)'|test_times\.py, line \d+, in process\)", told)
+    assert "last checkpoint if there is one" in told or "topic" in told
+    assert ("Arrow timestamps" in told) == ("a bigint is an integer" in told)
 
 
 @pytest.mark.parametrize("schema", [ROWS, "k string, at timestamp_ntz", None])
@@ -114,8 +120,9 @@ def test_an_integer_in_a_row_of_a_test_is_no_time(schema: str | None) -> None:
     name = "timestamp" if schema is None else "at"
     given = p.source("in", schema=schema, event_time=name, watermark=Watermark.ascending())
     given.filter(lambda row: True).sink("out", uid="out")
-    with pytest.raises(InvalidArgument, match=rf"topic 'in'.*{WAYS}"):
+    with pytest.raises(InvalidArgument, match=rf"topic 'in'.*{WAYS}") as caught:
         p.test({"in": [{"k": "a", name: 1_000}]})
+    assert f"the column {name!r}" in caught.value.message
 
 
 def test_event_time_is_still_read_from_a_column_of_integers() -> None:
@@ -130,7 +137,10 @@ def test_a_context_and_a_function_give_times_for_columns() -> None:
         process(stream, function).sink("out", uid="out")
         assert run(p, "a1")["out"] == [{"k": "a", "at": datetime(1970, 1, 1, 0, 0, 0, at * 1_000, UTC)}]
     assert to_datetime(-1) == datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC)
-    with pytest.raises(InvalidArgument, match=r"is no time of the years 1 to 9999.*a watermark is beyond"):
+    with pytest.raises(
+        InvalidArgument,
+        match=r"no time of the years 1 to 9999\..* beyond .*: compare ctx\.watermark with .*, or use ctx\.event_time",
+    ):
         to_datetime(-(2**63))
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.cli.io.json_values import NO_NUMBERS, encode
 from cutwater.client.convert.error_text import cut_off, whole_numbers
+from cutwater.client.convert.times import UNITS
 
 Conversion = Callable[[Any], Any]
 
@@ -27,6 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
 _PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _FRACTION = re.compile(r"[.,](\d+)")
+_FRACTION_OF_OFFSET = re.compile(r"[+-][\d:]+[.,]\d+$")
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _DURATION = re.compile(r"([+-]?)P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:[.,](\d+))?S)?)?", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
@@ -134,8 +136,11 @@ def _timestamp(kind: pa.DataType, value: Any) -> datetime | pa.Scalar:
         found = datetime.fromisoformat(value)
     except ValueError:
         found = None
-    if found is None or ((offset := found.utcoffset()) and offset.microseconds):
+    if found is None:
         raise ValueError(f"a time in ISO 8601, such as 2026-01-31T12:00:00Z, is wanted, not {shown(value)}")
+    if _FRACTION_OF_OFFSET.search(value, 10):
+        # Python ignores the fraction of an offset below a second. Hyphens before the tenth character are the date's.
+        raise ValueError(f"the offset in {shown(value)} has fractions of a second: write one such as +02:00, or Z")
     found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
     digits = _digits(value)
     count = _count((found.replace(microsecond=0) - _EPOCH) // _SECOND, digits, kind, value)
@@ -173,8 +178,14 @@ def _count(seconds: int, digits: str, kind: pa.DataType, text: str) -> int:
     """Return seconds, with the digits after their point, in the unit of the column."""
     places = _PLACES[kind.unit]
     found: int = seconds * 10**places + int(digits[:places].ljust(places, "0") or 0)
-    if digits[places:].strip("0") or found not in _INT64:
-        raise ValueError(f"{shown(text)} cannot be {kind} without being changed")
+    if digits[places:].strip("0"):
+        units = UNITS[kind.unit]
+        raise ValueError(
+            f"{shown(text)} has more digits than the {units} of {kind}: round it to {units}, or let the column have a "
+            "finer unit"
+        )
+    if found not in _INT64:
+        raise ValueError(f"{shown(text)} is beyond what {kind} can hold: let the column have a coarser unit")
     return found
 
 
@@ -186,7 +197,10 @@ def _decimal(kind: pa.DataType, value: Any) -> Decimal:
     try:
         return Decimal(value).quantize(Decimal((0, (1,), -kind.scale)), context=exact)
     except (Inexact, InvalidOperation):
-        raise ValueError(f"{value} cannot be {kind} without being changed") from None
+        raise ValueError(
+            f"{value} has more digits than {kind}, which has {kind.precision}, {kind.scale} of them after the point: "
+            "round it, or let the column have more"
+        ) from None
 
 
 def _parsed(parse: Conversion, wanted: str, kind: pa.DataType, value: Any) -> Any:

@@ -11,7 +11,15 @@ from msgspec import Struct
 from cutwater.client.arguments import check_number, check_topic
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
 from cutwater.client.cluster.metadata_client import Repository
-from cutwater.client.convert.schemas import SchemaLike, TopicSchema, encode_schema, grown_schema, new_schema
+from cutwater.client.convert.schemas import (
+    SchemaLike,
+    TopicSchema,
+    decode_schema,
+    describe,
+    encode_schema,
+    grown_schema,
+    new_schema,
+)
 from cutwater.core.names import check_topic_name
 from cutwater.core.requests import (
     ChangeTopicRequest,
@@ -64,6 +72,12 @@ def topic_of(info: TopicInfo, view: CatalogView) -> Topic:
         timedelta(microseconds=info.event_time_ahead_us) if info.event_time_ahead_us else None,
         info.topic,
     )
+
+
+def _form(schema: TopicSchema) -> str:
+    if not schema.is_typed:
+        return "no schema, records of key and value"
+    return f"{describe(schema.newest)}; {f'event_time={schema.event_time!r}' if schema.event_time else 'no event_time'}"
 
 
 def _ahead_us(given: Duration | None) -> int:
@@ -140,10 +154,15 @@ class Topics:
     def _existing(self, found: TopicInfo, schema: bytes, event_time: str) -> Topic:
         """Return a topic that already exists. The number of its log streams and the like may have been changed
         meanwhile, but records of another form could not be appended."""
-        if (schema not in found.schemas if schema else bool(found.schemas)) or event_time != found.event_time:
+        is_other = schema not in found.schemas if schema else bool(found.schemas)
+        if is_other or event_time != found.event_time:
+            own = TopicSchema.of(found)
+            wanted = TopicSchema(found.name, [decode_schema(schema)] if schema else (), event_time)
+            what = ["schema"] * is_other + ["event_time"] * (event_time != found.event_time)
+            grow = ", or let its schema grow with change_topic" if what == ["schema"] and own.is_typed else ""
             raise AlreadyExists(
-                f"topic {found.name!r} exists with another schema or event time: choose another name, or let its "
-                "schema grow with change_topic"
+                f"topic {found.name!r} exists with another {' and another '.join(what)}: give the same, or choose "
+                f"another name{grow}\n  present: {_form(own)}\n  given:   {_form(wanted)}"
             )
         return topic_of(found, self._catalogs.view)
 

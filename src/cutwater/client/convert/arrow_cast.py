@@ -11,6 +11,7 @@ from functools import lru_cache
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+from cutwater.client.convert.error_text import no_number
 from cutwater.client.convert.nested import inner_column, inner_pairs, is_list_type
 from cutwater.client.convert.value_rule import (
     ARROW_ERRORS,
@@ -18,6 +19,7 @@ from cutwater.client.convert.value_rule import (
     changed,
     check_readable,
     check_unchanged,
+    is_text,
 )
 from cutwater.client.errors import InvalidRecord
 
@@ -52,6 +54,9 @@ class ArrowConversion(ColumnConversion):
             yield step, inner, inner_column(value, step)
 
     def refusal(self, kind: pa.DataType, value: pa.Scalar, error: Exception) -> str:
+        # Text of digits alone is a number, but one that the type does not hold.
+        if is_text(value.type) and not str(given := value.as_py()).lstrip("+-").isdigit():
+            return no_number(given, kind) or changed(value, kind, error)
         return changed(value, kind, error)
 
 

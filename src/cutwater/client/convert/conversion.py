@@ -18,7 +18,7 @@ from cutwater.client.convert.error_text import short
 from cutwater.client.convert.python_to_arrow import PythonConversion
 from cutwater.client.convert.schemas import TIMESTAMP, TopicSchema, describe
 from cutwater.client.convert.times import Time, is_missing, time_us
-from cutwater.client.convert.value_rule import ARROW_ERRORS, NO_VALUE, check_arrow
+from cutwater.client.convert.value_rule import ARROW_ERRORS, check_arrow
 from cutwater.client.errors import InvalidRecord
 from cutwater.errors import InvalidArgument
 from cutwater.format.projection import no_values
@@ -48,10 +48,7 @@ def to_batch(
     extra = {name: given for name, given in extra.items() if given is not None}
     if schema.is_typed:
         if extra:
-            raise InvalidArgument(
-                f"topic {schema.topic!r} has a schema, so {next(iter(extra))}= has no place: give "
-                f"{describe(schema.newest)}"
-            )
+            raise InvalidArgument(_no_place(schema, next(iter(extra))))
         return _from_columns(schema, _columns_of(schema, records), now_us)
     if isinstance(records, _PLAIN):
         records = [records]
@@ -65,6 +62,18 @@ def to_batch(
             raise InvalidArgument(f"{name}= was given, and the records have a column {name!r} too: leave one out")
         columns[name] = _extra_column(name, given, count)
     return _from_columns(schema, (count, columns), now_us)
+
+
+def _no_place(schema: TopicSchema, name: str) -> str:
+    if name != "timestamp":
+        way_out = "give it in a column of the records"
+    elif schema.event_time:
+        way_out = f"event time is the column {schema.event_time!r} of the records"
+    else:
+        way_out = "the topic has no column of event time, so the time of the append counts"
+    return (
+        f"topic {schema.topic!r} has a schema, so {name}= has no place: {way_out}; there are {describe(schema.newest)}"
+    )
 
 
 # Key and value.
@@ -271,7 +280,12 @@ def _from_columns(schema: TopicSchema, given: tuple[int, Columns], now_us: int) 
         if array.null_count and default is not None:
             array = array.fill_null(default)
         elif array.null_count and (not field.nullable or name == schema.event_time):
-            text = NO_VALUE if schema.is_typed else "bytes are wanted, not None; an empty value is b''"
+            if not schema.is_typed:
+                text = "bytes are wanted, not None; an empty value is b''"
+            elif name == schema.event_time:
+                text = f"this is the event time of topic {schema.topic!r}: give every row a time, this one has none"
+            else:
+                text = "the column may not be null: give every row a value"
             raise InvalidRecord(text, column=name, row=array.is_null().index(True).as_py())
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema.newest)

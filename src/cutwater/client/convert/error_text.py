@@ -34,5 +34,19 @@ def whole_numbers(kind: pa.DataType) -> range:
     return range(-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1))
 
 
+def no_number(value: Any, kind: pa.DataType) -> str:
+    """Return an error text for a value that is no number, or no truth value, in a column of these; empty for columns of
+    other types."""
+    if pa.types.is_boolean(kind):
+        return f"the type is {kind}, so True or False is wanted, not {short(value)}"
+    if pa.types.is_integer(kind):
+        wanted, way_out = "a whole number", "int"
+    elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        wanted, way_out = "a number", "float" if pa.types.is_floating(kind) else "Decimal"
+    else:
+        return ""
+    return f"the type is {kind}, so {wanted} is wanted, not {short(value)}: give one, as with {way_out}(...)"
+
+
 def cut_off(text: str) -> str:
     return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"

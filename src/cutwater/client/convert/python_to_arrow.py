@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.convert.arrow_cast import no_member
-from cutwater.client.convert.error_text import short, shown, whole_numbers
+from cutwater.client.convert.error_text import no_number, short, shown, whole_numbers
 from cutwater.client.convert.nested import is_list_type
 from cutwater.client.convert.times import SECOND, is_missing, no_time, no_zone, too_fine
 from cutwater.client.convert.value_rule import (
@@ -79,11 +79,14 @@ class PythonConversion(ColumnConversion):
             return f"bytes or str are wanted, not {short(value)}: {way}"
         if pa.types.is_date(kind) and isinstance(value, str):
             return f"a date is wanted, not {short(value)}: write date.fromisoformat(...)"
+        is_number = isinstance(value, Real | Decimal) and not isinstance(value, bool)
+        if (not is_number or pa.types.is_boolean(kind)) and (text := no_number(value, kind)):
+            return text
         if isinstance(value, int) and pa.types.is_floating(kind):
             whole_max = WHOLE_MAX[kind.bit_width]
             why = f"whole numbers are exact up to {whole_max}. Write float(...), or let the column be decimal"
             return changed(value, kind, why)
-        if isinstance(value, int) and not isinstance(value, bool) and pa.types.is_integer(kind):
+        if isinstance(value, int) and pa.types.is_integer(kind):
             numbers = whole_numbers(kind)
             return changed(value, kind, f"that goes from {numbers[0]} to {numbers[-1]}")
         return changed(value, kind, error)

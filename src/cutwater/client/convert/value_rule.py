@@ -28,7 +28,7 @@ from cutwater.client.errors import InvalidRecord
 ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, LookupError, AttributeError)
 WHOLE_MAX = {16: 2**11, 32: 2**24, 64: 2**53}
 """Bits of a floating-point type → the largest whole number up to which it represents all of them exactly."""
-NO_VALUE = "there is no value, and one is demanded"
+NO_VALUE = "this may not be null: give a value"
 _DAY_MS = 86_400_000
 
 
@@ -142,7 +142,7 @@ def _rule(before: pa.DataType, after: pa.DataType) -> _Rule | None:
         return _Rule(_cut_short, f"it has more than {after.precision} digits")
     if kinds.is_boolean(after) and _is_number(before):
         return _Rule(_not_back, "only 0 and 1 are false and true")
-    if (kinds.is_integer(after) or kinds.is_decimal(after)) and _is_text(before):
+    if (kinds.is_integer(after) or kinds.is_decimal(after)) and is_text(before):
         return _PADDED
     if kinds.is_date(after) and kinds.is_timestamp(before):
         if before.tz is not None:
@@ -168,7 +168,7 @@ def _floating_rule(before: pa.DataType, after: pa.DataType) -> _Rule | None:
             return _Rule(_infinite, beyond)
         is_small = before.precision - before.scale < len(str(whole_max))
         return None if is_small else _Rule(lambda before, after: _larger(before, whole_max), inexact)
-    if _is_text(before):
+    if is_text(before):
         return _Rule(lambda before, after: _no_float(before, after, whole_max), _PADDED.way_out)
     return None
 
@@ -177,7 +177,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     """Return whether the type is text or bytes, which Arrow parses as numbers in the same way."""
     texts = pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()
     return kind in texts
@@ -202,7 +202,7 @@ def _infinite(before: pa.Array, after: pa.Array) -> pa.Array:
     found = pc.is_inf(after)
     if pa.types.is_floating(before.type):
         return pc.and_not(found, pc.is_inf(before))
-    if _is_text(before.type):
+    if is_text(before.type):
         return pc.and_not(found, pc.match_substring(before.cast(pa.large_string()), "inf", ignore_case=True))
     return found
 

@@ -73,7 +73,7 @@ class Positions:
         streams = view.catalog.streams
         if selection is not None:
             streams = tuple(info for topic in selection.topics(view) for info in view.streams_of(topic.topic))
-        return await self._reading.find(CutTime(time_us(time)), streams, view, deadline)
+        return await self._reading.find(CutTime(time_us(time, "time")), streams, view, deadline)
 
     async def resolve(
         self, selection: Selection, start: Position, stop: int | datetime | None, follow: bool, deadline: Deadline
