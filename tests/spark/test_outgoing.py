@@ -151,7 +151,9 @@ def test_what_cannot_be_written_is_said_before_anything_is(fresh: cutwater.Clien
         BatchWriter(write_options({"servers": fresh.servers, "topic": "plain"}), StructType(), overwrite=True)
     with pytest.raises(InvalidRecord, match=r"column 'n', row 1: the column may not be null: give every row a value"):
         write(fresh, pa.table({"n": pa.array([1, None], pa.int64())}), topic="typed")
-    with pytest.raises(InvalidRecord, match=r"column 'n', row 1: the type is int64, so a whole number is wanted, not 'x'"):
+    with pytest.raises(
+        InvalidRecord, match=r"column 'n', row 1: the type is int64, so a whole number is wanted, not 'x'"
+    ):
         write(fresh, pa.table({"n": ["1", "x"]}), topic="typed")
     with pytest.raises(InvalidArgument, match="'p' is null in a row"):
         write(fresh, pa.table({"n": [1], "p": pa.array([None], pa.string())}), topic="typed", positionColumn="p")
