@@ -9,6 +9,7 @@ that it certainly was not taken: see ``client.append.pending``.
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -81,14 +82,14 @@ class Shipment(Struct, eq=False, kw_only=True):
     stop: Callable[[], object] | None = None
     """Gives the present attempt up."""
 
+    @abstractmethod
     def load(self) -> Batch:
         """Encode the batch, anew for each attempt: an append whose caller was meanwhile told that nothing was appended
         must not be in it any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, outcome: Ack | Exception) -> None:
         """Take the outcome, once. An exception that is no ``CutwaterError`` is unexpected."""
-        raise NotImplementedError
 
     def note_slow(self) -> None:
         """Called when ``is_slow`` begins."""
