@@ -41,6 +41,9 @@ class System:
     def wall_time_ns(self) -> int:
         return time.time_ns()
 
+    def thread_time(self) -> float:
+        return time.thread_time()
+
     def token_bytes(self, size: int) -> bytes:
         return secrets.token_bytes(size)
 
@@ -79,6 +82,11 @@ def monotonic() -> float:
 def wall_time_ns() -> int:
     """Return the nanoseconds since 1970, which may go back when the clock is set."""
     return _system.wall_time_ns()
+
+
+def thread_time() -> float:
+    """Return the seconds of processor time that this thread has used."""
+    return _system.thread_time()
 
 
 def token_bytes(size: int) -> bytes:

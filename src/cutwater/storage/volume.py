@@ -22,7 +22,6 @@ on all its volumes, until it is started with them.
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +33,7 @@ from msgspec import structs
 
 from cutwater.errors import InvalidArgument, Refused, WrongIdentity
 from cutwater.format.errors import DamagedFile, DiskFull, NodeExists, VolumeConflict, VolumeLocked, VolumeUnusable
+from cutwater.runtime import system
 from cutwater.runtime.permissions import close_to_others
 from cutwater.storage.files import TEMPORARY, Lock, OsFiles, StorageFiles, is_full
 from cutwater.storage.node_identity import NODE_FILES, NodeIdentity, load_identity, merged, save_identity
@@ -64,11 +64,8 @@ def free_bytes(volumes: Iterable[Path]) -> dict[Path, int]:
     found = {}
     for volume in volumes:
         try:
-            device = os.stat(volume).st_dev
-            if device not in by_device:
-                stats = os.statvfs(volume)
-                by_device[device] = stats.f_bavail * stats.f_frsize
-            found[volume] = by_device[device]
+            space = system.free_space(volume)
+            found[volume] = by_device.setdefault(space.device, space.free_bytes)
         except OSError:
             found[volume] = 0
     return found
@@ -91,7 +88,7 @@ class NodeVolumes:
         forget: Sequence[Path] = (),
         forget_metadata_keys: bool = False,
         files: StorageFiles | None = None,
-        make_key: Callable[[], str] = lambda: secrets.token_hex(16),
+        make_key: Callable[[], str] = lambda: system.token_hex(16),
         room: Callable[[Iterable[Path]], dict[Path, int]] = free_bytes,
     ) -> None:
         self._files = files or OsFiles()
