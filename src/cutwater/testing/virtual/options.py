@@ -1,0 +1,141 @@
+"""A simulated cluster of shipped servers, its workload and its faults, as one description. A seed draws a subset."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import Struct, structs
+
+
+class ShippedOptions(Struct, frozen=True):
+    """Times are in seconds, sizes in bytes. ``..._every`` is the mean time between two faults; 0 means never."""
+
+    storage_nodes: int = 3
+    metadata_nodes: int = 2
+    streams: int = 2
+    replication: int = 3
+    segment_bytes: int = 16 * 1024
+    may_wait_for_disk: bool = False
+    seconds: float = 4.0
+    """How long faults and load last."""
+
+    # Clients.
+    appenders: int = 2
+    producers: int = 1
+    subscribers: int = 1
+    typed_topic: bool = False
+    """Whether there is a second topic, with a schema."""
+    append_pause: float = 0.05
+    padding_bytes_max: int = 100
+    timeout: float = 3.0
+    kill_client_every: float = 0.0
+    reads_every: float = 0.2
+    cursors_every: float = 0.0
+    trim_every: float = 0.0
+
+    # Processes.
+    kill_every: float = 0.0
+    power_every: float = 0.0
+    power_all_every: float = 0.0
+    pause_every: float = 0.0
+    restart_every: float = 0.0
+    """A clean stop and start, one machine after the other."""
+    down_seconds_max: float = 1.0
+    clock_jump_every: float = 0.0
+    drift: float = 0.0
+
+    # Network.
+    delay_max: float = 0.001
+    tears: float = 0.1
+    partition_every: float = 0.0
+    one_way: bool = False
+    reset_every: float = 0.0
+    half_open_every: float = 0.0
+    throttle_every: float = 0.0
+    lost_connects: float = 0.0
+
+    # Disks and store.
+    sync_seconds_max: float = 0.001
+    sync_failure: float = 0.0
+    store_delay_max: float = 0.001
+    store_lost_answers: float = 0.0
+    store_failures: float = 0.0
+
+    def faults(self) -> dict[str, object]:
+        """Return the options that differ from a cluster without faults, for display."""
+        quiet = ShippedOptions()
+        return {
+            name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) != getattr(quiet, name)
+        }
+
+
+SHARE = 0.3
+CHOICES: dict[str, tuple[object, ...]] = {
+    "typed_topic": (True,),
+    "may_wait_for_disk": (True,),
+    "kill_client_every": (1.0, 3.0),
+    "cursors_every": (0.2,),
+    "kill_every": (0.7, 2.0),
+    "power_every": (0.7, 2.0),
+    "power_all_every": (3.0,),
+    "pause_every": (1.0, 2.0),
+    "restart_every": (1.5,),
+    "down_seconds_max": (0.1, 3.0),
+    "clock_jump_every": (1.0,),
+    "drift": (0.01, 0.2),
+    "delay_max": (0.005, 0.03),
+    "tears": (0.5, 1.0),
+    "partition_every": (1.0, 2.0),
+    "one_way": (True,),
+    "reset_every": (0.3, 1.0),
+    "half_open_every": (0.5, 2.0),
+    "throttle_every": (1.0,),
+    "lost_connects": (0.05, 0.3),
+    "sync_seconds_max": (0.01, 0.1),
+    "sync_failure": (0.001, 0.01),
+    "store_delay_max": (0.01, 0.05),
+    "store_lost_answers": (0.01, 0.1),
+    "store_failures": (0.01, 0.1),
+}
+
+
+def shipped_options(seed: int) -> ShippedOptions:
+    """Return a small cluster and a subset of the faults and workloads, both chosen by the seed."""
+    random = Random(f"shipped/{seed}")
+    options = ShippedOptions(
+        storage_nodes=random.choice((2, 3, 3, 4)),
+        metadata_nodes=random.choice((1, 2, 3)),
+        streams=random.randint(1, 3),
+        replication=random.choice((1, 2, 2, 3)),
+        segment_bytes=random.choice((4, 16, 256)) * 1024,
+        seconds=random.choice((2.0, 4.0)),
+        appenders=random.randint(1, 3),
+        producers=random.randint(0, 2),
+        subscribers=random.randint(1, 2),
+        append_pause=random.choice((0.02, 0.05, 0.1)),
+        padding_bytes_max=random.choice((0, 100, 3_000)),
+        timeout=random.choice((0.5, 3.0, 10.0)),
+    )
+    changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
+    options = structs.replace(options, replication=min(options.replication, options.storage_nodes))
+    return structs.replace(options, **changes)
+
+
+def shipped_storm_options(seed: int) -> ShippedOptions:
+    """Return a cluster with all faults at once, and often."""
+    random = Random(f"shipped storm/{seed}")
+    changes = {name: random.choice(values) for name, values in CHOICES.items()}
+    options = ShippedOptions(storage_nodes=4, metadata_nodes=3, streams=3, producers=2, subscribers=2, seconds=6.0)
+    return structs.replace(options, **changes)
+
+
+def shipped_quiet_options(seed: int) -> ShippedOptions:
+    """Return a cluster without faults."""
+    return ShippedOptions()
+
+
+SHIPPED_PROFILES = {
+    "shipped": shipped_options,
+    "shipped-quiet": shipped_quiet_options,
+    "shipped-storm": shipped_storm_options,
+}
