@@ -33,10 +33,10 @@ from cutwater.testing.virtual.workload import (
     PLAIN,
     TYPED,
     VirtualAppender,
+    VirtualClient,
     VirtualProducer,
     VirtualReader,
     VirtualSubscriber,
-    VirtualClient,
 )
 from cutwater.types import GLSN, ReplicaState
 
