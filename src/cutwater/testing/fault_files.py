@@ -151,6 +151,18 @@ class FaultFiles:
         if str(path) not in self._dirs:
             self._dirs.update(map(str, (path, *path.parents)))
 
+    def remove_dir(self, path: Path) -> None:
+        """Remove an empty directory. It is durable at once."""
+        if self.names(path):
+            raise OSError(errno.ENOTEMPTY, "directory not empty", str(path))
+        self._dirs.discard(str(path))
+
+    def close_to_others(self, path: Path) -> None:
+        """Do nothing: a simulated disk has no users."""
+
+    def real_path(self, path: Path) -> Path:
+        return path
+
     def is_dir(self, path: Path) -> bool:
         return str(path) in self._dirs
 

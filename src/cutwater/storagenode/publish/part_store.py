@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from cutwater.errors import (
 from cutwater.format.checksum import Buffer
 from cutwater.format.errors import DiskFull
 from cutwater.protocol import storage_api as api
+from cutwater.runtime import system
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.part_files import CannotUse, Held, PartWriter, StagingFiles, check_part
 from cutwater.storagenode.disk_space import RoomWatch
@@ -78,7 +78,7 @@ class _Writing:
         self.is_checked = True
         self.reserved = 0
         """Bytes of this part that count towards the limit."""
-        self.touched = time.monotonic()
+        self.touched = system.monotonic()
 
 
 class _NotChecked(Exception):
@@ -225,7 +225,7 @@ class PartStore:
             except BaseException:
                 await self._give_up(writing)
                 raise
-            writing.touched = time.monotonic()
+            writing.touched = system.monotonic()
             return end + len(data)
 
     async def finish(self, part: str, size: PartSize) -> Held:
@@ -358,7 +358,7 @@ class PartStore:
         writing.writer.append(data)
 
     async def _complete(self, writing: _Writing, writer: PartWriter) -> Held:
-        staged_us = time.time_ns() // 1_000
+        staged_us = system.wall_time_ns() // 1_000
         try:
             held = await self.in_thread(lambda: writer.finish(staged_us))
         except BaseException:
@@ -401,7 +401,7 @@ class PartStore:
 
     async def tidy(self, ask: Ask) -> None:
         """Remove parts that the metadata repository no longer needs, and parts that were never completed."""
-        now = time.monotonic()
+        now = system.monotonic()
         for writing in [one for one in self._writing.values() if now - one.touched > IDLE_SECONDS_MAX]:
             async with writing.lock:
                 await self._give_up(writing)
@@ -415,7 +415,7 @@ class PartStore:
 
     def summary(self) -> tuple[api.StagedInfo, ...]:
         """Summarize what is held, by batch. A batch is as old as its newest part: tasks may still add to it."""
-        now_us = time.time_ns() // 1_000
+        now_us = system.wall_time_ns() // 1_000
         found: dict[tuple[RunId, BatchNumber, int], list[Held]] = {}
         for held in self.held.values():
             found.setdefault(_batch_of(held), []).append(held)

@@ -4,7 +4,6 @@ client that stages them gets the error, and not the node that must publish them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from cutwater.errors import InvalidArgument
 from cutwater.format.bodies import BadBody, BodyForm, problem_with, read_checked
 from cutwater.format.checksum import Buffer
 from cutwater.format.entry_codec import EntryFrame, frames_in
+from cutwater.runtime import system
 from cutwater.storagenode.validation.content_checks import check_ahead, largest_of, malformed, needed
 from cutwater.storagenode.validation.topic_forms import KnownTopics, TopicForms
 
@@ -43,7 +43,7 @@ class PartChecks:
     def check(self, data: Buffer) -> None:
         """Raise if any of these frames is invalid."""
         assert self._topic is not None, "the schemas are known"
-        last, now = self._last, time.time_ns() // 1_000
+        last, now = self._last, system.wall_time_ns() // 1_000
         for frame in frames_in(data):
             if self._topic.ahead_us:
                 check_ahead(self._topic, largest_of(frame.header.count), frame.header.time_max, now)
