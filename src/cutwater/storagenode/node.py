@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -39,6 +38,7 @@ from cutwater.errors import (
 )
 from cutwater.format.errors import DiskFull
 from cutwater.protocol import storage_api as api
+from cutwater.runtime import system
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.counters import NodeCounters
 from cutwater.storagenode.outside import Outside
@@ -150,13 +150,13 @@ class StorageNode:
 
     def stop(self, timeout: float) -> bool:
         """Make everything given so far durable. Returns whether all replicas could be closed in time."""
-        deadline = time.monotonic() + timeout
+        deadline = system.monotonic() + timeout
         self._chores.shutdown(wait=False, cancel_futures=True)
         drivers = list(self.replicas.values())
-        ended = [driver.close(max(0.0, deadline - time.monotonic())) for driver in drivers]
-        ended += [d.writer.join(max(0.0, deadline - time.monotonic())) for d in list(self._abandoned.values())]
+        ended = [driver.close(max(0.0, deadline - system.monotonic())) for driver in drivers]
+        ended += [d.writer.join(max(0.0, deadline - system.monotonic())) for d in list(self._abandoned.values())]
         at_work = [future for future in list(self._at_work.values()) if not future.cancelled()]
-        return not wait(at_work, max(0.0, deadline - time.monotonic())).not_done and all(ended)
+        return not wait(at_work, max(0.0, deadline - system.monotonic())).not_done and all(ended)
 
     def stop_reporting(self) -> None:
         """Begin nothing new from here on. Must be called on the event loop before ``stop``."""

@@ -149,7 +149,7 @@ class StorageNodeServer:
         self.topics = KnownTopics(lambda request: self._metadata.ask(request, Catalog, timeout_ms=CATALOG_ASK_MS_MAX))
         name = f"checks of storage node {volumes.identity.node}"
         self.content = ContentChecks(self.topics, self.node.replicas, self.memory, name)
-        staged_files = StagingFiles(volumes.staging)
+        staged_files = StagingFiles(volumes.staging, volumes.files)
         self.staging = PartStore(
             self.node,
             staged_files,

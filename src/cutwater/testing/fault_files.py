@@ -234,6 +234,18 @@ class FaultFiles:
     def real_path(self, path: Path) -> Path:
         return path
 
+    def remove_dir(self, path: Path) -> None:
+        """Remove an empty directory. It is durable at once."""
+        if self.names(path):
+            raise OSError(errno.ENOTEMPTY, "directory not empty", str(path))
+        self._dirs.discard(str(path))
+
+    def close_to_others(self, path: Path) -> None:
+        """Do nothing: a simulated disk has no users."""
+
+    def real_path(self, path: Path) -> Path:
+        return path
+
     def is_dir(self, path: Path) -> bool:
         return isinstance(self._found(path), DirInode)
 
