@@ -16,7 +16,7 @@ import pytest
 from cutwater.storage.files import File, Lock, OsFiles, StorageFiles
 from cutwater.testing.fault_files import FaultFiles
 
-SEEDS = 60
+SEEDS = 40
 STEPS = 250
 PLACES = ["a", "b", "d", "e", "d/a", "d/b", "d/e", "e/a", "e/d", "d/e/a", "a/b", "missing/a"]
 LOCKS = ["lock", "d/lock", "missing/lock"]

@@ -21,7 +21,8 @@ from cutwater.storage.files import OsFile, OsFiles
 from cutwater.storage.replica.marked_file import MarkedFile
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
-from cutwater.testing.fault_files import FaultFiles, SyncedFile
+from cutwater.testing.disk_inodes import SyncedFile
+from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import GLSN, LLSN, Epoch
 
 

@@ -19,6 +19,9 @@ TORN_SHARE = 0.3
 """How many of the writes that a crash leaves are torn."""
 
 
+# Records of operations, for replaying them.
+
+
 class Written(Struct, frozen=True):
     inode: int
     offset: int
@@ -30,6 +33,37 @@ class Resized(Struct, frozen=True):
 
     inode: int
     size: int
+
+
+class SyncedFile(Struct, frozen=True):
+    inode: int
+    everything: bool
+    """Also that the file was shortened."""
+
+
+class Made(Struct, frozen=True):
+    path: str
+    inode: int
+
+
+class MadeDir(Struct, frozen=True):
+    path: str
+
+
+class Renamed(Struct, frozen=True):
+    source: str
+    target: str
+
+
+class Removed(Struct, frozen=True):
+    path: str
+
+
+class SyncedNames(Struct, frozen=True):
+    path: str
+
+
+Operation = Written | Resized | SyncedFile | Made | MadeDir | Renamed | Removed | SyncedNames
 
 
 class FileChange:
@@ -88,10 +122,13 @@ class FileInode:
                 change.durable_at = min(change.durable_at, at)
 
     def fail(self, at: float, rng: Random) -> None:
-        """Fail a sync: some changes are on the disk, and no later sync writes the others."""
+        """Fail a sync: some writes are on the disk, and no later sync writes the others.
+
+        The length is not data: the file system keeps it in its journal until it is on the disk, or goes down.
+        """
         left: list[FileChange] = []
         for change in self.changes:
-            if change.durable_at <= at:
+            if change.durable_at <= at or isinstance(change.operation, Resized):
                 left.append(change)
                 continue
             for piece in _survivors(change, rng, 0.5, torn=True):

@@ -15,14 +15,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from random import Random
 from weakref import WeakValueDictionary
 
-from msgspec import Struct
-
 from cutwater.format.checksum import Buffer
+from cutwater.runtime.system import Space
 from cutwater.storage.files import BLOCK_BYTES
 from cutwater.testing.disk_faults import DiskFault, DiskFaultRule, DiskFaults, ProcessDied
 from cutwater.testing.disk_inodes import (
@@ -31,50 +31,26 @@ from cutwater.testing.disk_inodes import (
     FileChange,
     FileInode,
     Inode,
+    Made,
+    MadeDir,
     Names,
     NameSet,
+    Operation,
+    Removed,
+    Renamed,
     Resized,
+    SyncedFile,
+    SyncedNames,
     Written,
     apply,
     copied,
 )
 
-UNLIMITED_BYTES = 1 << 40
+DISK_BYTES = 1 << 40
 """Free space of a disk without a limit."""
 
-
-# Records of operations, for replaying them, together with ``Written`` and ``Resized``.
-
-
-class SyncedFile(Struct, frozen=True):
-    inode: int
-    everything: bool
-    """Also that the file was shortened."""
-
-
-class Made(Struct, frozen=True):
-    path: str
-    inode: int
-
-
-class MadeDir(Struct, frozen=True):
-    path: str
-
-
-class Renamed(Struct, frozen=True):
-    source: str
-    target: str
-
-
-class Removed(Struct, frozen=True):
-    path: str
-
-
-class SyncedNames(Struct, frozen=True):
-    path: str
-
-
-Operation = Written | Resized | SyncedFile | Made | MadeDir | Renamed | Removed | SyncedNames
+PROCESS_ID = b"1\n"
+"""What a lock writes into its file."""
 
 
 class FaultFiles:
@@ -95,6 +71,8 @@ class FaultFiles:
         """Whether operations are recorded."""
         self.room_bytes: int | None = None
         """How many more bytes can be written before the disk is full; None means no limit."""
+        self.device = 1
+        """Tells this disk from others in ``free_space``."""
         self.fail_sync: Callable[[Path], bool] = lambda path: False
         """Called before each sync; returns whether the sync fails."""
         self.calls = 0
@@ -163,8 +141,12 @@ class FaultFiles:
 
     def rename(self, source: Path, target: Path) -> None:
         self._begin()
-        inode = self._lookup(source)
-        directory, name = self._place(target)
+        try:
+            self._place(source)
+            directory, name = self._place(target)
+            inode = self._lookup(source)
+        except OSError as error:
+            raise _error(error.errno or 0, source, target) from None
         there = directory.entries.get(name)
         if inode is there:
             return
@@ -234,18 +216,6 @@ class FaultFiles:
     def real_path(self, path: Path) -> Path:
         return path
 
-    def remove_dir(self, path: Path) -> None:
-        """Remove an empty directory. It is durable at once."""
-        if self.names(path):
-            raise OSError(errno.ENOTEMPTY, "directory not empty", str(path))
-        self._dirs.discard(str(path))
-
-    def close_to_others(self, path: Path) -> None:
-        """Do nothing: a simulated disk has no users."""
-
-    def real_path(self, path: Path) -> Path:
-        return path
-
     def is_dir(self, path: Path) -> bool:
         return isinstance(self._found(path), DirInode)
 
@@ -261,18 +231,24 @@ class FaultFiles:
             return None
         lock = FaultLock(inode)
         self._locks.append(lock)
+        # The id of the process is only for messages, so a failed write does not matter.
+        with suppress(OSError):
+            file = FaultFile(self, path, inode)
+            file.truncate(0)
+            file.pwritev([PROCESS_ID], 0)
         return lock
 
-    def free_space(self, path: Path) -> int:
-        """Return how many bytes are free on the disk of this path."""
+    def free_space(self, path: Path) -> Space:
+        """Answer ``system.free_space`` for a path on this disk."""
         self._lookup(path)
-        return UNLIMITED_BYTES if self.room_bytes is None else self.room_bytes
+        return Space(DISK_BYTES, DISK_BYTES if self.room_bytes is None else self.room_bytes, self.device)
 
     # Paths.
 
-    def _lookup(self, path: Path | str) -> Inode:
+    def _lookup(self, path: Path | str, parent: str | None = None) -> Inode:
+        """Return what is at ``path``, or at ``parent`` on the way to it."""
         inode: Inode = self._names.root
-        for name in str(path).split("/"):
+        for name in (str(path) if parent is None else parent).split("/"):
             if not name or name == ".":
                 continue
             if not isinstance(inode, DirInode):
@@ -305,10 +281,10 @@ class FaultFiles:
     def _place(self, path: Path | str) -> tuple[DirInode, str]:
         """Return the directory of a name, which exists, and the name, which may not."""
         parent, _, name = str(path).rpartition("/")
-        inode = self._lookup(parent)
-        if not isinstance(inode, DirInode):
+        directory = self._lookup(path, parent)
+        if not isinstance(directory, DirInode):
             raise _error(errno.ENOTDIR, path)
-        return inode, name
+        return directory, name
 
     # Operations.
 
