@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +28,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.format.checksum import Buffer
+from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.format.errors import DiskFull
 from cutwater.protocol import storage_api as api
 from cutwater.runtime import system
@@ -210,8 +211,10 @@ class PartStore:
                 )
             self._reserve(writing, len(data))
             try:
-                await self._check(writing, data)
-                await self.in_thread(lambda: self._write(writing, data))
+                # The frames are verified once, here.
+                frames = await self.in_thread(lambda: list(frames_in(data)))
+                await self._check(writing, frames)
+                await self.in_thread(lambda: self._write(writing, data, frames))
             except _NotChecked as error:
                 # Nothing was written. The content can be checked when it is sent again.
                 self._reserve(writing, -len(data))
@@ -339,23 +342,23 @@ class PartStore:
             )
         self._node.require_room(size)
 
-    async def _check(self, writing: _Writing, data: Buffer) -> None:
+    async def _check(self, writing: _Writing, frames: Sequence[EntryFrame]) -> None:
         """Raise unless the content of these frames is valid."""
         checks = writing.checks
         if checks is None:
             return
         try:
-            needed = await checks.prepare(data, self.in_thread)
+            needed = await checks.prepare(frames, self.in_thread)
             async with self._memory.reserved(needed):
-                await self.in_thread(lambda: checks.check(data))
+                await self.in_thread(lambda: checks.check(frames))
         except Unavailable as error:
             raise _NotChecked(error) from error
 
-    def _write(self, writing: _Writing, data: Buffer) -> None:
+    def _write(self, writing: _Writing, data: Buffer, frames: Sequence[EntryFrame]) -> None:
         """Write data. Called in a thread."""
         if writing.writer is None:
             writing.writer = self._files.begin(writing.part, checked=writing.is_checked)
-        writing.writer.append(data)
+        writing.writer.append(data, frames)
 
     async def _complete(self, writing: _Writing, writer: PartWriter) -> Held:
         staged_us = system.wall_time_ns() // 1_000
