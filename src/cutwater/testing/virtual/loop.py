@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cutwater.testing.disk_faults import ProcessDied
 from cutwater.testing.virtual.processes import SimProcess, current_process, process_variable
 from cutwater.testing.virtual.trace import Trace
 
@@ -159,8 +160,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.callbacks += 1
         try:
             handle.context.run(callback, *handle.args)
+        except ProcessDied:
+            pass
         except Exception as error:
             self.call_exception_handler({"message": f"error in {callback}", "exception": error})
+        if process is not None and process.disk is not None and process.disk.charged_seconds:
+            # The event loop itself waited for the disk.
+            process.pause()
+            self.call_as_later(None, process.take_charge(), process.resume, self)
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         self.call_soon(self.create_task, generator.aclose())
@@ -180,9 +187,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if self._is_closed:
-            return
         error, process = context.get("exception"), current_process()
+        if self._is_closed or (process is not None and process.is_dead):
+            return
         where = "" if process is None else f"{process.name}: "
         self.complaints.append(f"{where}{context['message']}: {error!r}{_place_of(error)}")
 

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from msgspec import structs
 
 from cutwater.storage.replica.segment_log import SUFFIX as ENTRIES
-from cutwater.testing.fault_files import FaultFiles, Made, Operation, Renamed, Written
+from cutwater.testing.disk_inodes import Made, Operation, Written
+from cutwater.testing.fault_files import FaultFiles
 from cutwater.testing.virtual.loop import VirtualLoop
 from cutwater.testing.virtual.processes import SimProcess
 from cutwater.wire.identity.server_keys import ServerKey
 
 
 class SimDisk(FaultFiles):
-    """Files that charge time for syncs."""
+    """The disk of a machine, which remembers everything that was ever written to files of entries."""
 
-    def __init__(self, random: Random) -> None:
-        super().__init__()
+    def __init__(self, random: Random, clock: Callable[[], float]) -> None:
+        super().__init__(random, clock=clock)
         self.recording = False
-        self.random = random
-        self.sync_seconds_max = 0.001
-        self.sync_failure = 0.0
-        self._charged = 0.0
-        self.fail_sync = self._sync
         self._paths: dict[int, str] = {}
         self.written: list[tuple[str, bytes]] = []
-        """Everything that was ever written to files of entries, with the names that they were created with."""
+        """Writes to files of entries, with the names that the files were created with."""
 
     def do(self, operation: Operation) -> None:
         super().do(operation)
@@ -41,36 +35,6 @@ class SimDisk(FaultFiles):
                 self.written.append((path, operation.data))
         elif isinstance(operation, Made) and operation.path.endswith(ENTRIES):
             self._paths[operation.inode] = operation.path
-
-    def _sync(self, path: Path) -> bool:
-        self._charged += self.random.random() * self.sync_seconds_max
-        return bool(self.sync_failure) and self.random.random() < self.sync_failure
-
-    def rename(self, source: Path, target: Path) -> None:
-        if self.is_dir(source):
-            self._rename_dir(str(source), str(target))
-        else:
-            super().rename(source, target)
-
-    def _rename_dir(self, source: str, target: str) -> None:
-        """Rename a directory. It is durable at once."""
-
-        def moved(path: str) -> str:
-            return target + path[len(source) :] if path == source or path.startswith(f"{source}/") else path
-
-        self._dirs = set(map(moved, self._dirs))
-        self._names = {moved(path): inode for path, inode in self._names.items()}
-        self._durable_names = {moved(path): inode for path, inode in self._durable_names.items()}
-        self._volatile_names = [
-            structs.replace(change, source=moved(change.source), target=moved(change.target))
-            if isinstance(change, Renamed)
-            else structs.replace(change, path=moved(change.path))
-            for change in self._volatile_names
-        ]
-
-    def take_charge(self) -> float:
-        charged, self._charged = self._charged, 0.0
-        return charged
 
 
 class SimMachine:
@@ -86,7 +50,8 @@ class SimMachine:
     ) -> None:
         self.loop, self.name, self.host, self.random = loop, name, host, random
         self._serve = serve
-        self.disk = SimDisk(random)
+        self.disk = SimDisk(random, lambda: loop.now)
+        self.disk.on_death = self._died
         self.key = ServerKey(Ed25519PrivateKey.from_private_bytes(random.randbytes(32)))
         self.process: SimProcess | None = None
         self.server: Any = None
@@ -96,8 +61,8 @@ class SimMachine:
         self.rate = 1.0
         self.wall_offset_ns = 0
         self._lives: list[object] = []
-        self.on_failure: Callable[[Exception], None] = lambda error: None
-        """Called when the process could not go on."""
+        self.on_failure: Callable[[Exception | None], None] = lambda error: None
+        """Called when the process has ended by itself, with the reason if it has one."""
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -151,6 +116,22 @@ class SimMachine:
         self.process.kill()
         self.loop.network.process_ended(self.process)
         self.disk.kill()
+
+    def kill_soon(self, operations: int) -> None:
+        """Kill the process at one of its next file operations, in the middle of what it does."""
+        self.disk.die_at = self.disk.calls + operations
+
+    def _died(self) -> None:
+        process = self.process
+        assert process is not None
+        self.loop.trace.say(self.loop.now, f"{self.name} is killed at a file operation")
+        process.kill()
+        self.loop.network.process_ended(process)
+        self.loop.call_as(None, self._bury)
+
+    def _bury(self) -> None:
+        self.disk.kill()
+        self.on_failure(None)
 
     def cut_power(self) -> None:
         """Lose what was not synced, and every connection without a word."""

@@ -34,13 +34,14 @@ class VirtualNemesis:
         store.delay_seconds_max = options.store_delay_max
         store.lost_answers, store.failures = options.store_lost_answers, options.store_failures
         for machine in self._cluster.machines:
-            machine.disk.sync_seconds_max = options.sync_seconds_max
-            machine.disk.sync_failure = options.sync_failure
+            for rule in options.disk_rules():
+                machine.disk.faults.add(rule)
             if options.drift:
                 machine.set_rate(self._random.uniform(1 - options.drift, 1 + options.drift))
         self._every(options.kill_every, self._kill)
         self._every(options.power_every, self._cut_power)
         self._every(options.power_all_every, self._cut_all_power)
+        self._every(options.kill_in_write_every, self._kill_in_write)
         self._every(options.pause_every, self._pause)
         self._every(options.restart_every, self._restart)
         self._every(options.clock_jump_every, self._jump_clock)
@@ -61,7 +62,8 @@ class VirtualNemesis:
         store = self._cluster.store
         store.delay_seconds_max, store.lost_answers, store.failures = 0.001, 0.0, 0.0
         for machine in self._cluster.machines:
-            machine.disk.sync_seconds_max, machine.disk.sync_failure = 0.001, 0.0
+            machine.disk.faults.clear()
+            machine.disk.die_at = None
             machine.resume()
             if not machine.is_running:
                 machine.start()
@@ -106,6 +108,11 @@ class VirtualNemesis:
         if machine is not None:
             machine.kill()
             self._later(self._down_seconds(), self._start, machine)
+
+    async def _kill_in_write(self) -> None:
+        machine = self._running()
+        if machine is not None:
+            machine.kill_soon(self._random.randint(1, 30))
 
     async def _cut_power(self) -> None:
         machine = self._running()

@@ -6,6 +6,8 @@ from random import Random
 
 from msgspec import Struct, structs
 
+from cutwater.testing.disk_faults import DiskFault, DiskFaultRule
+
 
 class ShippedOptions(Struct, frozen=True):
     """Times are in seconds, sizes in bytes. ``..._every`` is the mean time between two faults; 0 means never."""
@@ -57,9 +59,24 @@ class ShippedOptions(Struct, frozen=True):
     # Disks and store.
     sync_seconds_max: float = 0.001
     sync_failure: float = 0.0
+    write_failure: float = 0.0
+    disk_full: float = 0.0
+    hung_syncs: float = 0.0
+    kill_in_write_every: float = 0.0
     store_delay_max: float = 0.001
     store_lost_answers: float = 0.0
     store_failures: float = 0.0
+
+    def disk_rules(self) -> list[DiskFaultRule]:
+        """Return the faults of each disk."""
+        rules = [
+            DiskFaultRule(DiskFault.SLOW_SYNC, 1.0, seconds=(0.0, self.sync_seconds_max)),
+            DiskFaultRule(DiskFault.HUNG_SYNC, self.hung_syncs, seconds=(1.0, 10.0)),
+            DiskFaultRule(DiskFault.SYNC_ERROR, self.sync_failure),
+            DiskFaultRule(DiskFault.WRITE_ERROR, self.write_failure),
+            DiskFaultRule(DiskFault.FULL, self.disk_full),
+        ]
+        return [rule for rule in rules if rule.probability]
 
     def faults(self) -> dict[str, object]:
         """Return the options that differ from a cluster without faults, for display."""
@@ -93,6 +110,10 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "lost_connects": (0.05, 0.3),
     "sync_seconds_max": (0.01, 0.1),
     "sync_failure": (0.001, 0.01),
+    "write_failure": (0.0005, 0.005),
+    "disk_full": (0.0005, 0.005),
+    "hung_syncs": (0.0005, 0.003),
+    "kill_in_write_every": (0.5, 2.0),
     "store_delay_max": (0.01, 0.05),
     "store_lost_answers": (0.01, 0.1),
     "store_failures": (0.01, 0.1),

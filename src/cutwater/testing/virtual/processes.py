@@ -7,6 +7,8 @@ import contextvars
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from cutwater.testing.fault_files import FaultFiles
+
 if TYPE_CHECKING:
     from cutwater.testing.virtual.loop import SimHandle, VirtualLoop
 
@@ -31,11 +33,12 @@ class SimProcess:
         self.is_running = True
         """Whether callbacks run: it is neither dead nor paused."""
         self.is_dead = False
-        self.disk: Any = None
-        """The disk of its host, if it has one; it charges time with ``take_charge``."""
+        self.disk: FaultFiles | None = None
+        """The disk of its host, if it has one."""
         self.context = contextvars.Context()
         self.context.run(process_variable.set, self)
         self._rate, self._since, self._offset = rate, started, random.uniform(10.0, 1000.0)
+        self._pauses = 0
         self._parked: list[SimHandle] = []
         self._kept: list[object] = []
         """What the process would have run. Dropping it would run the ``finally`` blocks of its coroutines."""
@@ -66,7 +69,7 @@ class SimProcess:
 
     def take_charge(self) -> float:
         """Return the seconds that the disk charged since the last call."""
-        return 0.0 if self.disk is None else float(self.disk.take_charge())
+        return 0.0 if self.disk is None else self.disk.take_charged_seconds()
 
     # Life and death.
 
@@ -84,10 +87,13 @@ class SimProcess:
         self.is_dead, self.is_running = True, False
 
     def pause(self) -> None:
+        """Stand still until ``resume``; as often as this was called."""
         self.is_running = False
+        self._pauses += 1
 
     def resume(self, loop: VirtualLoop) -> None:
-        if self.is_dead:
+        self._pauses -= 1
+        if self.is_dead or self._pauses:
             return
         self.is_running = True
         parked, self._parked = self._parked, []

@@ -83,7 +83,7 @@ class ShippedSimulation:
         for machine in self.cluster.machines:
             machine.on_failure = partial(self._ended, machine)
 
-    def _ended(self, machine: SimMachine, error: Exception) -> None:
+    def _ended(self, machine: SimMachine, error: Exception | None) -> None:
         self.nemesis.revive(machine)
 
     def note(self, what: str) -> None:

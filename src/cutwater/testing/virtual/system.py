@@ -14,7 +14,6 @@ from cutwater.errors import CutwaterError
 from cutwater.runtime import system
 from cutwater.runtime.system import Space, System
 from cutwater.runtime.worker import Worker, WorkerStep
-from cutwater.testing.virtual import bridge
 from cutwater.testing.virtual.loop import VirtualLoop, new_loop
 from cutwater.testing.virtual.processes import SimProcess, current_process
 from cutwater.testing.virtual.trace import Trace
@@ -23,7 +22,6 @@ T = TypeVar("T")
 
 WORKER_SECONDS_MAX = 0.0005
 """A worker begins within this time after it got something to do, unless its process is slow."""
-ROOM_BYTES = 1 << 40
 
 
 class SimSystem(System):
@@ -56,8 +54,9 @@ class SimSystem(System):
         return Random(self._process().random.getrandbits(64))
 
     def free_space(self, path: Path) -> Space:
-        free = self._process().disk.room_bytes
-        return Space(ROOM_BYTES, ROOM_BYTES if free is None else free, 1)
+        disk = self._process().disk
+        assert disk is not None
+        return disk.free_space(path)
 
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]:
         return [self._loop.network.listen(host, port, backlog)]
@@ -147,7 +146,6 @@ def run_simulated(work: Callable[[VirtualLoop], T], random: Random, trace: Trace
 def _run_on_loop(work: Callable[[VirtualLoop], T], loop: VirtualLoop, logger: logging.Logger) -> T:
     errors, simulated = _ErrorLog(loop), SimSystem(loop)
     before = system.use(simulated)
-    remove = bridge.install(loop, simulated)
     logging.disable(logging.WARNING)
     logger.addHandler(errors)
     try:
@@ -155,7 +153,6 @@ def _run_on_loop(work: Callable[[VirtualLoop], T], loop: VirtualLoop, logger: lo
     finally:
         loop.close()
         logger.removeHandler(errors)
-        remove()
         system.use(before)
 
 
