@@ -34,6 +34,12 @@ class ShippedOptions(Struct, frozen=True):
     reads_every: float = 0.2
     cursors_every: float = 0.0
     trim_every: float = 0.0
+    change_topics_every: float = 0.0
+    operate_every: float = 0.0
+    """Seals, finished log streams, moved replicas, added storage nodes."""
+    disk_loss: str = ""
+    """What happens once to a node whose records others hold too: its disk is gone ("empty"), or is as it was some time
+    before ("old"), or lacks a replica ("replica")."""
 
     # Processes.
     kill_every: float = 0.0
@@ -92,6 +98,10 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "may_wait_for_disk": (True,),
     "kill_client_every": (1.0, 3.0),
     "cursors_every": (0.2,),
+    "trim_every": (0.3, 1.0),
+    "change_topics_every": (0.5, 1.5),
+    "operate_every": (0.4, 1.0),
+    "disk_loss": ("old", "replica", "empty"),
     "kill_every": (0.7, 2.0),
     "power_every": (0.7, 2.0),
     "power_all_every": (3.0,),
