@@ -11,7 +11,8 @@ from planted_bugs import Patch
 from cutwater.client.append import batcher, pending, plain_arrow, router, sender
 from cutwater.client.append.batcher import BatchQueue
 from cutwater.client.append.sender import HeadCalls
-from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.cluster.catalog_cache import Catalogs
 from cutwater.client.produce.producer import AsyncProducer
 from cutwater.client.produce.producer_queue import ProducerQueue
 from cutwater.client.read import point_reads
@@ -47,7 +48,7 @@ def answers_dropped_after_a_reconnect() -> list[Patch]:
     right = IncomingCalls._send
 
     def send(self, call, outcome):
-        hosts = self._methods.__dict__.setdefault("first_of_host", {})
+        hosts = self._methods.notices.setdefault("", {})
         first = hosts.setdefault(self.connection._address.rpartition(":")[0], self.connection)
         if first is self.connection:
             right(self, call, outcome)
@@ -216,19 +217,11 @@ def fresh_catalog_was_under_way() -> list[Patch]:
     return [(Catalogs, "fresh", fresh)]
 
 
-def older_catalog_taken() -> list[Patch]:
-    def take(self, catalog):
-        self.view = CatalogView(catalog)
-        for listener in list(self.listeners):
-            listener(self.view)
+def tail_from_the_cache() -> list[Patch]:
+    async def tail(self, *, timeout=None):
+        return (await self._catalogs.known(self._deadline(timeout))).catalog.high_watermark
 
-    async def fresh(self, deadline):
-        if not self.view.catalog.revision:
-            await self._wait(self._fetch(), deadline, is_last=True)
-        self.look()
-        return self.view
-
-    return [(Catalogs, "take", take), (Catalogs, "fresh", fresh)]
+    return [(AsyncClient, "tail", tail)]
 
 
 def subscription_begins_one_early() -> list[Patch]:

@@ -61,7 +61,7 @@ _TABLE: tuple[tuple[Callable[[], list[Patch]], int, str, ShippedOptions], ...] =
         client.calls_forgotten_with_their_connection,
         0,
         "calls that wait when a connection breaks get no outcome",
-        profile(reset_every=0.1),
+        profile(reset_every=0.1, kill_every=0.2, metadata_nodes=2),
     ),
     (
         client.answers_dropped_after_a_reconnect,
@@ -73,7 +73,7 @@ _TABLE: tuple[tuple[Callable[[], list[Patch]], int, str, ShippedOptions], ...] =
         client.number_of_a_cancelled_call_reused,
         0,
         "the answer to a cancelled call goes to the next call",
-        profile(timeout=0.05, delay_max=0.03),
+        profile(timeout=0.15, delay_max=0.02),
     ),
     (
         client.lost_call_called_unsent,
@@ -82,7 +82,7 @@ _TABLE: tuple[tuple[Callable[[], list[Patch]], int, str, ShippedOptions], ...] =
         profile(reset_every=0.1, delay_max=0.01),
     ),
     (client.torn_frame_dropped, 0, "a frame of which a few bytes came first is dropped", profile(tears=1.0)),
-    (client.credit_leaks, 0, "credit for received items is not given again", profile()),
+    (client.credit_leaks, 0, "credit for received items is not given again", profile(prompt_seconds=0.5),
     # Appends.
     (
         client.append_retried_after_a_lost_connection,
@@ -107,9 +107,9 @@ _TABLE: tuple[tuple[Callable[[], list[Patch]], int, str, ShippedOptions], ...] =
         client.deadline_ignored_in_flight,
         0,
         "an append that was sent waits for its answer for ever",
-        profile(timeout=0.3, pause_every=0.3),
+        profile(timeout=0.3, pause_every=0.2, careful=True),
     ),
-    (client.callers_memory_sent_later, 0, "records are read from the caller's memory after the call", profile()),
+    (client.callers_memory_sent_later, 0, "records are read from the caller's memory after the call", profile(careful=True),
     (
         client.killed_heads_appends_called_ok,
         0,
@@ -146,9 +146,9 @@ _TABLE: tuple[tuple[Callable[[], list[Patch]], int, str, ShippedOptions], ...] =
         client.fresh_catalog_was_under_way,
         0,
         "a fresh catalog is one that was requested before",
-        profile(reads_every=0.01, delay_max=0.01),
+        profile(careful=True, reads_every=0.02),
     ),
-    (client.older_catalog_taken, 0, "a catalog from the cache is called fresh", profile(reads_every=0.02)),
+    (client.tail_from_the_cache, 0, "the tail comes from the catalog in the cache", profile(reads_every=0.02)),
     (
         client.subscription_begins_one_early,
         0,
@@ -159,7 +159,7 @@ _TABLE: tuple[tuple[Callable[[], list[Patch]], int, str, ShippedOptions], ...] =
         client.subscription_resumes_one_late,
         0,
         "a subscription that changes nodes leaves one position out",
-        profile(reset_every=0.05),
+        profile(reset_every=0.03, streams=3),
     ),
     (
         client.reopened_stream_not_followed,
@@ -171,13 +171,13 @@ _TABLE: tuple[tuple[Callable[[], list[Patch]], int, str, ShippedOptions], ...] =
         client.read_from_a_replica_that_is_behind,
         0,
         "a read believes a replica that has not come so far",
-        profile(reads_every=0.01, delay_max=0.01),
+        profile(careful=True, reads_every=0.01, delay_max=0.01),
     ),
     (
         client.read_complete_without_an_answer,
         0,
         "a read calls itself complete though a node did not answer",
-        profile(reads_every=0.02, timeout=0.3, kill_every=0.3),
+        profile(careful=True, reads_every=0.02, timeout=0.3, kill_every=0.3),
     ),
     # Files.
     (

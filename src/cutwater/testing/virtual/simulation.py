@@ -22,6 +22,7 @@ from cutwater.testing.simulator.checkers import check_all
 from cutwater.testing.simulator.record import SimOutcome
 from cutwater.testing.simulator.world import Violation
 from cutwater.testing.virtual import history as h
+from cutwater.testing.virtual.careful_clients import CarefulAppender, CarefulReader, PromptSubscriber
 from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
 from cutwater.testing.virtual.evidence import EvidenceRoom
 from cutwater.testing.virtual.history import ClientHistory
@@ -81,6 +82,8 @@ class ShippedSimulation:
         self.refused: dict[str, int] = {}
         """Number of refused appends by the code of the error."""
         self.is_stopping = False
+        self.broken: list[Violation] = []
+        """What clients found wrong by themselves."""
         self.clients: list[VirtualClient] = []
         self.readers: list[VirtualSubscriber] = []
         self.nemesis = VirtualNemesis(self, Random(self.random.getrandbits(64)))
@@ -147,6 +150,11 @@ class ShippedSimulation:
             self._add(TopicChanger(self, "changer", "127.0.2.33"))
         if options.operate_every:
             self._add(VirtualOperator(self, "operator", "127.0.2.34"))
+        if options.careful:
+            self._add(CarefulAppender(self, "careful appender", "127.0.2.35"))
+            self._add(CarefulReader(self, "careful reader", "127.0.2.36"))
+        if options.prompt_seconds:
+            self._add(PromptSubscriber(self, "prompt subscriber", "127.0.2.37"))
         for client in self.clients:
             client.start()
 
@@ -180,6 +188,8 @@ class ShippedSimulation:
             self._check_complaints()
 
     def _check_complaints(self) -> None:
+        if self.broken:
+            raise self.broken[0]
         if self.loop.complaints:
             raise Violation("crash", self.loop.complaints[0])
 
