@@ -69,6 +69,12 @@ class ShippedOptions(Struct, frozen=True):
     disk_full: float = 0.0
     hung_syncs: float = 0.0
     kill_in_write_every: float = 0.0
+    store: str = "memory"
+    """Where decisions are kept: "memory", or "etcd" for the shipped store on a model of etcd."""
+    etcd_faults: float = 0.0
+    """Share of requests to etcd that each kind of fault strikes."""
+    etcd_every: float = 0.0
+    """How often a member of etcd dies or is cut off, or another one leads."""
     store_delay_max: float = 0.001
     store_lost_answers: float = 0.0
     store_failures: float = 0.0
@@ -124,6 +130,9 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "disk_full": (0.0005, 0.005),
     "hung_syncs": (0.0005, 0.003),
     "kill_in_write_every": (0.5, 2.0),
+    "store": ("etcd",),
+    "etcd_faults": (0.002, 0.02),
+    "etcd_every": (0.5, 2.0),
     "store_delay_max": (0.01, 0.05),
     "store_lost_answers": (0.01, 0.1),
     "store_failures": (0.01, 0.1),
