@@ -328,6 +328,9 @@ class Segment:
         offset, expected = hint, llsn
         if offset is None:
             place = self.place_of(llsn)
+            if place.header is None:
+                # This raises. The place may begin before ``llsn``, even if it can be read the next time.
+                self.frame_at(place)
             offset, expected = place.offset, place.first_llsn
         file_end = self.end
         size = min(max(bytes_max, READ_AHEAD_BYTES), file_end.offset - offset)
