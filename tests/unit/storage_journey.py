@@ -404,7 +404,9 @@ class Journey:
     def read(self) -> None:
         """What is read is what was written, or an error."""
         storage = self.storage
-        committed = [entry for entry in self.entries if self.contexts and entry.last_llsn <= self.contexts[-1].last_llsn]
+        committed = [
+            entry for entry in self.entries if self.contexts and entry.last_llsn <= self.contexts[-1].last_llsn
+        ]
         if not committed:
             return
         reads: list[Callable[[], None]] = [self.read_range, self.read_entries, self.read_one, self.read_positions]
