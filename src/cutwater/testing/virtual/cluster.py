@@ -21,7 +21,7 @@ from cutwater.testing.virtual.loop import VirtualLoop
 from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.network import SimNetwork
 from cutwater.testing.virtual.processes import SimProcess
-from cutwater.testing.virtual.store import SimStore, StoreData
+from cutwater.testing.virtual.store import SharedStore
 from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
 from cutwater.wire.addresses import format_address
 
@@ -40,6 +40,7 @@ class ClusterShape(Struct, frozen=True):
     metadata_nodes: int = 2
     segment_bytes: int = 16 * 1024
     may_wait_for_disk: bool = False
+    store: str = "memory"
 
     @property
     def segments(self) -> SegmentOptions:
@@ -52,7 +53,7 @@ class VirtualCluster:
     def __init__(self, loop: VirtualLoop, shape: ClusterShape, random: Random) -> None:
         self.loop, self.shape, self._random = loop, shape, random
         self.network = SimNetwork(loop, Random(random.getrandbits(64)))
-        self.store = StoreData()
+        self.store = SharedStore(shape.store, CLUSTER, Random(random.getrandbits(64)))
         self.metadata: list[SimMachine] = []
         self.nodes: list[SimMachine] = []
         for number in range(1, shape.metadata_nodes + 1):
@@ -85,7 +86,7 @@ class VirtualCluster:
         async def serve(machine: SimMachine) -> None:
             node = MetadataNodeId(number)
             options = MetadataOptions(CLUSTER, node, machine.host, METADATA_PORT, key=machine.key)
-            server = MetadataServer(options, SimStore(self.store, machine.random))
+            server = MetadataServer(options, self.store.store(machine.random))
             await server.start()
             machine.server = server
             await _first(machine.asked_to_stop, server.failed)
@@ -153,7 +154,7 @@ class VirtualCluster:
         for machine in self.metadata:
             server: MetadataServer | None = machine.server
             term = server.term if server is not None and machine.is_running else None
-            if term is not None and term.epoch == self.store.leader.epoch:
+            if term is not None and term.epoch == self.store.epoch:
                 return term.layer
         return None
 

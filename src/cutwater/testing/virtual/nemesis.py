@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from cutwater.testing.stores.etcd_model import EtcdFaults
 from cutwater.testing.virtual.machines import SimDisk, SimMachine
 from cutwater.types import StorageNodeId
 
@@ -34,6 +35,11 @@ class VirtualNemesis:
         store = self._cluster.store
         store.delay_seconds_max = options.store_delay_max
         store.lost_answers, store.failures = options.store_lost_answers, options.store_failures
+        etcd = store.etcd
+        if etcd is not None and options.etcd_faults:
+            share = options.etcd_faults
+            etcd.faults = EtcdFaults(share, share, share, share, share, share, share, share)
+        self._every(options.etcd_every if etcd is not None else 0.0, self._disturb_etcd)
         for machine in self._cluster.machines:
             for rule in options.disk_rules():
                 machine.disk.faults.add(rule)
@@ -62,8 +68,7 @@ class VirtualNemesis:
             task.cancel()
         self._network.set_delay(0.001)
         self._network.heal_all()
-        store = self._cluster.store
-        store.delay_seconds_max, store.lost_answers, store.failures = 0.001, 0.0, 0.0
+        self._cluster.store.calm()
         for machine in self._cluster.machines:
             machine.disk.faults.clear()
             machine.disk.die_at = None
@@ -201,6 +206,22 @@ class VirtualNemesis:
                     machine.disk.unlink(path)
             machine.disk.remove_dir(lost)
             machine.disk.sync_dir(lost.parent)
+
+    # The store.
+
+    async def _disturb_etcd(self) -> None:
+        etcd = self._cluster.store.etcd
+        assert etcd is not None
+        member = self._random.choice(etcd.members)
+        match self._random.randrange(3):
+            case 0:
+                etcd.change_leader()
+            case 1 if member.is_up:
+                etcd.kill(member)
+                self._later(self._down_seconds(), lambda: None if member.is_up else etcd.start(member))
+            case 2 if not member.is_cut_off:
+                etcd.cut_off(member)
+                self._later(self._down_seconds(), etcd.rejoin, member)
 
     # Network.
 

@@ -73,6 +73,12 @@ class ShippedOptions(Struct, frozen=True):
     disk_full: float = 0.0
     hung_syncs: float = 0.0
     kill_in_write_every: float = 0.0
+    store: str = "memory"
+    """Where decisions are kept: "memory", or "etcd" for the shipped store on a model of etcd."""
+    etcd_faults: float = 0.0
+    """Share of requests to etcd that each kind of fault strikes."""
+    etcd_every: float = 0.0
+    """How often a member of etcd dies or is cut off, or another one leads."""
     store_delay_max: float = 0.001
     store_lost_answers: float = 0.0
     store_failures: float = 0.0
@@ -128,11 +134,25 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "disk_full": (0.0005, 0.005),
     "hung_syncs": (0.0005, 0.003),
     "kill_in_write_every": (0.5, 2.0),
+    "store": ("etcd",),
+    "etcd_faults": (0.002, 0.02),
+    "etcd_every": (0.5, 2.0),
     "store_delay_max": (0.01, 0.05),
     "store_lost_answers": (0.01, 0.1),
     "store_failures": (0.01, 0.1),
     "careful": (True,),
 }
+
+
+STORM_RARER = 3.0
+STORM_MILD = (
+    "delay_max",
+    "sync_seconds_max",
+    "store_delay_max",
+    "store_failures",
+    "store_lost_answers",
+    "write_failure",
+)
 
 
 def shipped_options(seed: int) -> ShippedOptions:
@@ -158,9 +178,14 @@ def shipped_options(seed: int) -> ShippedOptions:
 
 
 def shipped_storm_options(seed: int) -> ShippedOptions:
-    """Return a cluster with all faults at once, and often."""
+    """Return a cluster with all faults at once, each of them rarer than in a cluster with few, so that appends get
+    through."""
     random = Random(f"shipped storm/{seed}")
-    changes = {name: random.choice(values) for name, values in CHOICES.items()}
+    changes: dict[str, object] = {}
+    for name, values in CHOICES.items():
+        value = random.choice(values)
+        changes[name] = value * STORM_RARER if name.endswith("_every") and isinstance(value, float) else value
+    changes |= {name: values[0] for name, values in CHOICES.items() if name in STORM_MILD}
     options = ShippedOptions(storage_nodes=4, metadata_nodes=3, streams=3, producers=2, subscribers=2, seconds=6.0)
     return structs.replace(options, **changes)
 

@@ -75,7 +75,11 @@ class ShippedSimulation:
         self.options, self.loop = options, loop
         self.random = Random(f"simulation/{seed}")
         shape = ClusterShape(
-            options.storage_nodes, options.metadata_nodes, options.segment_bytes, options.may_wait_for_disk
+            options.storage_nodes,
+            options.metadata_nodes,
+            options.segment_bytes,
+            options.may_wait_for_disk,
+            options.store,
         )
         self.cluster = VirtualCluster(loop, shape, Random(self.random.getrandbits(64)))
         self.history = ClientHistory()
@@ -315,7 +319,7 @@ def _result(seed: int, world: ShippedSimulation, violation: str | None, guarante
         outcomes,
         cuts[-1].high_watermark if cuts else GLSN(0),
         len(cuts),
-        world.cluster.store.leader.epoch,
+        world.cluster.store.epoch,
         sum(isinstance(decision, Seal) for decision in world.cluster.store.history),
         world.loop.now,
     )
