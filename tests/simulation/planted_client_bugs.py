@@ -193,8 +193,7 @@ def numbered_send_called_failed() -> list[Patch]:
     return [(ProducerQueue, "_late", lambda self, append: DeadlineExceeded("too late"))]
 
 
-def withdrawn_sends_lost_on_reconnect() -> list[Patch]:
-    """A batch without an answer is dropped when its connection breaks, and its number given to the next one."""
+def flights_lost_with_their_connection() -> list[Patch]:
     right = AsyncProducer._answered
 
     def answered(self, kind, tag, flight, outcome):
@@ -257,13 +256,6 @@ def reopened_stream_not_followed() -> list[Patch]:
     return [(Feed, "_take_catalog", take_catalog)]
 
 
-def silent_replica_never_left() -> list[Patch]:
-    async def following(self, messages, node):
-        return await messages.receive()
-
-    return [(_Reader, "_next", following)]
-
-
 # Reads.
 
 
@@ -289,4 +281,3 @@ def read_complete_without_an_answer() -> list[Patch]:
             return None
 
     return [(PointReads, "ask", ask)]
-

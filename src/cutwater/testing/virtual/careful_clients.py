@@ -18,7 +18,7 @@ from cutwater.testing.simulator.world import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.workload import PLAIN, AppendingClient, VirtualClient
 
-GRACE_SECONDS = 1.0
+GRACE_SECONDS = 0.5
 """A call may take this much longer than its timeout."""
 TAILS_AT_ONCE = 3
 
