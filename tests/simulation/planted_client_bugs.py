@@ -29,7 +29,7 @@ from cutwater.wire.calls.credits import CreditPool
 from cutwater.wire.calls.incoming_calls import IncomingCalls
 from cutwater.wire.calls.outgoing_calls import Calling
 from cutwater.wire.codec import FrameDecoder
-from cutwater.wire.messages import FIXED_BYTES
+from cutwater.wire.messages import FrameKind
 
 # The wire.
 
@@ -50,7 +50,7 @@ def answers_dropped_after_a_reconnect() -> list[Patch]:
     def send(self, call, outcome):
         hosts = self._methods.notices.setdefault("", {})
         first = hosts.setdefault(self.connection._address.rpartition(":")[0], self.connection)
-        if first is self.connection:
+        if first is self.connection or self.connection.peer.role != "client":
             right(self, call, outcome)
 
     return [(IncomingCalls, "_send", send)]
@@ -80,22 +80,21 @@ def lost_call_called_unsent() -> list[Patch]:
     return [(outgoing_calls, "_lost", lost)]
 
 
-def torn_frame_dropped() -> list[Patch]:
+def torn_item_dropped() -> list[Patch]:
     class Forgetful(FrameDecoder):
-        """Drops a frame of which less than the fixed part came first."""
+        """Drops an item of a stream that comes in two pieces."""
 
-        __slots__ = ("drops",)
+        __slots__ = ("is_torn",)
 
         def feed(self, data):
-            if 0 < len(self._data) - self._position < FIXED_BYTES:
-                self.drops = True
+            self.is_torn = self._position < len(self._data)
             super().feed(data)
 
         def next_frame(self):
             frame = super().next_frame()
-            if frame is not None and getattr(self, "drops", False):
-                self.drops = False
-                return super().next_frame()
+            if frame is not None and frame.kind == FrameKind.STREAM_ITEM and self.is_torn:
+                frame = super().next_frame()
+            self.is_torn = self.is_torn and frame is None
             return frame
 
     return [(connection, "FrameDecoder", Forgetful)]
@@ -246,12 +245,12 @@ def reopened_stream_not_followed() -> list[Patch]:
     right = Feed._take_catalog
 
     def take_catalog(self, view):
-        known = dict(self._readers)
+        before = set(self._readers)
         right(self, view)
-        for stream, reader in known.items():
-            if self._readers.get(stream) not in (None, reader):
-                self._readers[stream].task.cancel()
-                self._readers[stream] = reader
+        ended = self.__dict__.setdefault("ended", set())
+        ended |= before - set(self._readers)
+        for stream in ended & set(self._readers):
+            self._readers.pop(stream).task.cancel()
 
     return [(Feed, "_take_catalog", take_catalog)]
 

@@ -7,7 +7,7 @@ that is made for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -16,7 +16,9 @@ import planted_client_bugs as client
 import planted_server_bugs as server
 from planted_bugs import Patch
 
+from cutwater.testing.virtual import simulation
 from cutwater.testing.virtual.options import ShippedOptions
+from cutwater.testing.virtual.simulation import ShippedResult, simulate_shipped
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,21 @@ class ShellBug:
     patches: Callable[[], list[Patch]]
 
 
+def simulate_bug(bug: ShellBug, seed: int) -> ShippedResult:
+    """Run the profile of a bug. What hangs does so for less time than in other simulations."""
+    with (
+        mock.patch.object(simulation, "APPEND_AGAIN_SECONDS", 10.0),
+        mock.patch.object(simulation, "CONVERGE_SECONDS", 15.0),
+    ):
+        return simulate_shipped(seed, bug.options)
+
+
 @contextmanager
 def planted_in_shell(bug: ShellBug) -> Iterator[None]:
-    patches = [mock.patch.object(owner, name, wrong) for owner, name, wrong in bug.patches()]
-    for patch in patches:
-        patch.start()
-    try:
+    with ExitStack() as stack:
+        for owner, name, wrong in bug.patches():
+            stack.enter_context(mock.patch.object(owner, name, wrong))
         yield
-    finally:
-        for patch in patches:
-            patch.stop()
 
 
 def plant(bug: Callable[[], list[Patch]], seed: int, what: str, **changes: Any) -> tuple[str, ShellBug]:
@@ -61,9 +68,11 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             client.calls_forgotten_with_their_connection,
             0,
             "calls that wait when a connection breaks get no outcome",
-            reset_every=0.1,
-            kill_every=0.2,
-            metadata_nodes=2,
+            storage_nodes=1,
+            replication=1,
+            reset_every=0.03,
+            kill_every=0.3,
+            delay_max=0.01,
         ),
         plant(
             client.answers_dropped_after_a_reconnect,
@@ -77,7 +86,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             client.number_of_a_cancelled_call_reused,
             0,
             "the answer to a cancelled call goes to the next call",
-            timeout=0.15,
+            timeout=0.1,
             delay_max=0.02,
         ),
         plant(
@@ -87,7 +96,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             reset_every=0.1,
             delay_max=0.01,
         ),
-        plant(client.torn_frame_dropped, 0, "a frame of which a few bytes came first is dropped", tears=1.0),
+        plant(client.torn_item_dropped, 0, "an item of a stream that comes in two pieces is dropped", tears=1.0),
         plant(
             client.credit_leaks,
             0,
@@ -117,9 +126,13 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             client.abandoned_appends_sent_along,
             0,
             "an append whose caller was told that it failed is sent with others",
+            storage_nodes=1,
+            replication=1,
+            careful=True,
             timeout=0.3,
-            kill_every=0.3,
-            power_every=0.5,
+            kill_every=0.15,
+            down_seconds_max=0.6,
+            append_pause=0.05,
         ),
         plant(client.joined_appends_get_one_position, 0, "appends that share a batch get the position of the first"),
         plant(
@@ -182,7 +195,8 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             0,
             "a fresh catalog is one that was requested before",
             careful=True,
-            reads_every=0.02,
+            reads_every=0.01,
+            delay_max=0.02,
         ),
         plant(client.tail_from_the_cache, 0, "the tail comes from the catalog in the cache", reads_every=0.02),
         plant(
@@ -195,14 +209,17 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             client.subscription_resumes_one_late,
             0,
             "a subscription that changes nodes leaves one position out",
-            reset_every=0.03,
+            reset_every=0.02,
             streams=3,
+            subscribers=3,
         ),
         plant(
             client.reopened_stream_not_followed,
             0,
             "a subscription does not follow log streams that were sealed and opened again",
-            kill_every=0.3,
+            storage_nodes=1,
+            replication=1,
+            kill_every=0.2,
         ),
         # Reads.
         plant(
@@ -218,9 +235,11 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             0,
             "a read calls itself complete though a node did not answer",
             careful=True,
+            replication=1,
             reads_every=0.02,
-            timeout=0.3,
+            timeout=0.2,
             kill_every=0.3,
+            down_seconds_max=1.0,
         ),
         plant(
             server.reader_misses_commits_that_are_not_written_yet,

@@ -21,13 +21,15 @@ from cutwater.testing.virtual.workload import PLAIN, AppendingClient, VirtualCli
 GRACE_SECONDS = 0.5
 """A call may take this much longer than its timeout."""
 TAILS_AT_ONCE = 3
+APPENDS_AT_ONCE = 6
+"""More than a client has in flight, so some wait and join others."""
 
 
 class CarefulAppender(AppendingClient):
     """Appends from memory that it overwrites as soon as the append has begun, and expects an outcome in time."""
 
     async def run(self, log: AsyncClient) -> None:
-        await asyncio.gather(*(self._append_for_ever(log) for _ in range(2)))
+        await asyncio.gather(*(self._append_for_ever(log) for _ in range(APPENDS_AT_ONCE)))
 
     async def _append_for_ever(self, log: AsyncClient) -> None:
         knows_topic = False

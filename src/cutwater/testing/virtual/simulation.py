@@ -170,8 +170,11 @@ class ShippedSimulation:
         healed = self.loop.callbacks
 
         def appended() -> str | None:
-            ends = (op.outcome is SimOutcome.OK and op.invoked >= healed for op in self.history.appends[-200:])
-            return None if any(ends) else "no append succeeded after the faults ended"
+            done = [op for op in self.history.appends if op.outcome is SimOutcome.OK and op.invoked >= healed]
+            if not done:
+                return "no append succeeded after the faults ended"
+            idle = {f"producer{i}" for i in range(self.options.producers)}.difference(op.producer for op in done)
+            return f"nothing of {min(idle)} succeeded after the faults ended" if idle else None
 
         await self._until(appended, APPEND_AGAIN_SECONDS, "15 liveness")
         self.is_stopping = True
