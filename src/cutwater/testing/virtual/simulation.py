@@ -205,12 +205,14 @@ class ShippedSimulation:
 
     def _unrest_of(self, leader: OrderLayer) -> str | None:
         for stream in leader.state.streams.values():
+            # A retired node that was to take the place of another one keeps its place, if there is no other node.
+            replicas = [node for node in stream.replicas if not self.cluster.nodes[node - 1].is_retired]
             if stream.final:
-                for node in stream.replicas:
+                for node in replicas:
                     if self._state(node, stream.stream) is not ReplicaState.SEALED:
                         return f"the finished log stream {stream.stream} on storage node {node} is not complete"
                 continue
-            if not stream.is_open or set(stream.members) != set(stream.replicas):
+            if not stream.is_open or set(stream.members) != set(replicas) or len(replicas) < self.options.replication:
                 return f"log stream {stream.stream} lacks replicas: {stream}"
             for node in stream.members:
                 replica = self._replica(node, stream.stream)
