@@ -30,6 +30,7 @@ from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.nemesis import VirtualNemesis
 from cutwater.testing.virtual.operations import TopicChanger, VirtualOperator, VirtualTrimmer
 from cutwater.testing.virtual.options import ShippedOptions
+from cutwater.testing.virtual.readers import VirtualReader
 from cutwater.testing.virtual.system import run_simulated
 from cutwater.testing.virtual.trace import Trace
 from cutwater.testing.virtual.workload import (
@@ -39,7 +40,6 @@ from cutwater.testing.virtual.workload import (
     VirtualAppender,
     VirtualClient,
     VirtualProducer,
-    VirtualReader,
     VirtualSubscriber,
 )
 from cutwater.types import GLSN, LogStreamId, ReplicaState, StorageNodeId
@@ -84,6 +84,8 @@ class ShippedSimulation:
         self.history = ClientHistory()
         self.refused: dict[str, int] = {}
         """Number of refused appends by the code of the error."""
+        self.violations: list[Violation] = []
+        """What clients found by themselves."""
         self.is_stopping = False
         self.clients: list[VirtualClient] = []
         self.readers: list[VirtualSubscriber] = []
@@ -184,6 +186,8 @@ class ShippedSimulation:
             self._check_complaints()
 
     def _check_complaints(self) -> None:
+        if self.violations:
+            raise self.violations[0]
         if self.loop.complaints:
             raise Violation("crash", self.loop.complaints[0])
 
