@@ -52,7 +52,7 @@ class CarefulAppender(AppendingClient):
         took, timeout = loop.now - begun, self.world.options.timeout
         if took > timeout + GRACE_SECONDS:
             what = f"append {op.payload} took {took:.3f} s with a timeout of {timeout:g} s"
-            self.world.broken.append(Violation("deadline", what))
+            self.world.violations.append(Violation("deadline", what))
         return op
 
 
@@ -105,7 +105,7 @@ class CarefulReader(VirtualClient):
             self._break("7 subscribe", f"{what}, which was acknowledged before")
 
     def _break(self, guarantee: str, what: str) -> None:
-        self.world.broken.append(Violation(guarantee, what))
+        self.world.violations.append(Violation(guarantee, what))
 
 
 class PromptSubscriber(VirtualClient):
@@ -126,7 +126,7 @@ class PromptSubscriber(VirtualClient):
                 late = [glsn for glsn, since in waits.items() if loop.now - since > limit]
                 if late:
                     what = f"GLSN {min(late)} was acknowledged {limit:g} s ago and has not come"
-                    self.world.broken.append(Violation("7 subscribe", what))
+                    self.world.violations.append(Violation("7 subscribe", what))
                     return
                 await asyncio.sleep(limit / 4)
 

@@ -189,8 +189,12 @@ def _decode(batch: Batch, schemas: Sequence[pa.Schema]) -> list[Found]:
 
 
 def values_of(op: AppendOp, padding: bytes) -> list[bytes]:
-    count = op.batch.count
-    return [b"%d:%d:%d|%s" % (op.payload, place, count, padding) for place in range(count)]
+    return [prefix_of(op, place) + padding for place in range(op.batch.count)]
+
+
+def prefix_of(op: AppendOp, place: int) -> bytes:
+    """Return how the value of a record begins."""
+    return b"%d:%d:%d|" % (op.payload, place, op.batch.count)
 
 
 def times_of(op: AppendOp) -> list[datetime]:

@@ -31,6 +31,7 @@ from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.nemesis import VirtualNemesis
 from cutwater.testing.virtual.operations import TopicChanger, VirtualOperator, VirtualTrimmer
 from cutwater.testing.virtual.options import ShippedOptions
+from cutwater.testing.virtual.readers import VirtualReader
 from cutwater.testing.virtual.system import run_simulated
 from cutwater.testing.virtual.trace import Trace
 from cutwater.testing.virtual.workload import (
@@ -40,7 +41,6 @@ from cutwater.testing.virtual.workload import (
     VirtualAppender,
     VirtualClient,
     VirtualProducer,
-    VirtualReader,
     VirtualSubscriber,
 )
 from cutwater.types import GLSN, LogStreamId, ReplicaState, StorageNodeId
@@ -85,9 +85,9 @@ class ShippedSimulation:
         self.history = ClientHistory()
         self.refused: dict[str, int] = {}
         """Number of refused appends by the code of the error."""
+        self.violations: list[Violation] = []
+        """What clients found by themselves."""
         self.is_stopping = False
-        self.broken: list[Violation] = []
-        """What clients found wrong by themselves."""
         self.clients: list[VirtualClient] = []
         self.readers: list[VirtualSubscriber] = []
         self.nemesis = VirtualNemesis(self, Random(self.random.getrandbits(64)))
@@ -195,8 +195,8 @@ class ShippedSimulation:
             self._check_complaints()
 
     def _check_complaints(self) -> None:
-        if self.broken:
-            raise self.broken[0]
+        if self.violations:
+            raise self.violations[0]
         if self.loop.complaints:
             raise Violation("crash", self.loop.complaints[0])
 
@@ -218,12 +218,14 @@ class ShippedSimulation:
 
     def _unrest_of(self, leader: OrderLayer) -> str | None:
         for stream in leader.state.streams.values():
+            # A retired node that was to take the place of another one keeps its place, if there is no other node.
+            replicas = [node for node in stream.replicas if not self.cluster.nodes[node - 1].is_retired]
             if stream.final:
-                for node in stream.replicas:
+                for node in replicas:
                     if self._state(node, stream.stream) is not ReplicaState.SEALED:
                         return f"the finished log stream {stream.stream} on storage node {node} is not complete"
                 continue
-            if not stream.is_open or set(stream.members) != set(stream.replicas):
+            if not stream.is_open or set(stream.members) != set(replicas) or len(replicas) < self.options.replication:
                 return f"log stream {stream.stream} lacks replicas: {stream}"
             for node in stream.members:
                 replica = self._replica(node, stream.stream)

@@ -6,8 +6,7 @@ Each client is a process of its own, which may be killed and started again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.read.records import Record
-from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, Trimmed
-from cutwater.testing.simulator.record import AppendOp, CursorOp, ReadOp, SimOutcome, TailOp
+from cutwater.testing.simulator.record import AppendOp, SimOutcome
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.processes import SimProcess
-from cutwater.types import GLSN, Ack, CutTime, StorageNodeId
+from cutwater.types import GLSN, Ack
 
 if TYPE_CHECKING:
     from cutwater.testing.virtual.simulation import ShippedSimulation
@@ -91,6 +89,9 @@ class VirtualClient:
 class AppendingClient(VirtualClient):
     """A client that appends to topics without a schema."""
 
+    _last: tuple[str, int, int] | None = None
+    """The topic and log stream of the last acknowledged append, and the position after it."""
+
     async def append_plain(self, log: AsyncClient, topic: str) -> None:
         op = self.begin(topic, (1, 1, 1, 2, 5))
         await self.settle(op, self._plain(log, op, topic))
@@ -107,18 +108,24 @@ class AppendingClient(VirtualClient):
             history.end(op, self.now, SimOutcome.FAIL)
         else:
             history.end(op, self.now, SimOutcome.OK, ack)
+            self._last = history.topic_of(op), ack.stream, ack.llsn + ack.count
             self.world.note(f"append {op.payload} is at {ack.glsn}")
 
     def _plain(self, log: AsyncClient, op: AppendOp, topic: str) -> Awaitable[Ack]:
         values, times = h.values_of(op, bytes(self.padding())), h.times_of(op)
-        match self.random.randrange(4) if len(values) == 1 else self.random.randrange(3):
+        match self.random.randrange(5) if len(values) == 1 else self.random.randrange(4):
             case 0:
                 return log.append(topic, values, timestamp=times)
+            case 3 if self._last is not None and self._last[0] == topic:
+                _, stream, llsn = self._last
+                return log.append(topic, values, timestamp=times, stream=stream, if_llsn=llsn)
             case 1:
                 return log.append(topic, pa.array(values), timestamp=times, key=b"k")
             case 2:
                 return log.append(topic, values, timestamp=times, headers={"from": b"here"})
-        return log.append(topic, values[0], timestamp=times[0])
+        return log.append(
+            topic, values[0] if len(values) == 1 else values, timestamp=times[0] if len(times) == 1 else times
+        )
 
 
 class VirtualAppender(AppendingClient):
@@ -212,56 +219,3 @@ class VirtualSubscriber(VirtualClient):
                 self.gaps.append((GLSN(self.next_glsn), error.first_left))
             except CutwaterError:
                 await asyncio.sleep(AGAIN_SECONDS)
-
-
-class VirtualReader(VirtualClient):
-    """Reads records that were acknowledged, asks for the tail, and keeps a cursor."""
-
-    async def run(self, log: AsyncClient) -> None:
-        work: list[Callable[[AsyncClient], Coroutine[Any, Any, None]]] = [self._read_one, self._ask_tail]
-        if self.world.options.cursors_every:
-            work += [self._commit_cursor, self._read_cursor]
-        while not self.world.is_stopping:
-            with suppress(CutwaterError):
-                await self.random.choice(work)(log)
-            await self.pause(self.world.options.reads_every)
-
-    async def _read_one(self, log: AsyncClient) -> None:
-        history = self.world.history
-        known = [op for op in history.appends[-200:] if op.ack is not None]
-        if not known:
-            return
-        op = self.random.choice(known)
-        assert op.ack is not None
-        invoked, run, error, first_left = self.now, None, "", GLSN(0)
-        try:
-            record = await log.read(op.ack.glsn, stream=self.random.choice((None, op.ack.stream)))
-            run = self._run_of(record, op)
-        except Trimmed as trimmed:
-            error, first_left = "trimmed", trimmed.first_left
-        # Replicas trim at different times, so no two reads are of the same node.
-        node = StorageNodeId(-len(history.reads) - 1)
-        history.reads.append(ReadOp(op, node, op.ack.stream, invoked, self.now, run, error, first_left))
-
-    def _run_of(self, record: Record, op: AppendOp) -> CommittedBatch:
-        """The run of the whole append, if the record is its first one."""
-        time = CutTime(record.ingested_us)
-        whole = h.first_of(record, op)
-        return CommittedBatch(record.stream, record.llsn, record.glsn, time, whole)
-
-    async def _ask_tail(self, log: AsyncClient) -> None:
-        invoked = self.now
-        tail = await log.tail()
-        self.world.history.tails.append(TailOp(invoked, self.now, tail))
-
-    async def _commit_cursor(self, log: AsyncClient) -> None:
-        known = [op.ack.glsn for op in self.world.history.appends if op.ack is not None]
-        if known:
-            glsn, invoked = max(known), self.now
-            await log.cursor(self.name).commit(glsn)
-            self.world.history.cursors.append(CursorOp(self.name, invoked, self.now, GLSN(glsn), is_read=False))
-
-    async def _read_cursor(self, log: AsyncClient) -> None:
-        invoked = self.now
-        glsn = await log.cursor(self.name).get()
-        self.world.history.cursors.append(CursorOp(self.name, invoked, self.now, glsn or GLSN(0), is_read=True))
