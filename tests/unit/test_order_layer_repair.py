@@ -204,6 +204,68 @@ def test_a_replaced_replica_stays_until_the_new_one_is_complete(replication: int
     append(nodes, LS1, 1)
 
 
+def replace(nodes: FakeNodes, old: StorageNodeId, new: StorageNodeId) -> None:
+    """Replace a replica of the first log stream, which stays sealed."""
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.SealRequest(LS1))))
+    nodes.rounds(3)
+    assert nodes.leader.answer(r.ReplaceRequest(LS1, old, new)) == r.Done()
+    nodes.rounds(10)
+
+
+def seals(nodes: FakeNodes) -> list[d.Seal]:
+    return [decision for decision in stores(nodes.seen) if isinstance(decision, d.Seal)]
+
+
+def test_a_replaced_replica_that_is_not_needed_is_not_let_in() -> None:
+    """Two replicas were replaced one after the other, and the last new node is dead. The stream runs on the first of
+    them. It must not be sealed again and again for the second one, which would not become a member."""
+    nodes = cluster(nodes=(N1, N2, N3, N4), replication=2)
+    append(nodes, LS1, 3)
+    stream = nodes.leader.state.streams[LS1]
+    other, first = stream.replicas
+    second, new = (node for node in nodes.nodes if node not in stream.replicas)
+    replace(nodes, first, second)
+    nodes.silent.add(new)
+    replace(nodes, second, new)
+    assert (stream.replicas, stream.leaving) == ((other, new, first, second), (first, second))
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.UnsealRequest(LS1))))
+    nodes.rounds(120)
+    assert stream.members == (other, first)
+    nodes.seen.clear()
+    nodes.rounds(500)
+    assert seals(nodes) == []
+    nodes.silent.clear()
+    nodes.rounds(100)
+    assert is_whole(nodes, LS1)
+    assert (stream.replicas, stream.leaving) == ((other, new), ())
+
+
+def test_a_replaced_replica_that_is_needed_is_waited_for() -> None:
+    """One of three nodes is dead, so the replaced replica is still needed. Its report comes last."""
+    nodes = cluster(nodes=(N1, N2, N3, N4))
+    append(nodes, LS1, 3)
+    stream = nodes.leader.state.streams[LS1]
+    other, dead, old = stream.replicas
+    (new,) = {*nodes.nodes} - {*stream.replicas}
+    nodes.nodes = [other, dead, new, old]
+    nodes.silent.add(dead)
+    nodes.rounds(120)
+    replace(nodes, old, new)
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.UnsealRequest(LS1))))
+    nodes.rounds(10)
+    assert stream.members == (other, new, old)
+    nodes.seen.clear()
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.SealRequest(LS1))))
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.UnsealRequest(LS1))))
+    nodes.rounds(500)
+    assert stream.members == (other, new, old)
+    assert len(seals(nodes)) == 1, "there is no reason to seal it again"
+    nodes.silent.clear()
+    nodes.rounds(200)
+    assert is_whole(nodes, LS1)
+    assert (set(stream.members), stream.leaving) == ({other, dead, new}, ())
+
+
 def test_what_is_missing_is_explained() -> None:
     """'explains every state it leaves a stream in (`cutwater stream describe` says why, since when, what is missing and
     what happens next)'."""
