@@ -266,6 +266,39 @@ def test_a_replaced_replica_that_is_needed_is_waited_for() -> None:
     assert (set(stream.members), stream.leaving) == ({other, dead, new}, ())
 
 
+def test_a_replaced_replica_does_not_fill_the_place_of_a_copy_that_is_wanted() -> None:
+    """The stream was created on two nodes, because there were no three. One of them is replaced, and the third place is
+    filled as soon as that is possible."""
+    nodes = cluster(nodes=(N1, N2, N3, N4), replication=3)
+    leader = nodes.leader
+    nodes.silent |= {N3, N4}
+    nodes.rounds(120)
+    nodes.take(leader.run(leader.ask(r.SealRequest(LS1, final=True))))
+    nodes.rounds(20 * FINISHED_STREAMS_EVERY_WAKES)
+    stream = leader.state.streams[LS2]
+    assert stream.members == stream.replicas == (N1, N2)
+    nodes.take(leader.run(leader.ask(r.SealRequest(LS2))))
+    nodes.silent = {N4}
+    nodes.round()
+    assert leader.answer(r.ReplaceRequest(LS2, N2, N3)) == r.Done()
+    assert leader.answer(r.UnsealRequest(LS2)) == r.Done()
+    nodes.rounds(20 * FINISHED_STREAMS_EVERY_WAKES)
+    assert stream.members == stream.replicas == (N1, N3, N2), "the replaced one is needed"
+    assert [found.next_step for found in described(nodes) if found.stream == LS2] == [
+        "one more copy is made as soon as other storage nodes can be used"
+    ]
+    nodes.silent.clear()
+    nodes.rounds(20 * FINISHED_STREAMS_EVERY_WAKES)
+    assert stream.members == stream.replicas == (N1, N3, N4)
+    assert stream.leaving == ()
+
+
+def described(nodes: FakeNodes) -> tuple[r.StreamDescription, ...]:
+    description = nodes.leader.answer(r.DescribeRequest())
+    assert isinstance(description, r.Description)
+    return description.streams
+
+
 def test_what_is_missing_is_explained() -> None:
     """'explains every state it leaves a stream in (`cutwater stream describe` says why, since when, what is missing and
     what happens next)'."""
