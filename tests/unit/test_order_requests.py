@@ -339,8 +339,18 @@ def test_replace_needs_someone_who_holds_everything(leader: Leader) -> None:
     assert (stream.replicas, stream.leaving) == ((N1, N2, N3), ())
 
 
-def test_a_copy_that_is_not_complete_is_replaced_at_once(leader: Leader) -> None:
+def test_a_member_that_has_yet_to_report_after_the_seal_is_complete(leader: Leader) -> None:
     leader.answer(r.SealRequest(LS1))
+    speak(leader, N2)
+    assert leader.answer(r.ReplaceRequest(LS1, N3, N4)) == r.Done()
+    stream = leader.state.streams[LS1]
+    assert (stream.replicas, stream.members, stream.leaving) == ((N1, N2, N4, N3), NODES, (N3,))
+
+
+def test_a_copy_that_is_not_complete_is_replaced_at_once() -> None:
+    decisions = cluster_of({LS1: NODES}, cuts=[{LS1: 4}], nodes=(*NODES, N4))
+    decisions.append(d.Seal(LS1, E1, LLSN(4), (N1, N2), "a test", held=True))
+    leader = Leader(decisions, options=QUIET)
     speak(leader, N2)
     assert leader.answer(r.ReplaceRequest(LS1, N3, N4)) == r.Done()
     stream = leader.state.streams[LS1]
