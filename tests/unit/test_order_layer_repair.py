@@ -293,6 +293,22 @@ def test_a_replaced_replica_does_not_fill_the_place_of_a_copy_that_is_wanted() -
     assert stream.leaving == ()
 
 
+def test_a_replaced_replica_that_is_missed_is_named_as_dead() -> None:
+    """An operator who waits for it has to know that it is dead."""
+    nodes = cluster(nodes=(N1, N2, N3), replication=2)
+    append(nodes, LS1, 3)
+    other, old = nodes.leader.state.streams[LS1].replicas
+    (new,) = {*nodes.nodes} - {other, old}
+    nodes.silent.add(new)
+    replace(nodes, old, new)
+    nodes.silent = {other, old}
+    nodes.rounds(120)
+    (found,) = described(nodes)
+    assert (
+        f"storage node {old} is dead, was replaced and leaves when enough others hold every record" in found.next_step
+    )
+
+
 def described(nodes: FakeNodes) -> tuple[r.StreamDescription, ...]:
     description = nodes.leader.answer(r.DescribeRequest())
     assert isinstance(description, r.Description)

@@ -132,7 +132,10 @@ def _told(view: StreamView, nodes: list[StorageNodeId]) -> str:
 def _tell(view: StreamView, node: StorageNodeId) -> str:
     stream, report = view.stream, view.report(node)
     if node in stream.leaving:
-        return "was replaced and leaves when enough others hold every record"
+        trouble = "" if view.alive(node) else "is dead, "
+        if view.invalid(node):
+            trouble = "has damaged data there, "
+        return f"{trouble}was replaced and leaves when enough others hold every record"
     if not view.alive(node):
         return (
             "is dead: it joins again when it is back, and another one takes its place after "
