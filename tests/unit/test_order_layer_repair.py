@@ -25,7 +25,7 @@ from order_driver import (
 )
 
 from cutwater.core import requests as r
-from cutwater.core.messages import CommitMessage, LearnFrom, SealReplica
+from cutwater.core.messages import CommitMessage, ExcludeReplica, LearnFrom, SealReplica
 from cutwater.core.order import decisions as d
 from cutwater.core.order.events import OrderEffect, PeerComplaint, Send, Store, Wake
 from cutwater.core.order.leader import FINISHED_STREAMS_EVERY_WAKES
@@ -201,6 +201,7 @@ def test_a_replaced_replica_stays_until_the_new_one_is_complete(replication: int
     assert is_whole(nodes, LS1)
     assert new in stream.members
     assert (old in stream.replicas, len(stream.replicas), stream.leaving) == (False, replication, ())
+    assert [x for x in sends(nodes.seen, ExcludeReplica) if x.node == old][-1].message.replaced, "it knows that it left"
     append(nodes, LS1, 1)
 
 
