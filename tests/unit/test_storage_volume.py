@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import count
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -26,6 +27,7 @@ from cutwater.format.errors import (
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storage.volume import NodeVolumes, node_path, replica_path
+from cutwater.testing.disk_faults import DiskFault, DiskFaultRule
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
 
@@ -340,6 +342,32 @@ def test_no_room(tmp_path: Path) -> None:
     files.room_bytes = 0
     with pytest.raises(DiskFull, match="no room is left"):
         start([tmp_path], files=files)
+
+
+def test_what_a_dead_process_left_is_durable_once_a_start_has_found_it() -> None:
+    files = FaultFiles()
+    files.make_dir(Path("/v"))
+    node = start([Path("/v")], files=files)
+    key = node.identity.node_key
+    path = replica_path(Path("/v"), CLUSTER, NODE, LogStreamId(3))
+    making = path.with_name("lsid=3.new")
+    SegmentStorage(making, ReplicaIdentity(CLUSTER, NODE, LogStreamId(3)), files=files).close()
+    # The process dies after this, and before the sync that follows it.
+    files.rename(making, path)
+    files.kill()
+    replicas = start([Path("/v")], files=files).replicas
+    assert list(replicas) == [3]
+    files.crash(Random(1), keep=0.0)
+    again = start([Path("/v")], files=files)
+    assert (again.replicas, again.identity.node_key) == (replicas, key)
+
+
+def test_a_directory_that_cannot_be_listed_is_told_as_an_error_of_the_volume() -> None:
+    files = FaultFiles()
+    files.make_dir(Path("/v"))
+    files.faults.add(DiskFaultRule(DiskFault.READ_ERROR, 1.0))
+    with pytest.raises(VolumeUnusable, match=r"volume /v cannot be read \(Input/output error\)"):
+        start([Path("/v")], files=files)
 
 
 def test_nothing_stays_locked_after_a_failed_start(volumes: list[Path]) -> None:

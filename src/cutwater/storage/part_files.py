@@ -93,9 +93,11 @@ class StagingFiles:
             if not self._files.is_dir(directory):
                 continue
             try:
+                # A process that died may have left the name of a part that is not durable yet.
+                self._files.sync_dir(directory)
                 names = self._files.names(directory)
             except OSError as error:
-                broken.append(CannotUse(directory, f"{directory} cannot be read ({error}): {_ADVICE}"))
+                broken.append(CannotUse(directory, f"{directory} cannot be used ({error}): {_ADVICE}"))
                 continue
             for name in names:
                 path = directory / name
@@ -241,6 +243,8 @@ class PartWriter:
         """Complete the part. It is durable on return."""
         size, path = self.size, self._path.with_name(self._path.name.removesuffix(TEMPORARY))
         with _at(path.parent):
+            # The file is longer than its frames if there was no room for some that were given up.
+            self._file.truncate(self._data_start + size.bytes)
             self._file.pwritev([_encode_end(size, staged_us)], self._data_start + size.bytes)
             self._file.sync_all()
             self._files.rename(self._path, path)

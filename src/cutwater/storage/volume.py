@@ -172,6 +172,9 @@ class NodeVolumes:
         path = self._path(volume)
         with self._at(volume):
             self.files.make_dir(path)
+            # A process that died may have left names, of a replica for example, that are not durable yet.
+            for directory in (volume, path.parent, path):
+                self.files.sync_dir(directory)
             # The volume itself belongs to the operator. These directories are ours, and earlier versions let everyone
             # read them.
             self.files.close_to_others(path.parent)
@@ -237,8 +240,9 @@ class NodeVolumes:
         return identity
 
     def _check_not_bare(self, volume: Path) -> None:
-        replicas = [name for name in self.files.names(self._path(volume)) if name.startswith("lsid=")]
-        replicas += self._staged_on(volume)
+        with self._at(volume, "read"):
+            replicas = [name for name in self.files.names(self._path(volume)) if name.startswith("lsid=")]
+            replicas += self._staged_on(volume)
         if replicas:
             raise DamagedFile(
                 self._path(volume) / "node",
