@@ -17,9 +17,13 @@ from pathlib import Path
 
 from cutwater.testing.simulator.cluster import Result, simulate
 from cutwater.testing.simulator.options import PROFILES
+from cutwater.testing.virtual.options import SHIPPED_PROFILES
+from cutwater.testing.virtual.simulation import ShippedResult, simulate_shipped
 
 SEEDS_PER_TASK = 5
 PROGRESS_SECONDS = 10.0
+
+SimResult = Result | ShippedResult
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,7 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
     which.add_argument("--seeds", type=int, help="run this many seeds")
     parser.add_argument("--first", type=int, default=0, help="with --seeds: the first one (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="random", help="which faults (default: random)")
+    parser.add_argument(
+        "--profile",
+        choices=sorted({*PROFILES, *SHIPPED_PROFILES}),
+        default="random",
+        help="which faults (default: random)",
+    )
     parser.add_argument("--trace", metavar="FILE", help="with --seed: write all events to this file")
     options = parser.parse_args(arguments)
     try:
@@ -49,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_one(seed: int, profile: str, trace: str | None) -> int:
     log: list[str] | None = [] if trace else None
-    result = simulate(seed, PROFILES[profile](seed), log)
+    result = simulate_profile(seed, profile, log)
     if trace and log is not None:
         Path(trace).write_text("\n".join(log) + "\n")
     print(f"seed {seed}: {result.events} events, {result.cuts} cuts to GLSN {result.high_watermark}, ", end="")
@@ -62,6 +71,13 @@ def run_one(seed: int, profile: str, trace: str | None) -> int:
         print("no violation: all guarantees hold")
     print(result.trace_hash)
     return 1 if result.violation else 0
+
+
+def simulate_profile(seed: int, profile: str, log: list[str] | None = None) -> SimResult:
+    """Run one cluster: of shipped servers if the profile says so, otherwise of the core alone."""
+    if profile in SHIPPED_PROFILES:
+        return simulate_shipped(seed, SHIPPED_PROFILES[profile](seed), log)
+    return simulate(seed, PROFILES[profile](seed), log)
 
 
 def run_many(seeds: range, profile: str, jobs: int) -> int:
@@ -87,7 +103,7 @@ def run_many(seeds: range, profile: str, jobs: int) -> int:
     return 1 if bad else 0
 
 
-def _results(seeds: range, profile: str, jobs: int) -> Iterator[Result]:
+def _results(seeds: range, profile: str, jobs: int) -> Iterator[SimResult]:
     """Yield results in the order of the seeds, regardless of which process finishes first."""
     tasks = [(seed, profile) for seed in seeds]
     if jobs == 1:
@@ -97,12 +113,12 @@ def _results(seeds: range, profile: str, jobs: int) -> Iterator[Result]:
         yield from pool.imap(_simulate, tasks, chunksize=SEEDS_PER_TASK)
 
 
-def _simulate(task: tuple[int, str]) -> Result:
+def _simulate(task: tuple[int, str]) -> SimResult:
     seed, profile = task
-    return simulate(seed, PROFILES[profile](seed))
+    return simulate_profile(seed, profile)
 
 
-def _print_violation(result: Result, profile: str) -> None:
+def _print_violation(result: SimResult, profile: str) -> None:
     print(f"VIOLATION with seed {result.seed}: {result.violation}")
     suffix = "" if profile == "random" else f" PROFILE={profile}"
     print(f"replay it: make simulate SEED={result.seed}{suffix}", flush=True)
