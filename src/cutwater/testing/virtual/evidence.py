@@ -9,6 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.core.order.decisions import CreateTopic, Decision
 from cutwater.core.order.state import OrderState
+from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.format.entry_codec import decode_header
 from cutwater.format.projection import decode_schema
 from cutwater.storage.replica.replica_storage import SegmentStorage
@@ -45,11 +46,21 @@ class EvidenceRoom:
 
     def _seen(self, reader: VirtualSubscriber, last: GLSN) -> Subscribed:
         topics = frozenset(topic.topic for topic in self._state.topics.values() if topic.name == reader.topic)
-        return Subscribed(topics, self._history.records(reader.records), reader.gaps, {}, last)
+        gaps = {begin for begin, _ in reader.gaps}
+        # An append that was trimmed when a part of it was delivered is none.
+        runs = [
+            run for run in self._history.records(reader.records) if run.last_glsn + 1 not in gaps or self._is_whole(run)
+        ]
+        return Subscribed(topics, runs, reader.gaps, {}, last)
+
+    def _is_whole(self, run: CommittedBatch) -> bool:
+        return self._history.op_of(run.batch) is not None
 
     def _dumps(self) -> dict[LogStreamId, list[ReplicaDump]]:
         dumps: dict[LogStreamId, list[ReplicaDump]] = {}
         for machine, node in zip(self._cluster.nodes, range(1, len(self._cluster.nodes) + 1), strict=True):
+            if machine.is_retired:
+                continue
             volumes = open_volumes(machine, StorageNodeId(node))
             stores = VolumeStores(volumes, self._cluster.shape.segments)
             for stream in stores.streams():

@@ -91,6 +91,9 @@ class ClientHistory(SimHistory):
     def end(self, op: AppendOp, now: int, outcome: SimOutcome, ack: Ack | None = None) -> None:
         op.completed, op.outcome, op.ack = now, outcome, ack
 
+    def topic_of(self, op: AppendOp) -> str:
+        return self._topics[op.payload]
+
     def last_acknowledged(self, topic: str) -> GLSN:
         """Return the highest position of the topic that was acknowledged."""
         acks = [op.ack for op in self.appends if op.ack is not None and self._topics[op.payload] == topic]
@@ -131,8 +134,7 @@ class ClientHistory(SimHistory):
         return known
 
     def _batch(self, found: list[Found]) -> Batch:
-        """Return the batch of the append to which these records belong, or one of a single record that no append has
-        sent."""
+        """Return the batch of the append to which these records belong, or one that no client has sent."""
         first = found[0]
         if 1 <= first.append <= len(self.appends) and len(found) == first.count:
             op = self.appends[first.append - 1]
@@ -141,7 +143,7 @@ class ClientHistory(SimHistory):
             if found == wanted:
                 return op.batch
         body = repr(found).encode()
-        return Batch(1, body, crc32c(body), EventTime(first.time_us), EventTime(first.time_us))
+        return Batch(len(found), body, crc32c(body), EventTime(first.time_us), EventTime(first.time_us))
 
 
 def _reach(found: Sequence[Record], start: int) -> int:

@@ -27,13 +27,19 @@ class SimDisk(FaultFiles):
         self.written: list[tuple[str, bytes]] = []
         """Writes to files of entries, with the names that the files were created with."""
 
+    def copy(self) -> SimDisk:
+        other = super().copy()
+        assert isinstance(other, SimDisk)
+        other._paths = dict(self._paths)
+        return other
+
     def do(self, operation: Operation) -> None:
         super().do(operation)
         if isinstance(operation, Written):
             path = self._paths.get(operation.inode)
             if path is not None:
                 self.written.append((path, operation.data))
-        elif isinstance(operation, Made) and operation.path.endswith(ENTRIES):
+        elif isinstance(operation, Made) and ENTRIES in operation.path:
             self._paths[operation.inode] = operation.path
 
 
@@ -58,11 +64,13 @@ class SimMachine:
         """The server that runs there now; None before it has started."""
         self.asked_to_stop: asyncio.Event | None = None
         self.starts = 0
+        self.is_retired = False
+        """Whether it never starts again, because its disk is lost."""
         self.rate = 1.0
         self.wall_offset_ns = 0
         self._lives: list[object] = []
-        self.on_failure: Callable[[Exception | None], None] = lambda error: None
-        """Called when the process has ended by itself, with the reason if it has one."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when the process has ended by itself."""
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -76,7 +84,10 @@ class SimMachine:
         return self.process is not None and not self.process.is_dead and not self.process.is_running
 
     def start(self) -> None:
+        """Start the process, unless the machine is retired."""
         assert not self.is_running
+        if self.is_retired:
+            return
         self.starts += 1
         loop = self.loop
         random = Random(self.random.getrandbits(64))
@@ -98,16 +109,15 @@ class SimMachine:
         except Exception as error:
             failure = error
         self.loop.trace.say(self.loop.now, f"{self.name} ended{f': {failure!r}' if failure else ''}")
-        self.loop.call_as(None, self.end, process, failure)
+        self.loop.call_as(None, self.end, process)
 
-    def end(self, process: SimProcess, failure: Exception | None = None) -> None:
+    def end(self, process: SimProcess) -> None:
         """The process has ended by itself."""
         if not process.is_dead:
             process.kill()
             self.loop.network.process_ended(process)
             self.disk.kill()
-            if failure is not None:
-                self.on_failure(failure)
+            self.on_end()
 
     def kill(self) -> None:
         """Kill the process; the system lives on."""
@@ -131,7 +141,7 @@ class SimMachine:
 
     def _bury(self) -> None:
         self.disk.kill()
-        self.on_failure(None)
+        self.on_end()
 
     def cut_power(self) -> None:
         """Lose what was not synced, and every connection without a word."""
@@ -140,6 +150,13 @@ class SimMachine:
         self.process.kill()
         self.loop.network.power_lost(self.process)
         self.disk.crash(self.random)
+
+    def replace_disk(self, disk: SimDisk, what: str) -> None:
+        """Give the machine, which does not run, another disk."""
+        assert not self.is_running
+        self.loop.trace.say(self.loop.now, f"{self.name} {what}")
+        disk.on_death, disk.written = self._died, self.disk.written
+        self.disk = disk
 
     def pause(self) -> None:
         assert self.process is not None

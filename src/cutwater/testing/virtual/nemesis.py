@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from cutwater.testing.virtual.machines import SimMachine
+from cutwater.testing.virtual.machines import SimDisk, SimMachine
+from cutwater.types import StorageNodeId
 
 if TYPE_CHECKING:
     from cutwater.testing.virtual.simulation import ShippedSimulation
@@ -61,6 +62,8 @@ class VirtualNemesis:
         self._every(options.half_open_every, self._half_open)
         self._every(options.throttle_every, self._throttle)
         self._every(options.kill_client_every, self._kill_client)
+        if options.disk_loss:
+            self._tasks.append(self._world.loop.create_task(self._lose_disk(options.disk_loss)))
 
     def stop(self) -> None:
         """End all faults: what is down starts again."""
@@ -148,9 +151,6 @@ class VirtualNemesis:
         machine = self._running()
         if machine is not None:
             machine.stop()
-            while machine.is_running:
-                await asyncio.sleep(0.05)
-            self._start(machine)
 
     async def _jump_clock(self) -> None:
         machine = self._random.choice(self._cluster.machines)
@@ -166,6 +166,53 @@ class VirtualNemesis:
     def _start_client(self, client: Any) -> None:
         if client.process.is_dead:
             client.start()
+
+    # Disks.
+
+    async def _lose_disk(self, how: str) -> None:
+        """Let one storage node lose what it stored, when other nodes hold all of it."""
+        seconds = self._world.options.seconds
+        await asyncio.sleep(self._random.uniform(0.0, seconds / 2))
+        machine = self._random.choice(self._cluster.nodes)
+        while machine.is_paused:
+            await asyncio.sleep(0.01)
+        before = machine.disk.copy()
+        await asyncio.sleep(self._random.uniform(0.0, seconds / 2))
+        node = StorageNodeId(self._cluster.nodes.index(machine) + 1)
+        if not self._is_spare(node) or (how == "empty" and not self._is_replaceable()):
+            return
+        if machine.is_running:
+            machine.kill()
+        if how == "old":
+            machine.replace_disk(before, "gets its disk back as it was")
+        elif how == "empty":
+            machine.replace_disk(SimDisk(machine.random, machine.disk.clock), "has lost its disk")
+            machine.is_retired = True
+        else:
+            self._lose_replica(machine)
+        self._later(self._down_seconds(), self._start, machine)
+
+    def _is_spare(self, node: StorageNodeId) -> bool:
+        """Whether every log stream of this node has another member, which then holds every committed record."""
+        leader = self._cluster.leader()
+        if leader is None:
+            return False
+        own = [stream for stream in leader.state.streams.values() if node in stream.replicas]
+        return all(stream.is_open and set(stream.members) - {node} for stream in own)
+
+    def _is_replaceable(self) -> bool:
+        return self._world.options.storage_nodes > self._world.options.replication
+
+    def _lose_replica(self, machine: SimMachine) -> None:
+        files = [path for path in machine.disk.paths() if path.parent.name.startswith("lsid=")]
+        if files:
+            lost = self._random.choice(files).parent
+            self._say(f"{machine.name} loses {lost}")
+            for path in files:
+                if path.parent == lost:
+                    machine.disk.unlink(path)
+            machine.disk.remove_dir(lost)
+            machine.disk.sync_dir(lost.parent)
 
     # Network.
 

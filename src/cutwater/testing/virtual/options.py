@@ -35,6 +35,12 @@ class ShippedOptions(Struct, frozen=True):
     reads_every: float = 0.2
     cursors_every: float = 0.0
     trim_every: float = 0.0
+    change_topics_every: float = 0.0
+    operate_every: float = 0.0
+    """Seals, finished log streams, moved replicas, added storage nodes."""
+    disk_loss: str = ""
+    """What happens once to a node whose records others hold too: its disk is gone ("empty"), or is as it was some time
+    before ("old"), or lacks a replica ("replica")."""
 
     # Processes.
     kill_every: float = 0.0
@@ -107,6 +113,10 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "may_wait_for_disk": (True,),
     "kill_client_every": (1.0, 3.0),
     "cursors_every": (0.2,),
+    "trim_every": (0.3, 1.0),
+    "change_topics_every": (0.5, 1.5),
+    "operate_every": (0.4, 1.0),
+    "disk_loss": ("old", "replica", "empty"),
     "kill_every": (0.7, 2.0),
     "power_every": (0.7, 2.0),
     "power_all_every": (3.0,),
@@ -135,6 +145,17 @@ CHOICES: dict[str, tuple[object, ...]] = {
 }
 
 
+STORM_RARER = 3.0
+STORM_MILD = (
+    "delay_max",
+    "sync_seconds_max",
+    "store_delay_max",
+    "store_failures",
+    "store_lost_answers",
+    "write_failure",
+)
+
+
 def shipped_options(seed: int) -> ShippedOptions:
     """Return a small cluster and a subset of the faults and workloads, both chosen by the seed."""
     random = Random(f"shipped/{seed}")
@@ -158,9 +179,14 @@ def shipped_options(seed: int) -> ShippedOptions:
 
 
 def shipped_storm_options(seed: int) -> ShippedOptions:
-    """Return a cluster with all faults at once, and often."""
+    """Return a cluster with all faults at once, each of them rarer than in a cluster with few, so that appends get
+    through."""
     random = Random(f"shipped storm/{seed}")
-    changes = {name: random.choice(values) for name, values in CHOICES.items()}
+    changes: dict[str, object] = {}
+    for name, values in CHOICES.items():
+        value = random.choice(values)
+        changes[name] = value * STORM_RARER if name.endswith("_every") and isinstance(value, float) else value
+    changes |= {name: values[0] for name, values in CHOICES.items() if name in STORM_MILD}
     options = ShippedOptions(storage_nodes=4, metadata_nodes=3, streams=3, producers=2, subscribers=2, seconds=6.0)
     return structs.replace(options, **changes)
 

@@ -6,16 +6,19 @@ import asyncio
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
 
 from msgspec import Struct
 
+from cutwater.admin.operations import Admin
 from cutwater.client.async_client import AsyncClient
 from cutwater.core.order.decisions import Cut, Seal
 from cutwater.core.order.leader import OrderLayer
-from cutwater.errors import Damaged
+from cutwater.core.replica.replica import Replica
+from cutwater.errors import CutwaterError, Damaged
 from cutwater.testing.simulator.checkers import check_all
 from cutwater.testing.simulator.record import SimOutcome
 from cutwater.testing.simulator.world import Violation
@@ -26,6 +29,7 @@ from cutwater.testing.virtual.history import ClientHistory
 from cutwater.testing.virtual.loop import Stuck, VirtualLoop
 from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.nemesis import VirtualNemesis
+from cutwater.testing.virtual.operations import TopicChanger, VirtualOperator, VirtualTrimmer
 from cutwater.testing.virtual.options import ShippedOptions
 from cutwater.testing.virtual.system import run_simulated
 from cutwater.testing.virtual.trace import Trace
@@ -39,7 +43,7 @@ from cutwater.testing.virtual.workload import (
     VirtualReader,
     VirtualSubscriber,
 )
-from cutwater.types import GLSN, ReplicaState
+from cutwater.types import GLSN, LogStreamId, ReplicaState, StorageNodeId
 
 APPEND_AGAIN_SECONDS = 60.0
 """After the faults end, appends succeed within this time."""
@@ -86,10 +90,17 @@ class ShippedSimulation:
         self.readers: list[VirtualSubscriber] = []
         self.nemesis = VirtualNemesis(self, Random(self.random.getrandbits(64)))
         for machine in self.cluster.machines:
-            machine.on_failure = partial(self._ended, machine)
+            self.watch(machine)
 
-    def _ended(self, machine: SimMachine, error: Exception | None) -> None:
-        self.nemesis.revive(machine)
+    def begin(self, machine: SimMachine) -> None:
+        """Start a machine for a new storage node."""
+        self.watch(machine)
+        if not machine.is_running:
+            machine.start()
+
+    def watch(self, machine: SimMachine) -> None:
+        """Start a machine again when its process has ended by itself."""
+        machine.on_end = partial(self.nemesis.revive, machine)
 
     def note(self, what: str) -> None:
         self.loop.trace.say(self.loop.now, what)
@@ -135,6 +146,12 @@ class ShippedSimulation:
             self.readers.append(reader)
             self._add(reader)
         self._add(VirtualReader(self, "reader", "127.0.2.31"))
+        if options.trim_every:
+            self._add(VirtualTrimmer(self, "trimmer", "127.0.2.32"))
+        if options.change_topics_every:
+            self._add(TopicChanger(self, "changer", "127.0.2.33"))
+        if options.operate_every:
+            self._add(VirtualOperator(self, "operator", "127.0.2.34"))
         for client in self.clients:
             client.start()
 
@@ -151,12 +168,17 @@ class ShippedSimulation:
 
         await self._until(appended, APPEND_AGAIN_SECONDS, "15 liveness")
         self.is_stopping = True
+        releasing = self.loop.create_task(self._release_held())
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         await self._until(self._unread, CONVERGE_SECONDS, "7 subscribe")
+        releasing.cancel()
 
     async def _until(self, problem: Callable[[], str | None], seconds: float, guarantee: str) -> None:
-        deadline = self.loop.now + seconds
+        deadline, before = self.loop.now + seconds, None
         while (what := problem()) is not None:
+            if what != before:
+                self.note(f"waiting: {what}")
+                before = what
             if self.loop.now > deadline:
                 raise Violation(guarantee, f"{what}: {self._explain()}")
             await asyncio.sleep(LOOK_SECONDS)
@@ -184,17 +206,39 @@ class ShippedSimulation:
 
     def _unrest_of(self, leader: OrderLayer) -> str | None:
         for stream in leader.state.streams.values():
+            if stream.final:
+                for node in stream.replicas:
+                    if self._state(node, stream.stream) is not ReplicaState.SEALED:
+                        return f"the finished log stream {stream.stream} on storage node {node} is not complete"
+                continue
             if not stream.is_open or set(stream.members) != set(stream.replicas):
                 return f"log stream {stream.stream} lacks replicas: {stream}"
             for node in stream.members:
-                server = self.cluster.node_server(node)
-                driver = server.node.replicas.get(stream.stream) if server is not None else None
-                if driver is None or driver.replica.state is not ReplicaState.RUNNING:
+                replica = self._replica(node, stream.stream)
+                if replica is None or replica.state is not ReplicaState.RUNNING:
                     return f"log stream {stream.stream} on storage node {node} does not run"
-                replica = driver.replica
                 if not replica.durable_committed_end == replica.written_end == stream.committed_end:
                     return f"log stream {stream.stream} on storage node {node} is not at {stream.committed_end}"
         return None
+
+    def _replica(self, node: StorageNodeId, stream: LogStreamId) -> Replica | None:
+        server = self.cluster.node_server(node)
+        driver = server.node.replicas.get(stream) if server is not None else None
+        return driver.replica if driver is not None else None
+
+    def _state(self, node: StorageNodeId, stream: LogStreamId) -> ReplicaState | None:
+        replica = self._replica(node, stream)
+        return replica.state if replica is not None else None
+
+    async def _release_held(self) -> None:
+        """Unseal what operators sealed and did not unseal, because they were killed or refused."""
+        while True:
+            leader = self.cluster.leader()
+            held = [s.stream for s in leader.state.streams.values() if s.held and not s.final] if leader else []
+            for stream in held:
+                with suppress(CutwaterError):
+                    await self.cluster.operate(partial(Admin.unseal, stream=stream), attempts=1)
+            await asyncio.sleep(1.0)
 
     def _unread(self) -> str | None:
         for reader in self.readers:
@@ -212,7 +256,8 @@ class ShippedSimulation:
         for client in self.clients:
             client.kill()
         for machine in self.cluster.machines:
-            machine.kill()
+            if machine.is_running:
+                machine.kill()
         self._check_complaints()
         inspector = self.cluster.new_process("inspector", "127.0.3.3")
         room = EvidenceRoom(self.cluster, self.history, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -134,7 +135,9 @@ def run_simulated(work: Callable[[VirtualLoop], T], random: Random, trace: Trace
         return _run_on_loop(work, new_loop(random, trace), logger)
     finally:
         logging.disable(logging.CRITICAL)
-        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gc.collect()
         logging.disable(silence)
         logger.propagate = propagates
         sys.unraisablehook = hook

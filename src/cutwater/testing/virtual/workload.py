@@ -20,7 +20,7 @@ from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, Trim
 from cutwater.testing.simulator.record import AppendOp, CursorOp, ReadOp, SimOutcome, TailOp
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.processes import SimProcess
-from cutwater.types import GLSN, CutTime, StorageNodeId
+from cutwater.types import GLSN, Ack, CutTime, StorageNodeId
 
 if TYPE_CHECKING:
     from cutwater.testing.virtual.simulation import ShippedSimulation
@@ -88,7 +88,40 @@ class VirtualClient:
         return self.random.randint(0, self.world.options.padding_bytes_max)
 
 
-class VirtualAppender(VirtualClient):
+class AppendingClient(VirtualClient):
+    """A client that appends to topics without a schema."""
+
+    async def append_plain(self, log: AsyncClient, topic: str) -> None:
+        op = self.begin(topic, (1, 1, 1, 2, 5))
+        await self.settle(op, self._plain(log, op, topic))
+
+    async def settle(self, op: AppendOp, call: Awaitable[Ack]) -> None:
+        """Wait for the outcome of an append and note it."""
+        history = self.world.history
+        try:
+            ack = await call
+        except AppendUnknown:
+            history.end(op, self.now, SimOutcome.UNKNOWN)
+        except CutwaterError as error:
+            self.world.refused[error.code] = self.world.refused.get(error.code, 0) + 1
+            history.end(op, self.now, SimOutcome.FAIL)
+        else:
+            history.end(op, self.now, SimOutcome.OK, ack)
+            self.world.note(f"append {op.payload} is at {ack.glsn}")
+
+    def _plain(self, log: AsyncClient, op: AppendOp, topic: str) -> Awaitable[Ack]:
+        values, times = h.values_of(op, bytes(self.padding())), h.times_of(op)
+        match self.random.randrange(4) if len(values) == 1 else self.random.randrange(3):
+            case 0:
+                return log.append(topic, values, timestamp=times)
+            case 1:
+                return log.append(topic, pa.array(values), timestamp=times, key=b"k")
+            case 2:
+                return log.append(topic, values, timestamp=times, headers={"from": b"here"})
+        return log.append(topic, values[0], timestamp=times[0])
+
+
+class VirtualAppender(AppendingClient):
     """Appends records of several shapes, a few at a time."""
 
     def __init__(self, world: ShippedSimulation, name: str, host: str, topic: str) -> None:
@@ -100,36 +133,14 @@ class VirtualAppender(VirtualClient):
 
     async def _append_for_ever(self, log: AsyncClient) -> None:
         while not self.world.is_stopping:
-            await self._append(log)
+            if self.topic == TYPED:
+                op = self.begin(TYPED, (1, 1, 2, 5))
+                await self.settle(op, self._typed(log, op))
+            else:
+                await self.append_plain(log, self.topic)
             await self.pause(self.world.options.append_pause)
 
-    async def _append(self, log: AsyncClient) -> None:
-        history = self.world.history
-        op = self.begin(self.topic, (1, 1, 1, 2, 5))
-        try:
-            call = self._typed(log, op) if self.topic == TYPED else self._plain(log, op)
-            ack = await call
-        except AppendUnknown:
-            history.end(op, self.now, SimOutcome.UNKNOWN)
-        except CutwaterError as error:
-            self.world.refused[error.code] = self.world.refused.get(error.code, 0) + 1
-            history.end(op, self.now, SimOutcome.FAIL)
-        else:
-            history.end(op, self.now, SimOutcome.OK, ack)
-            self.world.note(f"append {op.payload} is at {ack.glsn}")
-
-    def _plain(self, log: AsyncClient, op: AppendOp) -> Awaitable[Any]:
-        values, times = h.values_of(op, bytes(self.padding())), h.times_of(op)
-        match self.random.randrange(4) if len(values) == 1 else self.random.randrange(3):
-            case 0:
-                return log.append(self.topic, values, timestamp=times)
-            case 1:
-                return log.append(self.topic, pa.array(values), timestamp=times, key=b"k")
-            case 2:
-                return log.append(self.topic, values, timestamp=times, headers={"from": b"here"})
-        return log.append(self.topic, values[0], timestamp=times[0])
-
-    def _typed(self, log: AsyncClient, op: AppendOp) -> Awaitable[Any]:
+    def _typed(self, log: AsyncClient, op: AppendOp) -> Awaitable[Ack]:
         rows = h.rows_of(op, "x" * self.padding())
         if self.random.random() < 0.5:
             return log.append(self.topic, rows)
