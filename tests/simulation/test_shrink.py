@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,8 @@ def test_the_printed_command_replays_the_reduced_run(
             raise Violation(GUARANTEE, "planted here")
 
     monkeypatch.setattr(ShippedSimulation, "_inspect", broken)
-    sets = ["--set", "power_every=0.2", "--set", "seconds=1", "--set", "reset_every=1", "--set", "append_pause=0.2"]
+    monkeypatch.setattr(command, "shrink", partial(shrink, runs_max=8))
+    sets = ["--set", "power_every=0.2", "--set", "seconds=1", "--set", "reset_every=1", "--set", "subscribers=0"]
     assert command.main(["--seed", "1", "--profile", "shipped-quiet", "--shrink", *sets]) == 1
     out = capsys.readouterr().out
     replay = re.findall(r'^replay it: make simulate SEED=(\d+) PROFILE=shipped-quiet ARGS="(.*)"$', out, re.MULTILINE)
