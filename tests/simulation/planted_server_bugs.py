@@ -232,19 +232,13 @@ def cursor_acknowledged_before_it_is_decided() -> list[Patch]:
     return [(Term, "decide", decide)]
 
 
-def follower_vouches_for_a_lost_leader() -> list[Patch]:
+def follower_vouches_for_its_leader() -> list[Patch]:
     right = MetadataServer._ask
 
     async def ask(self, call):
-        try:
-            return await right(self, call)
-        except CutwaterError:
-            if self.term is None and isinstance(call.argument, CommitCursorRequest):
-                return Done()
-            raise
+        if self.term is None and isinstance(call.argument, CommitCursorRequest):
+            self._loop.create_task(right(self, call)).add_done_callback(lambda task: task.exception())
+            return Done()
+        return await right(self, call)
 
     return [(MetadataServer, "_ask", ask)]
-
-
-def follower_hides_dead_storage_nodes() -> list[Patch]:
-    return [(MetadataServer, "_suspect", lambda self, node: None)]
