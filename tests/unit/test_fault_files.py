@@ -282,6 +282,19 @@ def test_power_that_goes_during_a_slow_sync_takes_what_would_have_followed(seed:
     assert not files.exists(B)
 
 
+def test_another_thread_syncs_nothing_that_a_slow_one_has_not_done_yet() -> None:
+    clock = Clock()
+    files = slow_step(clock)
+    files.take_charged_seconds()
+    clock.now = 1.0
+    files.sync_dir(A.parent)
+    files.open(B).sync_all()
+    clock.now = 4.9
+    files.kill()
+    assert files.content(A) == b"data" + bytes(4)
+    assert not files.exists(B)
+
+
 def test_during_a_slow_sync_data_may_be_lost_and_afterwards_not() -> None:
     lost = 0
     for seed in range(40):
