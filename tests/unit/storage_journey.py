@@ -482,8 +482,8 @@ class DamagedJourney(Journey):
                 self.happened.append("struck")
                 self.rules.clear()
                 left, fault = self.rng.randint(0, 10), None
-        # What the last mark of a file covers looks like a torn tail if the mark is lost together with it: one write that
-        # goes astray can do that. So the marks are written once more.
+        # What only the last mark of a file covers looks like a torn tail if both are lost, and one write that goes
+        # astray can do that. So the marks are written once more.
         for _ in range(2):
             self.write()
             self.storage.sync()
