@@ -19,9 +19,10 @@ from cutwater.metadata.stores.encoding import decode_batch, decode_leader
 from cutwater.metadata.stores.etcd_store import EtcdStore, Keys
 from cutwater.metadata.stores.store_interface import NO_LEADER, LeaderInfo, LoadedState
 from cutwater.testing.stores.etcd_model import EtcdFaults, EtcdModel
+from cutwater.testing.virtual.loop import new_loop
+from cutwater.testing.virtual.trace import Trace
 from cutwater.types import GLSN, ClusterId, LeaderEpoch, MetadataNodeId
 from tests.integration.stores.sqlite_faults import StoreViolation
-from tests.integration.stores.virtual_time import run_virtually
 
 CLUSTER = ClusterId(7)
 NODES = 3
@@ -264,7 +265,7 @@ def run_nodes(seed: int) -> CompetingNodes:
     """Run one seed. A violation, and any error that a store should not have raised, tells how to have it again."""
     nodes = CompetingNodes(seed)
     try:
-        run_virtually(nodes.run())
+        new_loop(Random(seed), Trace()).run_until_complete(nodes.run())
     except BaseException as error:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):

@@ -8,8 +8,8 @@
 Only stored data decides whether a write is accepted: every write reads the leader and the last decision in its own
 transaction. Nothing is remembered between calls, so the epoch would fence a second process even without the lock.
 
-``synchronous=FULL`` syncs the write-ahead log to disk with every commit. Opening copies the whole log into the
-database and syncs it, because a killed process may leave data behind that can be read but was never synced.
+``synchronous=FULL`` syncs the write-ahead log to disk with every commit. Opening writes the whole log again, copies it
+into the database and syncs both, because an earlier process may leave data behind that can be read but is not on disk.
 """
 
 from __future__ import annotations
