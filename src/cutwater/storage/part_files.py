@@ -171,12 +171,11 @@ class StagingFiles:
         size = PartSize()
         while size.bytes < held.size.bytes:
             data = self.read(held, size.bytes, VERIFY_BYTES)
-            frames = list(frames_in(data))
             try:
-                size = _grown(size, len(data), frames)
+                size = _grown(size, len(data), frames_in(data))
             except InvalidArgument as error:
                 raise DamagedFile(held.path, error.message, _ADVICE) from error
-            yield from frames
+            yield from frames_in(data, is_verified=True)
         if size != held.size:
             raise DamagedFile(held.path, f"it holds {size}, not {held.size}", _ADVICE)
 
@@ -232,9 +231,9 @@ class PartWriter:
         self._file: File = files.create(path)
         self._file.pwritev([header], 0)
 
-    def append(self, data: Buffer, frames: Iterable[EntryFrame] | None = None) -> None:
-        """Append whole frames, which are checked. ``frames`` are those of ``data``, if the caller has verified them."""
-        size = _grown(self.size, len(data), frames_in(data) if frames is None else frames)
+    def append(self, data: Buffer, *, is_verified: bool = False) -> None:
+        """Append whole frames, which are checked. ``is_verified``: the caller has verified them."""
+        size = _grown(self.size, len(data), frames_in(data, is_verified=is_verified))
         with _at(self._path.parent):
             self._file.pwritev([data], self._data_start + self.size.bytes)
         self.size = size

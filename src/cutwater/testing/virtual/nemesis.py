@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,16 @@ class VirtualNemesis:
         self._cluster, self._network = world.cluster, world.cluster.network
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
+        self._struck: Counter[str] = Counter()
+
+    @property
+    def struck(self) -> dict[str, int]:
+        """How often each fault struck."""
+        struck = Counter(self._struck)
+        for machine in self._cluster.machines:
+            for (fault, operation), times in machine.disk.faults.struck.items():
+                struck[f"{fault} in {operation}"] += times
+        return dict(sorted(struck.items()))
 
     def start(self) -> None:
         options = self._world.options
@@ -94,6 +105,7 @@ class VirtualNemesis:
         async def again_and_again() -> None:
             while True:
                 await asyncio.sleep(self._random.expovariate(1 / mean))
+                self._struck[fault.__name__.strip("_").replace("_", " ")] += 1
                 await fault()
 
         if mean:

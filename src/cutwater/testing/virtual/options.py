@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
-from msgspec import Struct, structs
+from msgspec import Struct, ValidationError, convert, structs
 
 from cutwater.testing.disk_faults import DiskFault, DiskFaultRule
 
@@ -96,6 +97,20 @@ class ShippedOptions(Struct, frozen=True):
         return {
             name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) != getattr(quiet, name)
         }
+
+
+def changed(options: ShippedOptions, changes: Sequence[str]) -> ShippedOptions:
+    """Return the options with some of them changed, each given as ``name=value``. Raises ``ValueError``."""
+    values = structs.asdict(options)
+    for change in changes:
+        name, _, value = change.partition("=")
+        if name not in values:
+            raise ValueError(f"there is no option {name!r}; there are {', '.join(values)}")
+        values[name] = value
+    try:
+        return convert(values, ShippedOptions, strict=False)
+    except ValidationError as error:
+        raise ValueError(f"{', '.join(changes)}: {error}") from None
 
 
 SHARE = 0.3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -67,6 +68,10 @@ class ShippedResult(Struct, frozen=True):
     seals: int
     seconds: float
     """Virtual time at the end."""
+    struck: dict[str, int] = {}
+    """How often each fault struck."""
+    operations: dict[str, int] = {}
+    """How often each operation of clients succeeded."""
 
 
 class ShippedSimulation:
@@ -318,4 +323,15 @@ def _result(seed: int, world: ShippedSimulation, violation: str | None, guarante
         world.cluster.store.epoch,
         sum(isinstance(decision, Seal) for decision in world.cluster.store.history),
         world.loop.now,
+        world.nemesis.struck,
+        _operations(world),
     )
+
+
+def _operations(world: ShippedSimulation) -> dict[str, int]:
+    history = world.history
+    found = Counter("append" if op.producer is None else "produce" for op in history.appends if op.ack is not None)
+    found["subscribe"] = sum(len(reader.records) for reader in world.readers)
+    found["read"], found["tail"] = len(history.reads), len(history.tails)
+    found["cursor"] = len(history.cursors)
+    return {name: count for name, count in found.items() if count}
