@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
-import secrets
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
@@ -61,7 +60,7 @@ from cutwater.errors import (
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.stores.open_store import open_store, sqlite_key_file
 from cutwater.protocol.errors import Unauthenticated
-from cutwater.runtime import processes
+from cutwater.runtime import processes, system
 from cutwater.runtime.daemon_executor import DaemonExecutor
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline
 from cutwater.runtime.event_loop import occupy_standard_descriptors
@@ -122,7 +121,7 @@ class EmbeddedLog:
         """Start the servers, and return the address when the log takes appends."""
         store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER, may_wait=self._may_wait)
         key = await in_thread(self._threads, lambda: load_or_make([sqlite_key_file(self._path / METADATA)]))
-        token = secrets.token_hex(TOKEN_BYTES)
+        token = system.token_hex(TOKEN_BYTES)
         authenticate = partial(_authenticate, token)
         options = MetadataOptions(
             CLUSTER, METADATA_NODE, LOOPBACK, order=ORDER, is_nearby=True, key=key, authenticate=authenticate

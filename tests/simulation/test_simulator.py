@@ -221,3 +221,32 @@ def test_a_replica_that_was_replaced_while_cut_off_hears_of_it() -> None:
     replaced = cluster.storage_nodes[old - 1].replicas[stream.stream]
     assert replaced.state is ReplicaState.SEALING
     assert replaced.hard_state.epoch == stream.epoch
+
+
+def test_a_complete_replica_is_replaced_while_the_other_one_loses_its_state() -> None:
+    """Random seed 1660 found it. An operator replaces one of two replicas. The other one has just died, but the leader
+    has not noticed yet, and its hard state is lost. So the replaced one is the last copy, and has to stay until the new
+    one is complete."""
+    cluster = SimCluster(2, Options(storage_nodes=3, streams=1, replication=2, appenders=2))
+    cluster._set_up()
+    cluster._start_clients()
+    world, leader = cluster.world, cluster.leader()
+    assert leader is not None
+    world.run_until(world.now + 500_000)
+    (stream,) = leader.state.streams.values()
+    other, old = (cluster.storage_nodes[node - 1] for node in stream.members)
+    (new,) = {node.node for node in cluster.storage_nodes} - set(stream.replicas)
+    done: list[object] = []
+    cluster.operator.insist(SealRequest(stream.stream), done.append)
+    world.run_until(world.now + 300_000)
+    other.kill()
+    other.disks[stream.stream].lose_hard_state()
+    cluster.operator.insist(ReplaceRequest(stream.stream, old.node, new), done.append)
+    world.run_until(world.now + 100_000)
+    other.start()
+    cluster.operator.insist(UnsealRequest(stream.stream), done.append)
+    cluster.nemesis.stop()
+    cluster._recover()
+    cluster._inspect()
+    assert done[1:] == [Done(), Done()]
+    assert set(stream.replicas) == set(stream.members) == {other.node, new}

@@ -18,7 +18,8 @@ from cutwater.storage.replica.marked_file import MarkedFile
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment import Segment
 from cutwater.storage.replica.segment_log import SegmentLog, SegmentOptions
-from cutwater.testing.fault_files import FaultFiles, Made
+from cutwater.testing.disk_inodes import Made
+from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch
 
 OPTIONS = SegmentOptions(segment_bytes=700, index_interval_bytes=250, commits_per_file=2)

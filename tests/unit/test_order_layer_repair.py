@@ -177,6 +177,33 @@ def test_a_replica_is_replaced_while_it_is_dead() -> None:
     append(nodes, LS1, 1)
 
 
+@pytest.mark.parametrize("replication", [2, 3])
+@pytest.mark.parametrize("held_back", [False, True], ids=["at once", "the new one takes its time"])
+def test_a_replaced_replica_stays_until_the_new_one_is_complete(replication: int, held_back: bool) -> None:
+    nodes = cluster(nodes=(N1, N2, N3, N4), replication=replication)
+    leader = nodes.leader
+    append(nodes, LS1, 3)
+    stream = leader.state.streams[LS1]
+    old = stream.replicas[-1]
+    new = next(node for node in nodes.nodes if node not in stream.replicas)
+    if held_back:
+        nodes.silent.add(new)
+    nodes.take(leader.run(leader.ask(r.SealRequest(LS1))))
+    nodes.rounds(3)
+    assert leader.answer(r.ReplaceRequest(LS1, old, new)) == r.Done()
+    assert leader.answer(r.UnsealRequest(LS1)) == r.Done()
+    if held_back:
+        nodes.rounds(120)
+        assert set(stream.members) == {*stream.replicas} - {new}, "the old one goes on meanwhile"
+        append(nodes, LS1, 2)
+        nodes.silent.clear()
+    nodes.rounds(100)
+    assert is_whole(nodes, LS1)
+    assert new in stream.members
+    assert (old in stream.replicas, len(stream.replicas), stream.leaving) == (False, replication, ())
+    append(nodes, LS1, 1)
+
+
 def test_what_is_missing_is_explained() -> None:
     """'explains every state it leaves a stream in (`cutwater stream describe` says why, since when, what is missing and
     what happens next)'."""

@@ -54,6 +54,7 @@ LIFE: list[d.Decision] = [
     d.OpenProducer(BILLING, ProducerEpoch(3), LS2, 2),
     d.DropSurvivor(LS1, N3, "a test"),
     d.AddNode(N4),
+    d.AssignReplicas(LS1, (N1, N2, N4, N3), leaving=(N3,)),
     d.AssignReplicas(LS1, (N1, N2, N4)),
     d.Release(LS1),
     d.Unseal(LS1, E2, LLSN(5), (N1, N2)),

@@ -21,7 +21,8 @@ from cutwater.storage.files import OsFile, OsFiles
 from cutwater.storage.replica.marked_file import MarkedFile
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
-from cutwater.testing.fault_files import FaultFiles, SyncedFile
+from cutwater.testing.disk_inodes import SyncedFile
+from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import GLSN, LLSN, Epoch
 
 
@@ -47,7 +48,7 @@ def test_a_failed_sync_is_final_until_cut_back(tmp_path) -> None:
     durable, committed = storage.durable_end, contexts[-1].last_llsn
     storage.write(entries_from(storage.end + 1, 2))
     files.fail_sync = lambda path: path.suffix == ".entries"
-    with pytest.raises(StorageBroken, match="input/output error"):
+    with pytest.raises(StorageBroken, match="Input/output error"):
         storage.sync()
     files.fail_sync = lambda path: False
     done = len(files.operations)

@@ -361,7 +361,7 @@ class CarefulFile(FaultFile):
 
 class CarefulFiles(FaultFiles):
     def open(self, path: Path) -> CarefulFile:
-        return CarefulFile(self, path, self._inode_of(path))
+        return CarefulFile(self, path, self._file(path))
 
 
 def use(files: FaultFiles, seed: int) -> None:

@@ -268,7 +268,7 @@ class Admin:
 
     async def replace_replica(self, stream: LogStreamId, old: StorageNodeId, new: StorageNodeId) -> None:
         """Move a replica. Allowed only while the log stream is sealed and another replica holds every committed
-        record."""
+        record. A complete replica stays until the new one is complete too."""
         await self._ask(r.ReplaceRequest(stream, old, new), r.Done, idempotent=False)
 
 

@@ -9,7 +9,6 @@ import asyncio
 import concurrent.futures
 import ssl
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,6 +28,7 @@ from cutwater.client.produce.sent_future import SentFuture
 from cutwater.client.publish.part_writer import AsyncStager
 from cutwater.client.subscribe.subscriptions import AsyncSubscription, Skipped, abandon_with
 from cutwater.errors import CutwaterError, DeadlineExceeded
+from cutwater.runtime import system
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, check_timeout, check_wait
 from cutwater.types import Ack
 
@@ -211,9 +211,9 @@ class Producer(Blocking[AsyncProducer]):
         return self._async.timeout if timeout is None else check_timeout(timeout)
 
     def _hand_in(self, append: SentAppend) -> None:
-        end = time.monotonic() + append.seconds
+        end = system.monotonic() + append.seconds
         while not self._give(append):
-            left = end - time.monotonic()
+            left = end - system.monotonic()
             if left <= 0:
                 # Others may take each room that there is.
                 raise DeadlineExceeded(

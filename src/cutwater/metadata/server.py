@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import secrets
 from collections.abc import Coroutine
 from concurrent.futures import Executor
 from typing import Any
@@ -44,6 +42,7 @@ from cutwater.protocol import storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.errors import Unproven
 from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS
+from cutwater.runtime import system
 from cutwater.types import ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
 from cutwater.wire.addresses import format_address
 from cutwater.wire.calls.handlers import Methods
@@ -257,7 +256,7 @@ class MetadataServer:
                 if leader.epoch > 0 and leader.node != self.options.node:
                     await self._stay_with(leader)
                     # Several followers notice at the same time; those that come later find a new leader.
-                    await asyncio.sleep(random.random() * self.options.takeover_jitter_seconds)
+                    await asyncio.sleep(system.random().random() * self.options.takeover_jitter_seconds)
                     if (await self._store.leader()).epoch != leader.epoch:
                         continue
                 await self._lead(leader.epoch)
@@ -401,7 +400,7 @@ class MetadataServer:
 
     async def _found(self, term: Term) -> None:
         """Store the cluster's key. The first leader generates it, and does not reveal it before it is stored."""
-        key = term.layer.state.cluster_key or secrets.token_hex(16)
+        key = term.layer.state.cluster_key or system.token_hex(16)
         await term.decide(FoundClusterRequest(self.options.cluster, key))
         self._cluster_key = term.layer.state.cluster_key
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +43,7 @@ from cutwater.metadata.node_channels import Ways
 from cutwater.metadata.retention import Connect
 from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.protocol.storage_api import Addresses
+from cutwater.runtime import system
 from cutwater.types import SECOND, DecisionIndex, Instant, LeaderEpoch, StorageNodeId
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ NodeEvent = ReportArrived | PeerComplaint | GroupOutcomeArrived
 
 
 def instant() -> Instant:
-    return Instant(time.monotonic_ns() // 1_000, time.time_ns() // 1_000)
+    return Instant(round(system.monotonic() * 1_000_000), system.wall_time_ns() // 1_000)
 
 
 class Term:

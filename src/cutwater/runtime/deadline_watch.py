@@ -8,9 +8,10 @@ deadline.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from math import inf
+
+from cutwater.runtime import system
 
 PRECISION_SECONDS = 0.005
 """The timer fires at most once in this time, so a deadline may be noticed this much late."""
@@ -49,9 +50,9 @@ class DeadlineWatch:
 
     def _fire(self) -> None:
         self._timer, self.armed = None, inf
-        now, begun = self._loop.time(), time.thread_time()
+        now, begun = self._loop.time(), system.thread_time()
         earliest = self._expire(now)
         if earliest < inf:
             # Processor time: a process that is stopped or has to wait for a core spends nothing on ``expire``.
-            pause = min(PAUSES * (time.thread_time() - begun), PAUSE_SECONDS_MAX)
+            pause = min(PAUSES * (system.thread_time() - begun), PAUSE_SECONDS_MAX)
             self.note(max(earliest, now + max(PRECISION_SECONDS, pause)))

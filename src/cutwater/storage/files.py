@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from cutwater.format.checksum import Buffer
 from cutwater.format.errors import DamagedFile
-from cutwater.runtime.permissions import DIRECTORY_MODE, FILE_MODE
+from cutwater.runtime.permissions import DIRECTORY_MODE, FILE_MODE, close_to_others
 
 BLOCK_BYTES = 4096
 """Size of a block. A disk reads a block as a whole or not at all."""
@@ -82,12 +82,22 @@ class StorageFiles(Protocol):
     def make_dir(self, path: Path) -> None:
         """Make the directory and its parents durably. An existing directory is no error."""
 
+    def remove_dir(self, path: Path) -> None:
+        """Remove an empty directory. Durable after ``sync_dir`` of its parent."""
+
+    def close_to_others(self, path: Path) -> None:
+        """Deny access to a directory to users that are neither the owner nor in its group."""
+
     def is_dir(self, path: Path) -> bool: ...
 
     def exists(self, path: Path) -> bool: ...
 
+    def real_path(self, path: Path) -> Path:
+        """Return the one path, without symbolic links, of a file or directory that may have several."""
+
     def lock(self, path: Path) -> Lock | None:
-        """Lock the file for this process, and create it if needed. Returns None if another process holds the lock."""
+        """Lock the file for this process, and create it if needed. The file then contains the id of the process, if it
+        could be written. Returns None if another process holds the lock."""
 
 
 class OsFile:
@@ -192,11 +202,20 @@ class OsFiles:
             path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
             self.sync_dir(path.parent)
 
+    def remove_dir(self, path: Path) -> None:
+        path.rmdir()
+
+    def close_to_others(self, path: Path) -> None:
+        close_to_others(path)
+
     def is_dir(self, path: Path) -> bool:
         return path.is_dir()
 
     def exists(self, path: Path) -> bool:
         return path.exists()
+
+    def real_path(self, path: Path) -> Path:
+        return Path(os.path.realpath(path))
 
     def lock(self, path: Path) -> _OsLock | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -207,6 +226,10 @@ class OsFiles:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return None
             raise
+        # The process id is only for messages, so a failed write does not matter.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         return _OsLock(descriptor)
 
 

@@ -169,11 +169,12 @@ class StagingFiles:
         size = PartSize()
         while size.bytes < held.size.bytes:
             data = self.read(held, size.bytes, VERIFY_BYTES)
+            frames = list(frames_in(data))
             try:
-                size = _grown(size, data)
+                size = _grown(size, len(data), frames)
             except InvalidArgument as error:
                 raise DamagedFile(held.path, error.message, _ADVICE) from error
-            yield from frames_in(data)
+            yield from frames
         if size != held.size:
             raise DamagedFile(held.path, f"it holds {size}, not {held.size}", _ADVICE)
 
@@ -229,9 +230,9 @@ class PartWriter:
         self._file: File = files.create(path)
         self._file.pwritev([header], 0)
 
-    def append(self, data: Buffer) -> None:
-        """Append whole frames, which are checked."""
-        size = _grown(self.size, data)
+    def append(self, data: Buffer, frames: Iterable[EntryFrame] | None = None) -> None:
+        """Append whole frames, which are checked. ``frames`` are those of ``data``, if the caller has verified them."""
+        size = _grown(self.size, len(data), frames_in(data) if frames is None else frames)
         with _at(self._path.parent):
             self._file.pwritev([data], self._data_start + self.size.bytes)
         self.size = size
@@ -255,13 +256,13 @@ class PartWriter:
             self._files.unlink(self._path)
 
 
-def _grown(size: PartSize, data: Buffer) -> PartSize:
+def _grown(size: PartSize, added_bytes: int, frames: Iterable[EntryFrame]) -> PartSize:
     """Return the size of a part with these frames added. Each must be allowed in a part and follow the one before."""
     entries, rows = size.entries, size.rows
-    for frame in frames_in(data):
+    for frame in frames:
         _check_staged(frame.header, rows)
         entries, rows = entries + 1, rows + frame.header.count
-    return PartSize(entries, rows, size.bytes + len(data))
+    return PartSize(entries, rows, size.bytes + added_bytes)
 
 
 def _check_staged(header: FrameHeader, rows: int) -> None:

@@ -8,7 +8,7 @@ count; every disk has them.
 
 from __future__ import annotations
 
-import time
+from cutwater.runtime import system
 
 SLOW_SECONDS = 0.002
 """Syncs that take longer than this on average should not make others wait."""
@@ -26,11 +26,11 @@ class Pace:
 
     @property
     def is_quick(self) -> bool:
-        return time.monotonic() >= self._slow_until
+        return system.monotonic() >= self._slow_until
 
     def observe(self, begun: float) -> None:
         """Note a sync that has just ended and began at this monotonic time."""
-        now = time.monotonic()
+        now = system.monotonic()
         self._average += (now - begun - self._average) / MEMORY
         if self._average > SLOW_SECONDS:
             self._average, self._slow_until = 0.0, now + REST_SECONDS

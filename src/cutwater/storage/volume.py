@@ -21,8 +21,6 @@ on all its volumes, until it is started with them.
 
 from __future__ import annotations
 
-import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,7 +32,7 @@ from msgspec import structs
 
 from cutwater.errors import InvalidArgument, Refused, WrongIdentity
 from cutwater.format.errors import DamagedFile, DiskFull, NodeExists, VolumeConflict, VolumeLocked, VolumeUnusable
-from cutwater.runtime.permissions import close_to_others
+from cutwater.runtime import system
 from cutwater.storage.files import TEMPORARY, Lock, OsFiles, StorageFiles, is_full
 from cutwater.storage.node_identity import NODE_FILES, NodeIdentity, load_identity, merged, save_identity
 from cutwater.types import ClusterId, Incarnation, LogStreamId, StorageNodeId
@@ -64,11 +62,8 @@ def free_bytes(volumes: Iterable[Path]) -> dict[Path, int]:
     found = {}
     for volume in volumes:
         try:
-            device = os.stat(volume).st_dev
-            if device not in by_device:
-                stats = os.statvfs(volume)
-                by_device[device] = stats.f_bavail * stats.f_frsize
-            found[volume] = by_device[device]
+            space = system.free_space(volume)
+            found[volume] = by_device.setdefault(space.device, space.free_bytes)
         except OSError:
             found[volume] = 0
     return found
@@ -91,10 +86,10 @@ class NodeVolumes:
         forget: Sequence[Path] = (),
         forget_metadata_keys: bool = False,
         files: StorageFiles | None = None,
-        make_key: Callable[[], str] = lambda: secrets.token_hex(16),
+        make_key: Callable[[], str] = lambda: system.token_hex(16),
         room: Callable[[Iterable[Path]], dict[Path, int]] = free_bytes,
     ) -> None:
-        self._files = files or OsFiles()
+        self.files = files or OsFiles()
         self._cluster, self._node, self._room = cluster, node, room
         self.volumes = tuple(volumes)
         self._locks: dict[Path, Lock] = {}
@@ -132,22 +127,22 @@ class NodeVolumes:
     def _check_volumes(self) -> None:
         if not self.volumes:
             raise VolumeUnusable("a storage node needs at least one volume: give one with --volumes DIR")
-        seen: set[str] = set()
+        seen: set[Path] = set()
         for volume in self.volumes:
             self._check_volume(volume, "before the storage node starts")
-            real = os.path.realpath(volume)
+            real = self.files.real_path(volume)
             if real in seen:
                 raise VolumeUnusable(f"volume {volume} was given twice: name each volume once")
             seen.add(real)
 
     def _check_volume(self, volume: Path, when: str) -> None:
-        if not self._files.is_dir(volume):
-            what = "is not a directory" if self._files.exists(volume) else "does not exist"
+        if not self.files.is_dir(volume):
+            what = "is not a directory" if self.files.exists(volume) else "does not exist"
             raise VolumeUnusable(f"volume {volume} {what}: create it, or mount it, {when}")
         probe = volume / f".cutwater-{self._cluster}-{self._node}{TEMPORARY}"
         with self._at(volume):
-            self._files.create(probe)
-            self._files.unlink(probe)
+            self.files.create(probe)
+            self.files.unlink(probe)
 
     @contextmanager
     def _at(self, volume: Path, doing: str = "written") -> Iterator[None]:
@@ -167,7 +162,7 @@ class NodeVolumes:
 
     def _check_new(self) -> None:
         for volume in self.volumes:
-            if self._files.exists(self._path(volume)):
+            if self.files.exists(self._path(volume)):
                 raise NodeExists(
                     f"{self._path(volume)} exists, and --error-if-exists was said: start without it to go on with that "
                     "data, or choose another --id or another volume"
@@ -176,29 +171,23 @@ class NodeVolumes:
     def _lock(self, volume: Path) -> None:
         path = self._path(volume)
         with self._at(volume):
-            self._files.make_dir(path)
-            if isinstance(self._files, OsFiles):
-                # The volume itself belongs to the operator. These directories are ours, and earlier versions let
-                # everyone read them.
-                close_to_others(path.parent)
-                close_to_others(path)
-            lock = self._files.lock(path / "lock")
+            self.files.make_dir(path)
+            # The volume itself belongs to the operator. These directories are ours, and earlier versions let everyone
+            # read them.
+            self.files.close_to_others(path.parent)
+            self.files.close_to_others(path)
+            lock = self.files.lock(path / "lock")
         if lock is None:
             raise VolumeLocked(
                 f"{path} is in use by a running storage node{self._holder(path)}: stop that one first, or choose "
                 "another --id or volume"
             )
         self._locks[volume] = lock
-        # The process id is only for the message above, so a failed write does not matter.
-        with suppress(OSError):
-            file = self._files.open(path / "lock")
-            file.truncate(0)
-            file.pwritev([b"%d\n" % os.getpid()], 0)
 
     def _holder(self, path: Path) -> str:
         """Return the process that holds the lock, if it wrote its id."""
         with suppress(OSError):
-            pid = self._files.open(path / "lock").pread(PID_BYTES_MAX, 0).strip()
+            pid = self.files.open(path / "lock").pread(PID_BYTES_MAX, 0).strip()
             if pid.isdigit():
                 return f" (pid {int(pid)})"
         return ""
@@ -210,15 +199,15 @@ class NodeVolumes:
         volume without replicas.
         """
         said = [identity for volume in self.volumes if (identity := self._load(volume)) is not None]
-        known = {os.path.realpath(volume) for volume in (*self.volumes, *forget)}
+        known = {self.files.real_path(volume) for volume in (*self.volumes, *forget)}
         found = []
         for path in dict.fromkeys(path for identity in said for path in identity.added):
             volume = Path(path)
-            if os.path.realpath(volume) in known:
+            if self.files.real_path(volume) in known:
                 continue
             remedy = f"; if it is lost for good, start once with --forget-volume {volume}"
             what = f"volume {volume}, which storage node {self._node} got while it ran,"
-            if not self._files.is_dir(volume):
+            if not self.files.is_dir(volume):
                 raise VolumeUnusable(f"{what} does not exist: mount it{remedy}")
             if self._load(volume) is None:
                 raise VolumeUnusable(f"{what} holds nothing of this node now: is it mounted?{remedy[1:]}")
@@ -248,7 +237,7 @@ class NodeVolumes:
         return identity
 
     def _check_not_bare(self, volume: Path) -> None:
-        replicas = [name for name in self._files.names(self._path(volume)) if name.startswith("lsid=")]
+        replicas = [name for name in self.files.names(self._path(volume)) if name.startswith("lsid=")]
         replicas += self._staged_on(volume)
         if replicas:
             raise DamagedFile(
@@ -259,17 +248,17 @@ class NodeVolumes:
 
     def _load(self, volume: Path) -> NodeIdentity | None:
         with self._at(volume, "read"):
-            return load_identity(self._files, self._path(volume), self._cluster, self._node)
+            return load_identity(self.files, self._path(volume), self._cluster, self._node)
 
     def _save(self, volume: Path, identity: NodeIdentity) -> None:
         with self._at(volume):
-            save_identity(self._files, self._path(volume), identity)
+            save_identity(self.files, self._path(volume), identity)
 
     def _scan(self, volume: Path) -> dict[LogStreamId, Path]:
         """Find every replica on this volume. Raises if one of them also lies on another volume."""
         path = self._path(volume)
         with self._at(volume, "read"):
-            names = self._files.names(path)
+            names = self.files.names(path)
         for name in names:
             if name.endswith(REMOVED):
                 self._erase(path / name)
@@ -368,8 +357,8 @@ class NodeVolumes:
 
     def _same(self, volume: Path) -> Path | None:
         """Return the volume in use that is the same directory, under any name."""
-        real = os.path.realpath(volume)
-        return next((own for own in self.volumes if os.path.realpath(own) == real), None)
+        real = self.files.real_path(volume)
+        return next((own for own in self.volumes if self.files.real_path(own) == real), None)
 
     def _check_ours(self, volume: Path) -> None:
         """Raise if the volume to be added holds data of another node."""
@@ -407,17 +396,17 @@ class NodeVolumes:
             # Files that are left from here on do no harm.
             with suppress(OSError):
                 for name in (*NODE_FILES, "lock", SERVER_KEY_NAME):
-                    self._files.unlink(path / name)
-                if self._files.is_dir(path / STAGED_NAME):
-                    (path / STAGED_NAME).rmdir()
-                path.rmdir()
-                path.parent.rmdir()
+                    self.files.unlink(path / name)
+                if self.files.is_dir(path / STAGED_NAME):
+                    self.files.remove_dir(path / STAGED_NAME)
+                self.files.remove_dir(path)
+                self.files.remove_dir(path.parent)
             self._locks.pop(own).release()
 
     def _check_empty(self, volume: Path) -> None:
         path = self._path(volume)
         with self._at(volume, "read"):
-            names = set(self._files.names(path)) - {"lock", *NODE_FILES, SERVER_KEY_NAME, STAGED_NAME}
+            names = set(self.files.names(path)) - {"lock", *NODE_FILES, SERVER_KEY_NAME, STAGED_NAME}
             staged = self._staged_on(volume)
         if staged:
             raise Refused(
@@ -437,7 +426,7 @@ class NodeVolumes:
 
     def _staged_on(self, volume: Path) -> list[str]:
         path = self._path(volume) / STAGED_NAME
-        return self._files.names(path) if self._files.is_dir(path) else []
+        return self.files.names(path) if self.files.is_dir(path) else []
 
     def _roomiest(self) -> Path:
         """Return the volume with most room for one more replica. Those there share it, since they grow as well."""
@@ -462,8 +451,8 @@ class NodeVolumes:
             making = path.with_name(path.name + NEW)
             yield making
             with self._at(path.parent):
-                self._files.rename(making, path)
-                self._files.sync_dir(path.parent)
+                self.files.rename(making, path)
+                self.files.sync_dir(path.parent)
             self.replicas[stream] = path
         finally:
             del self._making[stream]
@@ -476,12 +465,12 @@ class NodeVolumes:
         path = self.replicas[stream]
         name = f"{path.name}.damaged-{self.identity.incarnation}"
         with self._at(path.parent):
-            taken = set(self._files.names(path.parent))
+            taken = set(self.files.names(path.parent))
             # A directory that was kept before is never replaced.
             numbered = chain([name], (f"{name}-{again}" for again in count(2)))
             aside = path.with_name(next(free for free in numbered if free not in taken))
-            self._files.rename(path, aside)
-            self._files.sync_dir(path.parent)
+            self.files.rename(path, aside)
+            self.files.sync_dir(path.parent)
         del self.replicas[stream]
         return aside
 
@@ -490,16 +479,16 @@ class NodeVolumes:
         path = self.replicas[stream]
         doomed = path.with_name(path.name + REMOVED)
         with self._at(path.parent):
-            self._files.rename(path, doomed)
-            self._files.sync_dir(path.parent)
+            self.files.rename(path, doomed)
+            self.files.sync_dir(path.parent)
         del self.replicas[stream]
         self._erase(doomed)
 
     def _erase(self, path: Path) -> None:
         with self._at(path.parent):
-            for name in self._files.names(path):
-                self._files.unlink(path / name)
-            path.rmdir()
+            for name in self.files.names(path):
+                self.files.unlink(path / name)
+            self.files.remove_dir(path)
 
 
 def _streams(names: Iterable[str]) -> list[LogStreamId]:

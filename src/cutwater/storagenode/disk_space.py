@@ -7,13 +7,12 @@ entries that were already accepted.
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from cutwater.protocol.storage_api import VolumeRoom
+from cutwater.runtime import system
 from cutwater.types import NodeState
 
 MIB = 1024 * 1024
@@ -84,7 +83,7 @@ class RoomWatch:
 
     def found_full(self) -> None:
         """Note that a write found no space, even if the file system reports some."""
-        self._full_until = time.monotonic() + FULL_FOR_SECONDS_MIN
+        self._full_until = system.monotonic() + FULL_FOR_SECONDS_MIN
         self._become(NodeState.READ_ONLY, "a write found no room")
 
     def judge(self, rooms: tuple[VolumeRoom, ...]) -> None:
@@ -94,7 +93,7 @@ class RoomWatch:
         free = f"{max(0, self._free_bytes) // MIB} MiB are free on {tightest.path}"
         if self._free_bytes < self._reserve_bytes:
             self._become(NodeState.READ_ONLY, f"{free}, less than the reserve of {self._reserve_bytes // MIB} MiB")
-        elif self._free_bytes >= self._resume_bytes and time.monotonic() >= self._full_until:
+        elif self._free_bytes >= self._resume_bytes and system.monotonic() >= self._full_until:
             self._become(NodeState.READY, free)
 
     def _become(self, state: NodeState, why: str) -> None:
@@ -106,6 +105,6 @@ class RoomWatch:
 def measure(volumes: Sequence[Path]) -> tuple[VolumeRoom, ...]:
     rooms = []
     for volume in volumes:
-        stats = os.statvfs(volume)
-        rooms.append(VolumeRoom(str(volume), stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize))
+        space = system.free_space(volume)
+        rooms.append(VolumeRoom(str(volume), space.total_bytes, space.free_bytes))
     return tuple(rooms)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -39,6 +38,7 @@ from cutwater.errors import (
 )
 from cutwater.format.errors import DiskFull
 from cutwater.protocol import storage_api as api
+from cutwater.runtime import system
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.counters import NodeCounters
 from cutwater.storagenode.outside import Outside
@@ -72,6 +72,8 @@ APPEND_BYTES_MAX = 64 * 1024 * 1024
 the queues to the disks and to the next node of a chain."""
 CHORES_AT_ONCE_MAX = 4
 """How many replicas are created, renewed or removed at the same time."""
+STOP_SECONDS_MORE = 1.0
+"""How much longer than its time limit to wait for the node to stop, if no thread is free to begin that."""
 WRITER_SECONDS_MAX = 60.0
 """How long to wait for a replica's last writes before its directory is changed."""
 REPLICATE_BYTES_MAX = 256 * 1024 * 1024
@@ -115,7 +117,7 @@ class StorageNode:
         self._abandoned: dict[LogStreamId, ReplicaDriver] = {}
         """Replicas that are gone, but whose last writes may still be on their way to their directories."""
         self._chores = ThreadPoolExecutor(CHORES_AT_ONCE_MAX, thread_name_prefix=f"chores of storage node {node}")
-        self._at_work: dict[LogStreamId, Future[None]] = {}
+        self._at_work: dict[LogStreamId, asyncio.Future[None]] = {}
         """Log streams whose directories are being created, renewed or removed, off the event loop."""
         self._is_stopping = False
         self._report_is_due = False
@@ -148,15 +150,27 @@ class StorageNode:
         """Run a job that the event loop must not wait for. If the caller is cancelled, the job continues."""
         return await self._loop.run_in_executor(self._threads, job)
 
-    def stop(self, timeout: float) -> bool:
+    async def stop(self, timeout: float) -> bool:
         """Make everything given so far durable. Returns whether all replicas could be closed in time."""
-        deadline = time.monotonic() + timeout
+        deadline = self._loop.time() + timeout
         self._chores.shutdown(wait=False, cancel_futures=True)
+        closing = self._loop.run_in_executor(self._threads, self._close, timeout)
+        # ``_close`` keeps to this time by itself, once a thread runs it.
+        await asyncio.wait({closing}, timeout=timeout + STOP_SECONDS_MORE)
+        if not closing.done():
+            closing.cancel()
+            return False
+        at_work = list(self._at_work.values())
+        if at_work:
+            await asyncio.wait(at_work, timeout=max(0.0, deadline - self._loop.time()))
+        return closing.result() and all(future.done() for future in at_work)
+
+    def _close(self, timeout: float) -> bool:
+        deadline = system.monotonic() + timeout
         drivers = list(self.replicas.values())
-        ended = [driver.close(max(0.0, deadline - time.monotonic())) for driver in drivers]
-        ended += [d.writer.join(max(0.0, deadline - time.monotonic())) for d in list(self._abandoned.values())]
-        at_work = [future for future in list(self._at_work.values()) if not future.cancelled()]
-        return not wait(at_work, max(0.0, deadline - time.monotonic())).not_done and all(ended)
+        ended = [driver.close(max(0.0, deadline - system.monotonic())) for driver in drivers]
+        ended += [d.writer.join(max(0.0, deadline - system.monotonic())) for d in list(self._abandoned.values())]
+        return all(ended)
 
     def stop_reporting(self) -> None:
         """Begin nothing new from here on. Must be called on the event loop before ``stop``."""
@@ -357,10 +371,10 @@ class StorageNode:
         """Change a log stream's directory off the event loop. Creating and removing directories takes many syncs, and
         the other replicas continue meanwhile."""
         if not self._is_stopping:
-            future = self._at_work[stream] = self._chores.submit(job)
-            future.add_done_callback(lambda future: self.tell(lambda: self._chore_is_done(stream, future)))
+            future = self._at_work[stream] = self._loop.run_in_executor(self._chores, job)
+            future.add_done_callback(partial(self._chore_is_done, stream))
 
-    def _chore_is_done(self, stream: LogStreamId, future: Future[None]) -> None:
+    def _chore_is_done(self, stream: LogStreamId, future: asyncio.Future[None]) -> None:
         if self._at_work.get(stream) is future:
             del self._at_work[stream]
         error = None if future.cancelled() else future.exception()

@@ -76,9 +76,6 @@ CATALOG_ASK_MS_MAX = 2_000
 VERIFY_WAIT_SECONDS = 60.0
 VERIFY_RETRY_MS = 1_000
 
-STOP_SECONDS_MORE = 1.0
-"""How much longer than its time limit to wait for the node to stop, if no thread is free to begin that."""
-
 
 class NodeOptions(Struct, frozen=True):
     """Addresses and limits of a storage node. ``advertise`` is the address that others are told, if it differs from the
@@ -149,7 +146,7 @@ class StorageNodeServer:
         self.topics = KnownTopics(lambda request: self._metadata.ask(request, Catalog, timeout_ms=CATALOG_ASK_MS_MAX))
         name = f"checks of storage node {volumes.identity.node}"
         self.content = ContentChecks(self.topics, self.node.replicas, self.memory, name)
-        staged_files = StagingFiles(volumes.staging)
+        staged_files = StagingFiles(volumes.staging, volumes.files)
         self.staging = PartStore(
             self.node,
             staged_files,
@@ -225,7 +222,7 @@ class StorageNodeServer:
             )
         except BaseException:
             self.node.stop_reporting()
-            self.node.stop(1.0)
+            await self.node.stop(1.0)
             raise
         self._metadata.connect(self._endpoint(WireOptions()), options.metadata, self._client_tls, self.address)
         self._spawn(self.room.watch())
@@ -257,14 +254,7 @@ class StorageNodeServer:
         self.staging.stop()
         self.content.stop()
         self.topics.stop()
-        left = max(0.1, deadline - loop.time())
-        stopping = loop.run_in_executor(self._threads, self.node.stop, left)
-        # ``node.stop`` keeps to this time by itself, once a thread runs it.
-        await asyncio.wait({stopping}, timeout=left + STOP_SECONDS_MORE)
-        if not stopping.done():
-            stopping.cancel()
-            return False
-        return stopping.result()
+        return await self.node.stop(max(0.1, deadline - loop.time()))
 
     def describe(self) -> api.NodeSelfDescription:
         identity = self.volumes.identity

@@ -9,13 +9,13 @@ import asyncio
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
+from cutwater.runtime import system
 from cutwater.runtime.event_loop import allow_descriptors, run, settle_in
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.disk_space import RESERVE_BYTES
@@ -125,7 +125,7 @@ async def _serve(
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, asked.set)
     _hear_signals(stop)
-    started = time.monotonic()
+    started = system.monotonic()
     volumes = NodeVolumes(
         options.volumes,
         options.cluster,
@@ -137,7 +137,7 @@ async def _serve(
     try:
         server = StorageNodeServer(node_options, volumes)
         await server.start()
-        opened_ms = round((time.monotonic() - started) * 1_000)
+        opened_ms = round((system.monotonic() - started) * 1_000)
         await _serve_until(
             asked, server, options, lambda metrics: on_serving(_serving(server, opened_ms, metrics)), on_hang
         )

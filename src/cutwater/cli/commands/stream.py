@@ -64,6 +64,7 @@ def sync(stream: StreamArgument, node: NodeOption, log: ClusterTarget) -> None:
 
 @command(app)
 def replace(stream: StreamArgument, old: NodeOption, new: NodeOption, log: ClusterTarget) -> None:
-    """Move a replica of a sealed log stream from one storage node to another."""
+    """Move a replica of a sealed log stream from one storage node to another. A complete replica stays until the new
+    one is complete too."""
     log.administer(lambda admin: admin.replace_replica(LogStreamId(stream), StorageNodeId(old), StorageNodeId(new)))
     show({"stream": stream, "old": old, "new": new}, f"storage node {new} takes the place of {old}")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from operator import index
-from time import time_ns
 from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -28,6 +27,7 @@ from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.loop_thread import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFound, Unavailable
+from cutwater.runtime import system
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import LLSN, Ack, Batch, LogStreamId, TopicId
 
@@ -57,7 +57,7 @@ def check_stream(stream: object) -> LogStreamId:
 
 
 def now_us() -> int:
-    return time_ns() // 1_000
+    return system.wall_time_ns() // 1_000
 
 
 class _Alone(Shipment, eq=False, kw_only=True):
@@ -281,7 +281,7 @@ class Appends:
         else:
             return self._values(records) if key is None and timestamp is None else None
         if timestamp is None:
-            timestamp = time_ns() // 1_000
+            timestamp = system.wall_time_ns() // 1_000
         elif type(timestamp) is datetime:
             timestamp = time_us(timestamp)
         else:
@@ -303,7 +303,7 @@ class Appends:
             records = records.column(0)
         if not isinstance(records, pa.BinaryArray) or records.null_count:
             return None
-        part = values_of(records, time_ns() // 1_000, self._small_bytes - RECORD_BYTES)
+        part = values_of(records, system.wall_time_ns() // 1_000, self._small_bytes - RECORD_BYTES)
         if part is None:
             return None
         # The same number as ``nbytes``, for a fiftieth of its cost.

@@ -12,7 +12,6 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from random import Random
 from typing import Any
 
 from msgspec import Struct, structs
@@ -39,6 +38,7 @@ from cutwater.errors import (
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.protocol.methods import Received
 from cutwater.protocol.storage_api import APPEND, AppendAnswer, AppendArguments
+from cutwater.runtime import system
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import LLSN, Ack, Batch, LogStreamId, TopicId
 from cutwater.wire.connection import Connection
@@ -134,7 +134,7 @@ class Shipping:
         self._catalogs, self._nodes = catalogs, nodes
         self._heads, self._pending = HeadCalls(catalogs, nodes), PendingAppends(catalogs, nodes)
         self._loop = asyncio.get_running_loop()
-        self._random = Random()
+        self._random = system.random()
         self._turns: dict[TopicId, int] = {}
         self._reasons: dict[TopicId, str] = {}
         """Why a topic took no appends when the leader was last asked."""

@@ -8,7 +8,6 @@ sealed replicas and to the metadata repository; and a look at the catalog whenev
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Coroutine
 from functools import partial
 from types import TracebackType
@@ -67,6 +66,7 @@ from cutwater.errors import (
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.protocol.methods import Received
 from cutwater.protocol.storage_api import FATE, AppendAnswer, FateArguments
+from cutwater.runtime import system
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
 from cutwater.types import Ack, Batch, BatchKind, Epoch, LogStreamId, ProducerId, ProducerTag, StorageNodeId
 from cutwater.wire.connection import Connection
@@ -114,7 +114,7 @@ class AsyncProducer:
         self._queue = ProducerQueue(
             name, buffer_bytes, lambda: self._hindrance or repository.trouble, self._changed.set
         )
-        self._session = ProducerSession(ProducerId(name), topic, secrets.randbits(63))
+        self._session = ProducerSession(ProducerId(name), topic, system.random_bits(63))
         self._loop = asyncio.get_running_loop()
         self._trouble = asyncio.Event()
         """Set when a message was refused or lost, so that the current step has to be repeated."""

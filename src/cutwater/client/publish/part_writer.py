@@ -7,7 +7,6 @@ part fails and is staged again under another name; the other holders give up wha
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -33,6 +32,7 @@ from cutwater.format.merging import POSITION, check_order
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.protocol.methods import Method
 from cutwater.protocol.storage_api import DISCARD_PART, FINISH_PART, STAGE, FinishArguments, StageArguments
+from cutwater.runtime import system
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import Batch, BatchNumber, Part, RunId, StorageNodeId
 from cutwater.wire.connection import Connection
@@ -74,7 +74,7 @@ class AsyncStager:
         )
         self._schema = catalogs.view.schema(topic)
         self._is_ordered, self._seconds = ordered, seconds
-        self._staged = StagedPart(run[0], batch, run[1], topic.topic, secrets.token_hex(16), self._order())
+        self._staged = StagedPart(run[0], batch, run[1], topic.topic, system.token_hex(16), self._order())
         self._stream: StreamInfo | None = None
         self._holders: dict[StorageNodeId, tuple[str, Connection]] = {}
         self._size = PartSize()

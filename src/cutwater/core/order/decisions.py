@@ -166,11 +166,13 @@ class CreateStream(Struct, frozen=True, tag=True):
 
 
 class AssignReplicas(Dated, frozen=True, tag=True):
-    """Sets the nodes that shall hold the stream from now on."""
+    """Sets the nodes that shall hold the stream from now on. ``leaving`` are those of them that leave as soon as enough
+    others hold every record."""
 
     stream: LogStreamId
     replicas: tuple[StorageNodeId, ...]
     reason: str = ""
+    leaving: tuple[StorageNodeId, ...] = ()
 
 
 class Trim(Dated, frozen=True, tag=True):

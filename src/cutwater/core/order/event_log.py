@@ -60,7 +60,10 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
             told = f"log stream {decision.stream} of topic number {decision.topic} created"
             return f"{told} on {nodes_in_words(decision.replicas)}", decision.reason
         case d.AssignReplicas():
-            return f"log stream {decision.stream} belongs on {nodes_in_words(decision.replicas)}", decision.reason
+            told = f"log stream {decision.stream} belongs on {nodes_in_words(decision.replicas)}"
+            if decision.leaving:
+                told += f"; {nodes_in_words(decision.leaving)} will leave when the others hold every record"
+            return told, decision.reason
         case d.Trim():
             return f"topic number {decision.topic} trimmed before GLSN {decision.before}", ""
         case d.MoveProducer():

@@ -376,6 +376,11 @@ def _remove_node(request: r.RemoveNodeRequest, state: OrderState, around: Surrou
     moves = []
     for stream in state.streams_on(request.node):
         left = tuple(node for node in stream.replicas if node != request.node)
+        if not stream.final and request.node in stream.leaving:
+            raise Refused(
+                f"storage node {request.node} leaves log stream {stream.stream} when enough others hold every record: "
+                f"wait for that (`cutwater stream describe {stream.stream}` says what is missing)"
+            )
         if not stream.final:
             raise Refused(
                 f"storage node {request.node} is a replica of log stream {stream.stream}: replace it there first"
@@ -385,7 +390,8 @@ def _remove_node(request: r.RemoveNodeRequest, state: OrderState, around: Surrou
                 f"storage node {request.node} holds the last copy of log stream {stream.stream} that is known to be "
                 "complete: bring another one up first"
             )
-        moves.append(d.AssignReplicas(stream.stream, left))
+        leaving = tuple(node for node in stream.leaving if node != request.node)
+        moves.append(d.AssignReplicas(stream.stream, left, leaving=leaving))
     for run in state.runs.publishing:
         parts = (part for group in run.unpublished for part in group.parts)
         if any(request.node in part.holders and not _others(part, request.node, state) for part in parts):
@@ -403,10 +409,15 @@ def _others(part: Part, node: StorageNodeId, state: OrderState) -> bool:
 
 def _replace(request: r.ReplaceRequest, state: OrderState, around: Surroundings) -> Outcome:
     stream = _stream(state, request.stream)
-    if request.new in stream.replicas or request.new not in state.nodes:
+    if request.new not in state.nodes or (request.new in stream.replicas and request.new not in stream.leaving):
         raise InvalidArgument(f"storage node {request.new} cannot become a replica of log stream {request.stream}")
     if request.old not in stream.replicas:
         raise InvalidArgument(f"storage node {request.old} is not a replica of log stream {request.stream}")
+    if request.old in stream.leaving:
+        raise InvalidArgument(
+            f"storage node {request.old} leaves log stream {request.stream} already, when enough others hold every "
+            "record: nothing is to be done"
+        )
     if stream.is_open:
         raise NotSealed(f"log stream {request.stream} is open: seal it before you replace a replica")
     holders = [node for node in stream.replicas if node != request.old and around.ready(stream, node)]
@@ -415,8 +426,12 @@ def _replace(request: r.ReplaceRequest, state: OrderState, around: Surroundings)
             f"without storage node {request.old} no replica of log stream {request.stream} is known to hold every "
             "committed record: wait for the others, or let one learn first"
         )
-    replicas = tuple(request.new if node == request.old else node for node in stream.replicas)
-    return (d.AssignReplicas(request.stream, replicas),), r.Done()
+    replicas = tuple(request.new if node == request.old else node for node in stream.replicas if node != request.new)
+    leaving = tuple(node for node in stream.leaving if node != request.new)
+    if around.ready(stream, request.old):
+        # A complete copy does not go before the new one is complete: the others may fail meanwhile.
+        replicas, leaving = (*replicas, request.old), (*leaving, request.old)
+    return (d.AssignReplicas(request.stream, replicas, leaving=leaving),), r.Done()
 
 
 def _trim(request: r.TrimRequest, state: OrderState) -> Outcome:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from msgspec import Struct, field, structs
+from msgspec import UNSET, Struct, UnsetType, field, structs
 
 from cutwater.core.order import decisions as d
 from cutwater.core.order.event_log import EVENTS_MAX, event_of
@@ -97,6 +97,19 @@ class LogStream(Struct):
     departed: tuple[Departure, ...] = ()
     """Producers that were moved away, each with the epoch under which it went on. An older session of such a producer
     may still send to this stream. The list is not needed once the stream is finished."""
+    replaced: tuple[StorageNodeId, ...] | UnsetType = field(default=UNSET, name="leaving")
+    """As ``leaving``. It is stored only if there are any, as the field is younger than the format."""
+
+    @property
+    def leaving(self) -> tuple[StorageNodeId, ...]:
+        """Replicas that were replaced and stay until their successors hold every record. They come last in
+        ``replicas``."""
+        return () if isinstance(self.replaced, UnsetType) else self.replaced
+
+    @property
+    def staying(self) -> tuple[StorageNodeId, ...]:
+        """The members that were not replaced."""
+        return tuple(node for node in self.members if node not in self.leaving)
 
 
 class ProducerState(Struct):
@@ -276,7 +289,7 @@ class OrderState:
                 stream = self.streams[decision.stream]
                 stays = set(stream.members) <= set(decision.replicas)
                 self._require(not stream.is_open or stays, decision, "the log stream is open on a node that would go")
-                stream.replicas = decision.replicas
+                stream.replicas, stream.replaced = decision.replicas, decision.leaving or UNSET
                 stream.members = tuple(node for node in stream.members if node in decision.replicas)
             case d.Trim():
                 topic = self.topics[decision.topic]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator, Sequence
 
 from msgspec import Struct
@@ -53,6 +52,7 @@ from cutwater.metadata.stores.store_interface import (
     LoadedState,
 )
 from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
+from cutwater.runtime import system
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 UNTRIMMED_DECISIONS_MAX = 16 * 1024
@@ -133,7 +133,7 @@ class EtcdStore:
     ) -> LeaderEpoch:
         epoch = LeaderEpoch(seen + 1)
         # Without the nonce, this node could mistake an attempt that another process of it made earlier for this one.
-        record = encode_record(LeaderRecord(node, address, secrets.token_bytes(16)), epoch)
+        record = encode_record(LeaderRecord(node, address, system.token_bytes(16)), epoch)
         puts = [put(self._keys.epoch, number(epoch)), put(self._keys.leader, record)]
         if seen == NO_LEADER.epoch:
             compare = [is_unchanged(self._keys.epoch, 0), is_unchanged(self._keys.last, 0)]
@@ -362,7 +362,7 @@ class EtcdStore:
         never used before, because writes of an earlier attempt may still arrive."""
         # Compressing a large snapshot takes long enough to delay other work, so a thread does it.
         whole = await asyncio.to_thread(encode_snapshot, epoch, snapshot)
-        directory = f"{snapshot.index:020d}-{secrets.token_hex(8)}"
+        directory = f"{snapshot.index:020d}-{system.token_hex(8)}"
         starts = range(0, len(whole), PIECE_BYTES)
         for n, start in enumerate(starts):
             txn = pb.Txn(

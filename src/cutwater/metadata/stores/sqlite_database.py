@@ -336,7 +336,6 @@ def _locked(database: Path) -> Lock:
         ) from error
     if lock is None:
         raise StoreLocked(str(database), _holder(path))
-    path.write_text(f"{os.getpid()}\n", encoding="ascii")
     return lock
 
 

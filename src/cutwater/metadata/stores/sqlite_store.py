@@ -1,20 +1,17 @@
 """Stores decisions in an SQLite database, for a metadata repository of one node.
 
-A thread of its own executes the calls one after the other. A caller stops waiting when its timeout expires; a call
-that has not begun by then never begins.
+A worker executes the calls one after the other. A caller stops waiting when its timeout expires; a call that has not
+begun by then never begins.
 
-``may_wait``: the event loop may wait for the disk. Then the loop itself appends decisions while the thread is idle
+``may_wait``: the event loop may wait for the disk. Then the loop itself appends decisions while the worker is idle
 and the disk is quick (``storage.sync_latency``, ADR 0028), since nothing else can be decided meanwhile. Otherwise the
-thread appends them and reports the outcome as directly as possible, because every append of a client waits for it.
+worker appends them and reports the outcome as directly as possible, because every append of a client waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -29,36 +26,35 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, 
 from cutwater.metadata.stores.sqlite_database import SqliteDatabase
 from cutwater.metadata.stores.store_calls import Calls, Changes
 from cutwater.metadata.stores.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, LoadedState
+from cutwater.runtime import system
 from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.storage.sync_latency import Pace
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 CALLS_MAX = 64
-"""Maximum number of calls that wait for the thread."""
+"""Maximum number of calls that wait for the worker."""
 RETRY_MS = 100
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Job = Callable[[], Callable[[], object]]
-"""A job of the thread. The function that it returns reports the result, once the thread is ready for the next job."""
+"""A job of the worker. The function that it returns reports the result, once the worker is ready for the next job."""
 
 _log = logging.getLogger(__name__)
 
 
-class _Worker:
-    """A thread that runs its jobs in order. It is a daemon thread, because a disk may hang forever."""
+class _Jobs:
+    """Runs jobs in order, off the event loop."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._given = 0
-        """Number of jobs given. Only threads that give jobs change it; only the worker changes ``_finished``."""
-        self._finished = 0
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._given = self._begun = 0
+        """Numbers of jobs. Only threads that give jobs change ``_given``; only the worker changes ``_begun``."""
+        self._worker = system.worker(name, self._step)
 
     @property
     def is_idle(self) -> bool:
-        """Whether the thread has nothing to do, and will have nothing to do until a job is submitted."""
-        return self._given == self._finished
+        """Whether there is nothing to do, and will be nothing to do until a job is given."""
+        return self._worker.is_idle
 
     def submit(self, call: Callable[[], R]) -> Future[R]:
         future: Future[R] = Future()
@@ -66,28 +62,30 @@ class _Worker:
         return future
 
     def end(self, call: Callable[[], R]) -> Future[R]:
-        """End the thread after all earlier jobs, with this call as the last one."""
+        """End after all earlier jobs, with this call as the last one."""
         future: Future[R] = Future()
         self._put(partial(_settled, future, call))
-        self._jobs.put(None)
+        self._worker.stop()
         return future
 
     def give(self, job: Job) -> None:
-        if self._jobs.qsize() >= CALLS_MAX:
+        if self._given - self._begun >= CALLS_MAX:
             raise ResourceExhausted(f"{CALLS_MAX} calls wait for the disk of the metadata store", retry_ms=RETRY_MS)
         self._put(job)
 
     def _put(self, job: Job) -> None:
         self._given += 1
-        self._jobs.put(job)
+        self._worker.put(job)
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            tell = job()
-            self._finished += 1
-            tell()
-            # Otherwise the last result would stay in memory until the next call.
-            del job, tell
+    def _step(self, jobs: list[Job]) -> Callable[[], object]:
+        """Run the jobs. The result of the last one is reported when the worker is idle."""
+        while len(jobs) > 1:
+            self._run(jobs.pop(0))()
+        return self._run(jobs.pop())
+
+    def _run(self, job: Job) -> Callable[[], object]:
+        self._begun += 1
+        return job()
 
 
 def _settled(future: Future[R], call: Callable[[], R]) -> Callable[[], object]:
@@ -100,7 +98,7 @@ def _settled(future: Future[R], call: Callable[[], R]) -> Callable[[], object]:
 
 
 class _Begun:
-    """An append by the thread. ``told`` is set to None when it is called: when the thread is done, or earlier, when the
+    """An append by the worker. ``told`` is set to None when it is called: when the worker is done, or earlier, when the
     time is up or the store is closed."""
 
     __slots__ = ("at", "told")
@@ -118,7 +116,7 @@ class SqliteStore:
         self._pace = Pace()
         self._calls = Calls(str(path))
         self._changes = Changes()
-        self._worker = _Worker(f"metadata store {path}")
+        self._jobs = _Jobs(f"metadata store {path}")
         self._opened: SqliteDatabase | None = None
         self._loop = asyncio.get_running_loop()
         self._begun: set[_Begun] = set()
@@ -132,8 +130,8 @@ class SqliteStore:
         try:
             await store._do("open", timeout_ms, store._open, path, cluster)
         except BaseException:
-            # The thread may still open it after the caller stopped waiting.
-            store._worker.end(store._let_go)
+            # The worker may still open it after the caller stopped waiting.
+            store._jobs.end(store._let_go)
             raise
         return store
 
@@ -173,13 +171,13 @@ class SqliteStore:
     ) -> bool:
         if self._calls.closed:
             return False
-        if not self._may_wait or not self._worker.is_idle or not self._pace.is_quick:
+        if not self._may_wait or not self._jobs.is_idle or not self._pace.is_quick:
             return self._begin_there(epoch, after, decisions, told)
-        begun = time.monotonic()
+        begun = system.monotonic()
         try:
             self._database.append(epoch, after, decisions, is_patient=False)
         except Exception:
-            # Another program may hold a lock on the database; the thread can wait for it.
+            # Another program may hold a lock on the database; the worker can wait for it.
             return False
         finally:
             self._pace.observe(begun)
@@ -191,7 +189,7 @@ class SqliteStore:
     ) -> bool:
         begun = _Begun(self._loop.time() + TIMEOUT_MS / 1_000, told)
         try:
-            self._worker.give(partial(self._append_there, begun, epoch, after, decisions))
+            self._jobs.give(partial(self._append_there, begun, epoch, after, decisions))
         except ResourceExhausted:
             return False
         self._begun.add(begun)
@@ -222,7 +220,7 @@ class SqliteStore:
         for begun in list(self._begun):
             self._tell(begun, Unavailable(f"{self._calls.store} was closed"))
         self._changes.tell()
-        ended = asyncio.wrap_future(self._worker.end(self._let_go))
+        ended = asyncio.wrap_future(self._jobs.end(self._let_go))
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
                 await asyncio.shield(ended)
@@ -234,14 +232,14 @@ class SqliteStore:
 
     async def _do(self, name: str, timeout_ms: int, job: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         async with self._calls.call(name, timeout_ms):
-            return await asyncio.wrap_future(self._worker.submit(lambda: job(*args, **kwargs)))
+            return await asyncio.wrap_future(self._jobs.submit(lambda: job(*args, **kwargs)))
 
     @property
     def _database(self) -> SqliteDatabase:
         assert self._opened is not None
         return self._opened
 
-    # Executed by the thread.
+    # Executed by the worker.
 
     def _open(self, path: Path, cluster: ClusterId) -> None:
         self._opened = SqliteDatabase(path, cluster)

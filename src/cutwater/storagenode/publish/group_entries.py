@@ -6,7 +6,6 @@ are merged by the positions of their rows, and the result is divided into new en
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,6 +18,7 @@ from cutwater.core.publish.staged import StagedPart
 from cutwater.errors import Damaged
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import EntryFrame, frames_in, staged_frame
+from cutwater.runtime import system
 from cutwater.storage.part_files import Held, StagingFiles
 from cutwater.types import Batch, EventTime, Part
 
@@ -118,7 +118,7 @@ def _keep(kept: ExitStack, files: StagingFiles, like: StagedPart, form: Form, bl
     """Write merged rows to a file that is removed when ``kept`` ends; return a function that reads them again."""
     from cutwater.format import merging  # noqa: PLC0415
 
-    writer = kept.enter_context(_temporary(files, structs.replace(like, part=secrets.token_hex(16), order=form.order)))
+    writer = kept.enter_context(_temporary(files, structs.replace(like, part=system.token_hex(16), order=form.order)))
     rows = 0
     for block in merging.in_entries(blocks, BLOCK_BYTES):
         body = block.serialize().to_pybytes()

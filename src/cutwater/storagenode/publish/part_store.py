@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -29,8 +28,10 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.format.checksum import Buffer
+from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.format.errors import DiskFull
 from cutwater.protocol import storage_api as api
+from cutwater.runtime import system
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.part_files import CannotUse, Held, PartWriter, StagingFiles, check_part
 from cutwater.storagenode.disk_space import RoomWatch
@@ -78,7 +79,7 @@ class _Writing:
         self.is_checked = True
         self.reserved = 0
         """Bytes of this part that count towards the limit."""
-        self.touched = time.monotonic()
+        self.touched = system.monotonic()
 
 
 class _NotChecked(Exception):
@@ -210,8 +211,10 @@ class PartStore:
                 )
             self._reserve(writing, len(data))
             try:
-                await self._check(writing, data)
-                await self.in_thread(lambda: self._write(writing, data))
+                # The frames are verified once, here.
+                frames = await self.in_thread(lambda: list(frames_in(data)))
+                await self._check(writing, frames)
+                await self.in_thread(lambda: self._write(writing, data, frames))
             except _NotChecked as error:
                 # Nothing was written. The content can be checked when it is sent again.
                 self._reserve(writing, -len(data))
@@ -225,7 +228,7 @@ class PartStore:
             except BaseException:
                 await self._give_up(writing)
                 raise
-            writing.touched = time.monotonic()
+            writing.touched = system.monotonic()
             return end + len(data)
 
     async def finish(self, part: str, size: PartSize) -> Held:
@@ -339,26 +342,26 @@ class PartStore:
             )
         self._node.require_room(size)
 
-    async def _check(self, writing: _Writing, data: Buffer) -> None:
+    async def _check(self, writing: _Writing, frames: Sequence[EntryFrame]) -> None:
         """Raise unless the content of these frames is valid."""
         checks = writing.checks
         if checks is None:
             return
         try:
-            needed = await checks.prepare(data, self.in_thread)
+            needed = await checks.prepare(frames, self.in_thread)
             async with self._memory.reserved(needed):
-                await self.in_thread(lambda: checks.check(data))
+                await self.in_thread(lambda: checks.check(frames))
         except Unavailable as error:
             raise _NotChecked(error) from error
 
-    def _write(self, writing: _Writing, data: Buffer) -> None:
+    def _write(self, writing: _Writing, data: Buffer, frames: Sequence[EntryFrame]) -> None:
         """Write data. Called in a thread."""
         if writing.writer is None:
             writing.writer = self._files.begin(writing.part, checked=writing.is_checked)
-        writing.writer.append(data)
+        writing.writer.append(data, frames)
 
     async def _complete(self, writing: _Writing, writer: PartWriter) -> Held:
-        staged_us = time.time_ns() // 1_000
+        staged_us = system.wall_time_ns() // 1_000
         try:
             held = await self.in_thread(lambda: writer.finish(staged_us))
         except BaseException:
@@ -401,7 +404,7 @@ class PartStore:
 
     async def tidy(self, ask: Ask) -> None:
         """Remove parts that the metadata repository no longer needs, and parts that were never completed."""
-        now = time.monotonic()
+        now = system.monotonic()
         for writing in [one for one in self._writing.values() if now - one.touched > IDLE_SECONDS_MAX]:
             async with writing.lock:
                 await self._give_up(writing)
@@ -415,7 +418,7 @@ class PartStore:
 
     def summary(self) -> tuple[api.StagedInfo, ...]:
         """Summarize what is held, by batch. A batch is as old as its newest part: tasks may still add to it."""
-        now_us = time.time_ns() // 1_000
+        now_us = system.wall_time_ns() // 1_000
         found: dict[tuple[RunId, BatchNumber, int], list[Held]] = {}
         for held in self.held.values():
             found.setdefault(_batch_of(held), []).append(held)

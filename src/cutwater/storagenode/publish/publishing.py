@@ -236,7 +236,7 @@ class Publishing:
             await self._give(taking, held, last=True)
         finally:
             # Remove the files that were kept for a second merge.
-            self._threads.submit(entries.close)
+            asyncio.get_running_loop().run_in_executor(self._threads, entries.close)
 
     async def _give(self, taking: _Taking, batch: Batch, *, last: bool) -> None:
         """Give the next entry to the replica as soon as the disk has caught up. Nothing happens between the last check

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -21,6 +20,7 @@ from cutwater.errors import CutwaterError, Damaged
 from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.protocol import storage_api as api
+from cutwater.runtime import system
 from cutwater.storage.files import look_again
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.results import FrameCheck, StorageFinding
@@ -93,8 +93,8 @@ class Mender:
             if len(known) >= PLACES_MAX:
                 # It is reported again when it is read after others have been repaired.
                 return
-            known[place] = _Known(error, time.time_ns() // 1_000)
-        if time.monotonic() >= known[place].not_before:
+            known[place] = _Known(error, system.wall_time_ns() // 1_000)
+        if system.monotonic() >= known[place].not_before:
             self._begin(stream)
 
     def _begin(self, stream: LogStreamId) -> None:
@@ -104,7 +104,7 @@ class Mender:
 
     async def _work(self, stream: LogStreamId) -> None:
         """Try to repair every place once, including places that are found meanwhile."""
-        begun = time.monotonic()
+        begun = system.monotonic()
         try:
             while (place := self._next(stream, begun)) is not None:
                 await self._try(stream, place)
@@ -128,7 +128,7 @@ class Mender:
             trouble = str(failure) or "the repair took too long"
             if trouble != known.trouble:
                 _log.warning("log stream %s could not be repaired: %s", stream, trouble, extra={"stream": stream})
-            known.trouble, known.not_before = trouble, time.monotonic() + AGAIN_SECONDS
+            known.trouble, known.not_before = trouble, system.monotonic() + AGAIN_SECONDS
         else:
             places = self._known.get(stream, {})
             places.pop(place, None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -19,6 +18,7 @@ from msgspec import Struct
 
 from cutwater.errors import CutwaterError, Damaged, Trimmed
 from cutwater.format.errors import DamagedEntries, DamagedFile
+from cutwater.runtime import system
 from cutwater.storage.format import CONTEXT_BYTES
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.node import StorageNode
@@ -135,11 +135,11 @@ class Scrubber:
 
         def timed() -> T:
             nonlocal spent
-            begun = time.thread_time()
+            begun = system.thread_time()
             try:
                 return job()
             finally:
-                spent = time.thread_time() - begun
+                spent = system.thread_time() - begun
 
         try:
             return await driver.in_reader(timed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cutwater.core.replica.recovery import HardState
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
@@ -23,12 +25,12 @@ class VolumeStores:
 
     def open(self, stream: LogStreamId) -> SegmentStorage:
         path = self._volumes.replicas[stream]
-        return SegmentStorage(path, self._identity(stream), self._options)
+        return self._storage(path, stream)
 
     def create(self, stream: LogStreamId, base_glsn: GLSN) -> SegmentStorage:
         """Create a replica. If this fails or the process dies meanwhile, nothing of it remains."""
         with self._volumes.creating(stream) as path:
-            storage = SegmentStorage(path, self._identity(stream), self._options)
+            storage = self._storage(path, stream)
             storage.save_hard_state(HardState(base_glsn=base_glsn))
             storage.close()
         return self.open(stream)
@@ -41,6 +43,7 @@ class VolumeStores:
         """Remove the files permanently."""
         self._volumes.remove(stream)
 
-    def _identity(self, stream: LogStreamId) -> ReplicaIdentity:
+    def _storage(self, path: Path, stream: LogStreamId) -> SegmentStorage:
         identity = self._volumes.identity
-        return ReplicaIdentity(identity.cluster, identity.node, stream)
+        replica = ReplicaIdentity(identity.cluster, identity.node, stream)
+        return SegmentStorage(path, replica, self._options, self._volumes.files)

@@ -12,9 +12,9 @@ uses threads, because one disk that hangs must not block the others.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
+from cutwater.runtime import system
 from cutwater.storage.sync_latency import Pace
 from cutwater.storagenode.replica.writer import Writer
 
@@ -50,7 +50,7 @@ class HandingOver:
         self._flush()
         due, self._due = self._due, []
         if len(due) == 1 and self._can_be_here(due[0]):
-            begun = time.monotonic()
+            begun = system.monotonic()
             due[0].write_here(self._report)
             self._pace.observe(begun)
             return

@@ -1,4 +1,4 @@
-"""The one thread that writes to the storage of a replica: group commit off the event loop.
+"""The one worker that writes to the storage of a replica: group commit off the event loop.
 
 Writes that arrive during a sync go into the next one. Entries are synced as soon as possible, because appends wait for
 them. Commit contexts can wait: an append is acknowledged before its commit is on disk, and the metadata repository
@@ -7,7 +7,7 @@ together with the next entries, or at the node's tick. Their sync waits for the 
 
 Waking a thread and being woken by it costs more than most of its work. So everything given in one turn of the event
 loop is handed over once, at the end of the turn, when the loop is about to let other threads run; or the loop itself
-writes it (``sync_scheduler`` decides). Only one of the two ever works: the loop writes only while the thread is idle,
+writes it (``sync_scheduler`` decides). Only one of the two ever works: the loop writes only while the worker is idle,
 because only the loop could give it work.
 
 The queue has no limit of its own. Callers check ``backlog_bytes`` before they give it entries. The number of commit
@@ -17,17 +17,15 @@ contexts that are held back is at most the number of entries since the last hand
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError
 from cutwater.format.errors import StorageBroken
+from cutwater.runtime import system
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.counters import Histogram
 from cutwater.types import LLSN, CommitContext, Entry
@@ -61,7 +59,7 @@ class _Task(Struct, frozen=True):
 
 _Write = tuple[Entry | CommitContext, int, int]
 """The item to write, the generation of the files, and its share of the backlog in bytes."""
-_Item = _Write | _Task | None
+_Item = _Write | _Task
 
 
 class Writer:
@@ -87,7 +85,6 @@ class Writer:
         self._tell = tell
         self._on_durable = on_durable
         self._on_failure = on_failure
-        self._queue: queue.SimpleQueue[list[_Item]] = queue.SimpleQueue()
         self.turn: list[_Item] = []
         """Items given since the last hand-over; others may check whether there are any."""
         self._held: list[_Item] = []
@@ -95,17 +92,12 @@ class Writer:
         self._given_bytes = 0
         """Changed only by the event loop's thread, and ``_taken_bytes`` only by the writer's: so no lock is needed."""
         self._taken_bytes = 0
-        self._inbox: deque[_Item] = deque()
-        """Items that were handed over and not processed yet."""
         self._entries: list[Entry] = []
         self._entries_bytes = 0
         self._contexts: list[CommitContext] = []
         self._generations = [0, 0]
         self._unsynced: CommitContext | None = None
         """The last commit context that is written but not synced."""
-        self._handed_over = 0
-        """Number of hand-overs. Only the event loop's thread changes it; only the writer changes the next two."""
-        self._begun = self._finished = 0
         self._is_here = False
         """Whether the event loop's thread is writing."""
         self._is_asked = False
@@ -113,8 +105,7 @@ class Writer:
         self._is_broken = False
         self._is_ended = False
         """Whether all later items are ignored."""
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._worker = system.worker(name, self._step)
 
     # Called from the event loop's thread.
 
@@ -148,17 +139,19 @@ class Writer:
             self._is_asked = True
         elif self.turn:
             turn, self.turn = self.turn, []
-            self._handed_over += 1
-            self._queue.put(turn)
+            self._worker.put(turn)
+            if self._is_ended:
+                # Nothing was given since ``end``, so this was the last turn.
+                self._worker.stop()
 
     @property
     def is_idle(self) -> bool:
-        """Whether the thread has nothing to do, and will have nothing to do until a hand-over."""
-        return self._handed_over == self._finished
+        """Whether the worker has nothing to do, and will have nothing to do until a hand-over."""
+        return self._worker.is_idle
 
     def write_here(self, then: Callable[[], None]) -> None:
-        """Write and sync in this thread instead of ``hand_over``, while the writer's thread is idle, and report the
-        results at once. ``then`` is called when entries are durable, before the remaining work, which no caller waits
+        """Write and sync in this thread instead of ``hand_over``, while the worker is idle, and report the results
+        at once. ``then`` is called when entries are durable, before the remaining work, which no caller waits
         for. If a callback hands something over meanwhile, it waits until this thread is done with the files."""
         assert self.is_idle
 
@@ -207,58 +200,41 @@ class Writer:
         """Finish everything given so far, then end."""
         if not self._is_ended:
             self._is_ended = True
-            self._last(None)
+            self._last(_SYNC)
 
-    def _last(self, item: _Task | None) -> None:
+    def _last(self, task: _Task) -> None:
         self.release()
-        self.turn.append(item)
+        self.turn.append(task)
         self.hand_over()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread to end. Returns whether it ended in time."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        """Wait for the worker to end. Returns whether it ended in time."""
+        return self._worker.join(timeout)
 
-    # Executed in the writer's own thread.
+    # Executed by the worker.
 
-    def _run(self) -> None:
-        while True:
-            item = self._next()
-            task = item if item is not _NOTHING else None
-            ending = item is None
-            if self._is_broken:
-                self._drop()
-            else:
-                self._sync(contexts=task is not None or ending, tell=self._tell)
-            if task is not None:
-                self._do(task)
-            if ending:
-                return
-            if not self._inbox:
-                self._finished = self._begun
-
-    def _next(self) -> _Task | None:
-        """Collect writes until there is a reason to sync: nothing more is waiting, or an item of another kind comes.
-        Returns that item, or a task that does nothing."""
-        if not self._inbox:
-            self._take(self._queue.get())
+    def _step(self, turns: list[list[_Item]]) -> None:
+        """Write everything that was handed over, and sync it in groups: a group ends with a task, when it is large, or
+        when nothing more is waiting."""
         collected = 0
-        while collected < GROUP_ITEMS_MAX and self._entries_bytes < GROUP_BYTES_MAX:
-            if not self._inbox:
-                if self._queue.empty():
-                    break
-                self._take(self._queue.get())
+        for item in chain.from_iterable(turns):
+            if isinstance(item, _Task):
+                self._end_group(contexts=True)
+                self._do(item)
+                collected = 0
                 continue
-            item = self._inbox.popleft()
-            if item is None or isinstance(item, _Task):
-                return item
             self._collect(item)
             collected += 1
-        return _NOTHING
+            if collected >= GROUP_ITEMS_MAX or self._entries_bytes >= GROUP_BYTES_MAX:
+                self._end_group(contexts=False)
+                collected = 0
+        self._end_group(contexts=False)
 
-    def _take(self, turn: list[_Item]) -> None:
-        self._inbox += turn
-        self._begun += 1
+    def _end_group(self, *, contexts: bool) -> None:
+        if self._is_broken:
+            self._drop()
+        else:
+            self._sync(contexts=contexts, tell=self._tell)
 
     def _collect(self, item: _Write) -> None:
         what, generation, size = item
@@ -299,9 +275,9 @@ class Writer:
 
     def _sync_entries(self, tell: Callable[[Job], None]) -> None:
         self._storage.write(self._entries)
-        started = time.monotonic()
+        started = system.monotonic()
         self._storage.sync(contexts=False, marks=False)
-        seconds = time.monotonic() - started
+        seconds = system.monotonic() - started
         end = self._take_entries()[-1].last_llsn
         tell(partial(self._on_durable, Durable(end, self._generations[0], None, self._generations[1])))
         self.entry_syncs.observe(seconds)
@@ -314,9 +290,9 @@ class Writer:
             tell(on_readable)
 
     def _sync_contexts(self, tell: Callable[[Job], None]) -> None:
-        started = time.monotonic()
+        started = system.monotonic()
         self._storage.sync(entries=False, marks=False)
-        self.context_syncs.observe(time.monotonic() - started)
+        self.context_syncs.observe(system.monotonic() - started)
         commits = Durable(None, self._generations[0], self._unsynced, self._generations[1])
         self._unsynced = None
         tell(partial(self._on_durable, commits))
@@ -353,6 +329,5 @@ def _known(error: Exception) -> CutwaterError:
     return StorageBroken(f"unforeseen failure while writing: {error!r}")
 
 
-_NOTHING = _Task(lambda: None, lambda outcome: None, reopens=False)
 _SYNC = _Task(lambda: None, lambda outcome: None, reopens=False)
 """A task that does nothing; everything before it becomes durable."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from cutwater.format.entry_codec import EntryFrame
 from cutwater.format.ipc_message import BadMessage, may_be_compressed, read_message
 from cutwater.format.plain_bodies import is_plain
 from cutwater.protocol.storage_api import AppendArguments
+from cutwater.runtime import system
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.results import FrameCheck
 from cutwater.storagenode.memory_budget import MemoryBudget
@@ -132,7 +132,7 @@ class ContentChecks:
             return
         driver = self._replicas.get(stream)
         last = driver.storage.last_commit if driver is not None else None
-        now = max(time.time_ns() // 1_000, last.time if last is not None else 0)
+        now = max(system.wall_time_ns() // 1_000, last.time if last is not None else 0)
         if batch.kind is BatchKind.DATA:
             check_ahead(topic, largest_of(batch.count), batch.time_max, now)
         if batch.declared is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -21,6 +20,7 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, ProtocolViolation, ResourceExhausted, Unavailable
 from cutwater.protocol.errors import InternalError, UnknownMethod, encode_error
 from cutwater.protocol.methods import Body, Payload
+from cutwater.runtime import system
 from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.wire.calls.handlers import LATER, Methods, ReplyWithBody
 from cutwater.wire.calls.outbox import Outbox
@@ -388,6 +388,6 @@ def _shown(method: str) -> str:
 
 def unforeseen(name: str, error: Exception) -> InternalError:
     """Return an error that tells the peer of an unforeseen failure without details. The details go to the log."""
-    incident = secrets.token_hex(4)
+    incident = system.token_hex(4)
     _log.error("incident %s: %s failed", incident, name, exc_info=error)
     return InternalError(f"{name} failed at the peer", incident=incident)

@@ -6,13 +6,13 @@ The table of methods and their callers is ``method_access``. Every connected pee
 from __future__ import annotations
 
 import logging
-import time
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.protocol.access import MethodAccess
 from cutwater.protocol.errors import Unproven
+from cutwater.runtime import system
 from cutwater.wire.identity.server_book import ServerBook
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Guard:
 
     def _refusal(self, peer: Peer | None, why: str, *, is_certain: bool = True) -> CutwaterError:
         self._refused += 1
-        now = time.monotonic()
+        now = system.monotonic()
         if now >= self._log_after:
             caller = (
                 f"{peer.role!r} {peer.name!r} ({peer.identity.name!r}) at {peer.address}" if peer is not None else "?"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import TypeVar
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 
 from cutwater.errors import InvalidArgument, ProtocolViolation
 from cutwater.protocol.errors import HEADER_BYTES_MIN, MalformedFrame, Unproven, WrongCluster, WrongVersion
+from cutwater.runtime import system
 from cutwater.types import ClusterId
 from cutwater.wire.addresses import format_address, is_loopback, parse_address
 from cutwater.wire.calls.handlers import Methods
@@ -182,7 +182,7 @@ def encode_hello(ours: Endpoint, token: str, *, is_proof_wanted: bool = False, d
     hello = Hello(MAGIC, VERSION_MIN, VERSION_MAX, ours.cluster, ours.role, ours.name, token, ours.limits)
     if is_proof_wanted:
         key = bytes.fromhex(ours.key.public) if ours.key is not None else b""
-        hello = replace(hello, nonce=secrets.token_bytes(NONCE_BYTES), key=key, dialled=dialled)
+        hello = replace(hello, nonce=system.token_bytes(NONCE_BYTES), key=key, dialled=dialled)
     encoded = ENCODE(hello)
     if len(token) > TOKEN_CHARS_MAX or len(encoded) > ours.options.handshake_bytes_max:
         raise InvalidArgument(
@@ -208,7 +208,7 @@ def judge_hello(ours: Endpoint, header: Raw, address: str, here: Here = None) ->
                 f"was made to {theirs.dialled or 'an unknown address'}: a man in the middle may pass it on. If "
                 "that is a proxy or a forwarded port, give its address with --advertise, or use TLS"
             )
-        nonce = secrets.token_bytes(NONCE_BYTES) if theirs.key else b""
+        nonce = system.token_bytes(NONCE_BYTES) if theirs.key else b""
         welcome = replace(welcome, nonce=nonce, key=bytes.fromhex(ours.key.public))
         welcome = replace(welcome, signature=ours.key.sign(acceptor_statement(bytes(header), _said(welcome))))
     return theirs, welcome, peer

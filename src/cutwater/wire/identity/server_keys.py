@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument, WrongIdentity
+from cutwater.runtime import system
 from cutwater.runtime.permissions import read_secret, write_secret
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class ServerKey:
         # The library takes 50 ms to load, and clients never need it.
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
-        return cls(Ed25519PrivateKey.generate())
+        return cls(Ed25519PrivateKey.from_private_bytes(system.token_bytes(KEY_BYTES)))
 
     @classmethod
     def from_pem(cls, data: bytes, path: Path) -> ServerKey:

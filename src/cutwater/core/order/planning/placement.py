@@ -29,16 +29,19 @@ def reassign(
     surplus = _without_surplus(stream, wanted)
     if surplus is not None:
         return surplus
-    gone = {node for node in stream.replicas if outlook.is_gone(node, now)}
-    others = [node for node in stream.replicas if node not in stream.members]
+    leaving = stream.leaving
+    gone = {node for node in stream.replicas if node not in leaving and outlook.is_gone(node, now)}
+    others = [node for node in stream.replicas if node not in stream.members and node not in leaving]
     unfit = [node for node in others if outlook.is_unfit(node, stream.stream, now)]
-    if not gone and not unfit and len(stream.replicas) >= wanted:
+    if not gone and not unfit and len(stream.replicas) - len(leaving) >= wanted:
         return None
     if stream.is_open:
         gone -= set(stream.members)
     elif not any(outlook.is_ready(stream, node, now) for node in stream.replicas if node not in gone):
         return None
-    replicas = substitute(stream.replicas, gone, wanted + len(unfit), load())
+    staying = tuple(node for node in stream.replicas if node not in leaving)
+    free = {node: count for node, count in load().items() if node not in leaving}
+    replicas = (*substitute(staying, gone, wanted + len(unfit), free), *leaving)
     if replicas == stream.replicas:
         return None
     are = "are" if len(gone) > 1 else "is"
@@ -48,17 +51,23 @@ def reassign(
         reason = f"the copy on {nodes_in_words(unfit)} is damaged"
     else:
         reason = f"{wanted} copies are wanted"
-    return d.AssignReplicas(stream.stream, replicas, reason)
+    return d.AssignReplicas(stream.stream, replicas, reason, leaving)
 
 
 def _without_surplus(stream: LogStream, wanted: int) -> d.AssignReplicas | None:
     """Remove replicas that are not members once there are enough members. This undoes the addition of a spare node for
-    a damaged copy."""
-    if not (stream.is_open or stream.final) or not wanted <= len(stream.members) < len(stream.replicas):
+    a damaged copy, and lets replaced replicas go."""
+    if not (stream.is_open or stream.final) or len(stream.staying) < wanted:
         return None
-    rest = [node for node in stream.replicas if node not in stream.members]
-    reason = f"there are {len(stream.members)} copies without {nodes_in_words(rest)}"
-    return d.AssignReplicas(stream.stream, tuple(n for n in stream.replicas if n in stream.members), reason)
+    # An open stream keeps all of its members.
+    needed = stream.members if stream.is_open else stream.staying
+    rest = [node for node in stream.replicas if node not in needed]
+    if not rest:
+        return None
+    reason = f"there are {len(needed)} copies without {nodes_in_words(rest)}"
+    kept = tuple(node for node in stream.replicas if node in needed)
+    leaving = tuple(node for node in stream.leaving if node in needed)
+    return d.AssignReplicas(stream.stream, kept, reason, leaving)
 
 
 def survivors(stream: LogStream, outlook: Outlook, now: Instant) -> list[d.AddSurvivor]:

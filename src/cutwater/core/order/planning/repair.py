@@ -78,6 +78,8 @@ def plan_sealed(view: StreamView, *, min_replication: int, patient: bool, wanted
         ready = tuple(node for node in sources if view.fallback(node))
     ready = ready[:wanted]
     coming = [node for node in stream.replicas if node not in ready and (view.usable(node) or view.is_unheard(node))]
+    awaited = [node for node in coming if node not in stream.leaving]
+    staying = [node for node in ready if node not in stream.leaving]
     learners = _learners(view, coming, sources)
     others = _told(view, [node for node in stream.replicas if node not in ready])
     if stream.final:
@@ -92,8 +94,8 @@ def plan_sealed(view: StreamView, *, min_replication: int, patient: bool, wanted
             f"{len(ready)} do{others}",
             learners=learners,
         )
-    if coming and patient and len(ready) < wanted:
-        return RepairPlan(f"it waits a moment for {nodes_in_words(coming)}{others}", learners=learners)
+    if awaited and patient and len(staying) < wanted:
+        return RepairPlan(f"it waits a moment for {nodes_in_words(awaited)}{others}", learners=learners)
     return RepairPlan(f"{hold(ready)} every record{others}", chain=ready, learners=learners)
 
 
@@ -126,6 +128,8 @@ def _told(view: StreamView, nodes: list[StorageNodeId]) -> str:
 
 def _tell(view: StreamView, node: StorageNodeId) -> str:
     stream, report = view.stream, view.report(node)
+    if node in stream.leaving:
+        return "was replaced and leaves when enough others hold every record"
     if not view.alive(node):
         return (
             "is dead: it joins again when it is back, and another one takes its place after "
