@@ -237,7 +237,8 @@ def _arrays() -> list[np.ndarray[Any, Any]]:
         found += [np.array(["2026-01-01", time], f"M8[{unit}]") for time in times]
         found += [np.array([1, n], f"m8[{unit}]") for n in (2, 10**6)]
     found += [np.array([], "f4"), np.array([True, False]), np.array([1, 1 + 1j]), np.array(["a", "b"])]
-    return [*found, np.array([1, None, 2.5], object)]
+    found.append(np.array([1, None, 2.5], object))
+    return [*found, *(np.concatenate([array[:1]] * 40 + [array[1:]]) for array in found)]
 
 
 LEAVES = [
@@ -250,7 +251,7 @@ LEAVES = [
 @pytest.mark.parametrize("leaf", LEAVES, ids=str)
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 def test_an_array_of_numpy_is_stored_or_refused_as_a_list_of_its_items_is(leaf: pa.DataType) -> None:
-    """Of most arrays only the first item is looked at; of a list, each one."""
+    """Of most long arrays only the first item is looked at; of a list, each one."""
 
     def outcome(given: Any) -> str:
         try:
@@ -261,6 +262,58 @@ def test_an_array_of_numpy_is_stored_or_refused_as_a_list_of_its_items_is(leaf: 
     outcomes = {array.dtype.str + repr(array): (outcome(array), outcome(list(array))) for array in _arrays()}
     assert {name: both for name, both in outcomes.items() if both[0] != both[1]} == {}
     assert len({own.startswith("[[]") for own, _ in outcomes.values()}) == 2, "some are stored, and some are refused"
+
+
+class _Datetime(datetime):
+    pass
+
+
+class _Date(date):
+    pass
+
+
+class _Timedelta(timedelta):
+    pass
+
+
+def _of_own_type(value: Any) -> Any:
+    """The same value, of a type that shows nothing about it."""
+    if isinstance(value, datetime):
+        return _Datetime.combine(value.date(), value.timetz())
+    if isinstance(value, date):
+        return _Date(value.year, value.month, value.day)
+    return _Timedelta(value.days, value.seconds, value.microseconds)
+
+
+TEMPORAL = [
+    *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
+    *(pa.date32(), pa.date64(), pa.duration("s"), pa.duration("us"), pa.time64("us")),
+]
+
+
+@pytest.mark.parametrize("kind", TEMPORAL, ids=str)
+def test_times_are_stored_or_refused_one_by_one_as_a_whole_column_is(kind: pa.DataType) -> None:
+    """If the types of a column show that no value can be wrong, the values are not looked at."""
+    local = NOON.replace(tzinfo=None)
+    times = [NOON, local, NOON.replace(microsecond=0), local.replace(microsecond=0), datetime(2026, 1, 2)]
+    durations = [timedelta(1), timedelta(microseconds=5), timedelta(seconds=-1)]
+    for value in (*times, date(2026, 1, 2), *durations):
+        assert _stored_first(kind, value, None) == _stored_first(kind, _of_own_type(value), None), value
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int64(), pa.uint64()], ids=str)
+def test_numbers_are_stored_or_refused_one_by_one_as_a_whole_column_is(kind: pa.DataType) -> None:
+    for value in (0, -1, 127, 128, 255, 2**63 - 1, 2**63, 2**64 - 1, 2**64, True, "7", b"7", np.int8(5), None):
+        # Where there is a float, each value is looked at.
+        assert _stored_first(kind, value) == _stored_first(kind, value, 1.0), value
+
+
+def _stored_first(kind: pa.DataType, *values: Any) -> str:
+    """What is stored of the first value, or the row that is refused."""
+    try:
+        return repr(stored(kind, dicts(*values))[0])
+    except InvalidRecord as error:
+        return f"refused: row {error.row}"
 
 
 @pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
