@@ -31,9 +31,9 @@ demo: $(STAMP) ## Show the log at work in this terminal
 test: $(STAMP) ## Run all tests
 	@$(RUN) pytest -n auto --maxprocesses 8 --dist loadgroup $(ARGS)
 
-soak: $(STAMP) ## Run the campaigns of faults and random programs at length: hours
-	@CUTWATER_SOAK=1 $(RUN) pytest -n 2 --dist loadgroup --hypothesis-profile=thorough --timeout 7200 $(FAULT_CAMPAIGNS) tests/property \
-	  $(ARGS)
+soak: $(STAMP) ## Campaigns of faults and random programs at length; HOURS=n: seeds of the simulator for so long
+	@$(if $(HOURS),$(RUN) cutwater.testing.soak --hours $(HOURS) $(ARGS),CUTWATER_SOAK=1 $(RUN) pytest -n 2 \
+	  --dist loadgroup --hypothesis-profile=thorough --timeout 7200 $(FAULT_CAMPAIGNS) tests/property $(ARGS))
 
 check: $(STAMP) ## Formatting, lint, types, and the direction of imports
 	@$(RUN) ruff format --quiet --check . || { echo 'Not formatted as above; make format does it.' >&2; exit 1; }

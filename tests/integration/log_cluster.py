@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from cutwater.admin.free_ports import free_addresses
 from cutwater.client.async_client import AsyncClient
@@ -26,6 +26,8 @@ from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.identity.server_keys import ServerKey
+
+C = TypeVar("C", bound="LogCluster")
 
 CLUSTER = ClusterId(7)
 WITHIN_SECONDS = 30
@@ -75,10 +77,17 @@ class LogCluster:
         if metadata is not None:
             await metadata.stop(timeout_ms=500)
 
-    async def start_node(self, number: int, advertise: str = "") -> None:
+    def volumes_of(self, number: int) -> NodeVolumes:
         volume = self.directory / f"volume{number}"
         volume.mkdir(exist_ok=True)
-        volumes = NodeVolumes([volume], CLUSTER, StorageNodeId(number))
+        return NodeVolumes([volume], CLUSTER, StorageNodeId(number))
+
+    def key_of(self, number: int) -> ServerKey | None:
+        """The key of a storage node; None means the one on its volume."""
+        return None
+
+    async def start_node(self, number: int, advertise: str = "") -> None:
+        volumes = self.volumes_of(number)
         options = NodeOptions(
             "127.0.0.1",
             self.ports.get(number, 0),
@@ -89,7 +98,7 @@ class LogCluster:
             staged_ask_seconds=self._staged_ask_seconds,
         )
         try:
-            server = StorageNodeServer(options, volumes)
+            server = StorageNodeServer(options, volumes, key=self.key_of(number))
             await server.start()
         except BaseException:
             volumes.release()
@@ -151,7 +160,12 @@ class LogCluster:
 async def log_cluster(
     directory: Path, nodes: int = 1, segments: SegmentOptions | None = None, **options: Any
 ) -> AsyncIterator[LogCluster]:
-    cluster = LogCluster(directory, segments, **options)
+    async with running(LogCluster(directory, segments, **options), nodes) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def running(cluster: C, nodes: int) -> AsyncIterator[C]:
     try:
         await cluster.start_metadata()
         for number in range(1, nodes + 1):

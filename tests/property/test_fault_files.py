@@ -227,7 +227,9 @@ class CrashModel:
         """What each name led to since the last sync of its directory. The last one is what it leads to now."""
 
     def step(self) -> None:
-        kind = self.rng.choices(["create", "write", "truncate", "sync", "rename", "unlink", "names"], [3, 8, 2, 4, 3, 1, 2])
+        kind = self.rng.choices(
+            ["create", "write", "truncate", "sync", "rename", "unlink", "names"], [3, 8, 2, 4, 3, 1, 2]
+        )
         getattr(self, kind[0])()
 
     def create(self) -> None:

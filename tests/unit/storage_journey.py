@@ -85,7 +85,14 @@ class Model:
 
 
 class Journey:
-    def __init__(self, seed: int, faults: tuple[DiskFault, ...] = (), probability: float = 0.02) -> None:
+    def __init__(
+        self,
+        seed: int,
+        faults: tuple[DiskFault, ...] = (),
+        probability: float = 0.02,
+        weights: dict[str, int] | None = None,
+    ) -> None:
+        self.weights = weights or WEIGHTS
         self.rng = Random(f"journey/{seed}")
         self.clock = Clock()
         self.files = FaultFiles(self.rng, clock=self.clock)
@@ -122,7 +129,7 @@ class Journey:
             raise
 
     def step(self) -> None:
-        call = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        call = self.rng.choices(list(self.weights), list(self.weights.values()))[0]
         self.happened.append(call)
         if self.rng.random() < 0.04:
             self.files.die_at = self.files.calls + self.rng.randint(1, 12)
@@ -262,7 +269,10 @@ class Journey:
     def check_all(self) -> None:
         """Hold the files against what was promised. What they have is durable from now on."""
         self.calm()
-        self.follow()
+        try:
+            self.follow()
+        except Damaged as error:
+            raise Violation(f"damaged: {error}") from error
         check(self.storage.verify() == [], f"verify: {self.storage.verify()}")
         self.durable, self.contexts_durable = len(self.entries), len(self.contexts)
 
@@ -394,7 +404,9 @@ class Journey:
     def read(self) -> None:
         """What is read is what was written, or an error."""
         storage = self.storage
-        committed = [entry for entry in self.entries if self.contexts and entry.last_llsn <= self.contexts[-1].last_llsn]
+        committed = [
+            entry for entry in self.entries if self.contexts and entry.last_llsn <= self.contexts[-1].last_llsn
+        ]
         if not committed:
             return
         reads: list[Callable[[], None]] = [self.read_range, self.read_entries, self.read_one, self.read_positions]
@@ -443,6 +455,73 @@ class Journey:
 
     def kill(self) -> None:
         self.die()
+
+
+class DamagedJourney(Journey):
+    """A life without failures, on a disk that damages something without a word. Nothing damaged is served or missed."""
+
+    CALLS = ("write", "write", "write", "sync", "sync_entries", "commit", "commit", "save_state", "trim", "reopen")
+
+    def live(self, fault: DiskFault | None = None) -> None:
+        """Live until ``fault`` has struck once, and a little longer."""
+        left = STEPS
+        while left:
+            left -= 1
+            for rule in self.rules:
+                self.files.faults.add(rule)
+            # Opening finds damage, and here only the end looks for it.
+            call = self.rng.choice(self.CALLS if fault is None and self.rules else self.CALLS[:-1])
+            self.happened.append(call)
+            getattr(self, call)()
+            self.calm()
+            if fault is not None and self.files.faults.struck:
+                self.happened.append("struck")
+                self.rules.clear()
+                left, fault = self.rng.randint(0, 10), None
+        self.storage.sync()
+        self.report()
+
+    def read_wrong(self) -> None:
+        """Reads go wrong, each for itself. The files are all right."""
+        for fault in (DiskFault.FLIPPED_READ, DiskFault.STALE_READ, DiskFault.READ_ERROR):
+            self.files.faults.add(DiskFaultRule(fault, self.rng.uniform(0.0, 0.3)))
+        for _ in range(60):
+            self.read()
+        self.check_all()
+
+    def check_read_failed(self, error: Damaged) -> None:
+        check(bool(self.files.faults.struck), f"nothing is damaged: {error}")
+
+    def find_damage(self) -> None:
+        """End, and begin again: each entry and commit is right, or an error, or known to be lost."""
+        promised, contexts = self.entries[: self.durable], self.contexts[: self.contexts_durable]
+        self.storage.close()
+        self.files.kill()
+        self.files.evict()
+        try:
+            storage = SegmentStorage(DIRECTORY, IDENTITY, OPTIONS, self.files)
+            found = storage.find()
+        except Damaged:
+            return
+        intact = True
+        for entry in promised:
+            if entry.first_llsn > storage.end:
+                check(found.damaged is not None or bool(found.lost), f"LLSN {entry.first_llsn} is lost without a word")
+                continue
+            try:
+                there = storage.entry_at(entry.first_llsn)
+                check(there == entry, f"wrong entry: {heads([there])} instead of {heads([entry])}")
+            except Damaged:
+                intact = False
+        if contexts and found.last_commit != contexts[-1]:
+            check(bool(found.lost), f"commits are lost without a word: {found.last_commit}, not {contexts[-1]}")
+        for at in range(len(storage.contexts)):
+            try:
+                check(storage.contexts[at] in contexts, f"wrong commit: {storage.contexts[at]}")
+            except Damaged:
+                intact = False
+        check(storage.hard_state in self.states or bool(found.lost), "the hard state is lost without a word")
+        check(intact or storage.verify() != [], "verify finds nothing")
 
 
 def heads(entries: list[Entry]) -> list[tuple[int, str]]:

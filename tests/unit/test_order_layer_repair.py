@@ -25,7 +25,7 @@ from order_driver import (
 )
 
 from cutwater.core import requests as r
-from cutwater.core.messages import CommitMessage, LearnFrom, SealReplica
+from cutwater.core.messages import CommitMessage, ExcludeReplica, LearnFrom, SealReplica
 from cutwater.core.order import decisions as d
 from cutwater.core.order.events import OrderEffect, PeerComplaint, Send, Store, Wake
 from cutwater.core.order.leader import FINISHED_STREAMS_EVERY_WAKES
@@ -201,7 +201,119 @@ def test_a_replaced_replica_stays_until_the_new_one_is_complete(replication: int
     assert is_whole(nodes, LS1)
     assert new in stream.members
     assert (old in stream.replicas, len(stream.replicas), stream.leaving) == (False, replication, ())
+    assert [x for x in sends(nodes.seen, ExcludeReplica) if x.node == old][-1].message.replaced, "it knows that it left"
     append(nodes, LS1, 1)
+
+
+def replace(nodes: FakeNodes, old: StorageNodeId, new: StorageNodeId) -> None:
+    """Replace a replica of the first log stream, which stays sealed."""
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.SealRequest(LS1))))
+    nodes.rounds(3)
+    assert nodes.leader.answer(r.ReplaceRequest(LS1, old, new)) == r.Done()
+    nodes.rounds(10)
+
+
+def seals(nodes: FakeNodes) -> list[d.Seal]:
+    return [decision for decision in stores(nodes.seen) if isinstance(decision, d.Seal)]
+
+
+def test_a_replaced_replica_that_is_not_needed_is_not_let_in() -> None:
+    """Two replicas were replaced one after the other, and the last new node is dead. The stream runs on the first of
+    them. It must not be sealed again and again for the second one, which would not become a member."""
+    nodes = cluster(nodes=(N1, N2, N3, N4), replication=2)
+    append(nodes, LS1, 3)
+    stream = nodes.leader.state.streams[LS1]
+    other, first = stream.replicas
+    second, new = (node for node in nodes.nodes if node not in stream.replicas)
+    replace(nodes, first, second)
+    nodes.silent.add(new)
+    replace(nodes, second, new)
+    assert (stream.replicas, stream.leaving) == ((other, new, first, second), (first, second))
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.UnsealRequest(LS1))))
+    nodes.rounds(120)
+    assert stream.members == (other, first)
+    nodes.seen.clear()
+    nodes.rounds(500)
+    assert seals(nodes) == []
+    nodes.silent.clear()
+    nodes.rounds(100)
+    assert is_whole(nodes, LS1)
+    assert (stream.replicas, stream.leaving) == ((other, new), ())
+
+
+def test_a_replaced_replica_that_is_needed_is_waited_for() -> None:
+    """One of three nodes is dead, so the replaced replica is still needed. Its report comes last."""
+    nodes = cluster(nodes=(N1, N2, N3, N4))
+    append(nodes, LS1, 3)
+    stream = nodes.leader.state.streams[LS1]
+    other, dead, old = stream.replicas
+    (new,) = {*nodes.nodes} - {*stream.replicas}
+    nodes.nodes = [other, dead, new, old]
+    nodes.silent.add(dead)
+    nodes.rounds(120)
+    replace(nodes, old, new)
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.UnsealRequest(LS1))))
+    nodes.rounds(10)
+    assert stream.members == (other, new, old)
+    nodes.seen.clear()
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.SealRequest(LS1))))
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.UnsealRequest(LS1))))
+    nodes.rounds(500)
+    assert stream.members == (other, new, old)
+    assert len(seals(nodes)) == 1, "there is no reason to seal it again"
+    nodes.silent.clear()
+    nodes.rounds(200)
+    assert is_whole(nodes, LS1)
+    assert (set(stream.members), stream.leaving) == ({other, dead, new}, ())
+
+
+def test_a_replaced_replica_does_not_fill_the_place_of_a_copy_that_is_wanted() -> None:
+    """The stream was created on two nodes, because there were no three. One of them is replaced, and the third place is
+    filled as soon as that is possible."""
+    nodes = cluster(nodes=(N1, N2, N3, N4), replication=3)
+    leader = nodes.leader
+    nodes.silent |= {N3, N4}
+    nodes.rounds(120)
+    nodes.take(leader.run(leader.ask(r.SealRequest(LS1, final=True))))
+    nodes.rounds(20 * FINISHED_STREAMS_EVERY_WAKES)
+    stream = leader.state.streams[LS2]
+    assert stream.members == stream.replicas == (N1, N2)
+    nodes.take(leader.run(leader.ask(r.SealRequest(LS2))))
+    nodes.silent = {N4}
+    nodes.round()
+    assert leader.answer(r.ReplaceRequest(LS2, N2, N3)) == r.Done()
+    assert leader.answer(r.UnsealRequest(LS2)) == r.Done()
+    nodes.rounds(20 * FINISHED_STREAMS_EVERY_WAKES)
+    assert stream.members == stream.replicas == (N1, N3, N2), "the replaced one is needed"
+    assert [found.next_step for found in described(nodes) if found.stream == LS2] == [
+        "one more copy is made as soon as other storage nodes can be used"
+    ]
+    nodes.silent.clear()
+    nodes.rounds(20 * FINISHED_STREAMS_EVERY_WAKES)
+    assert stream.members == stream.replicas == (N1, N3, N4)
+    assert stream.leaving == ()
+
+
+def test_a_replaced_replica_that_is_missed_is_named_as_dead() -> None:
+    """An operator who waits for it has to know that it is dead."""
+    nodes = cluster(nodes=(N1, N2, N3), replication=2)
+    append(nodes, LS1, 3)
+    other, old = nodes.leader.state.streams[LS1].replicas
+    (new,) = {*nodes.nodes} - {other, old}
+    nodes.silent.add(new)
+    replace(nodes, old, new)
+    nodes.silent = {other, old}
+    nodes.rounds(120)
+    (found,) = described(nodes)
+    assert (
+        f"storage node {old} is dead, was replaced and leaves when enough others hold every record" in found.next_step
+    )
+
+
+def described(nodes: FakeNodes) -> tuple[r.StreamDescription, ...]:
+    description = nodes.leader.answer(r.DescribeRequest())
+    assert isinstance(description, r.Description)
+    return description.streams
 
 
 def test_what_is_missing_is_explained() -> None:

@@ -26,6 +26,7 @@ from cutwater.core import requests as r
 from cutwater.core.names import NAME_LENGTH_MAX
 from cutwater.core.order import decisions as d
 from cutwater.core.order import request_handling
+from cutwater.core.order.events import NodeGone
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.request_handling import STREAMS_PER_TOPIC_MAX, Surroundings, decide
 from cutwater.core.order.state import OrderState
@@ -265,6 +266,10 @@ def test_a_replaced_copy_of_a_finished_stream_goes_when_the_new_one_is_complete(
     stream = leader.state.streams[LS1]
     assert (stream.replicas, stream.leaving) == ((N4, N2, N3, N1), (N1,))
     speak(leader, N4)
+    leader.run(NodeGone(N2))
+    leader.wake_during(SECOND)
+    assert (stream.leaving, set(stream.members)) == ((N1,), {N1, N2, N3, N4}), "storage node 2 may never come back"
+    speak(leader, N2)
     leader.wake_during(SECOND)
     assert (stream.replicas, stream.leaving) == ((N4, N2, N3), ())
     assert set(stream.members) == {N2, N3, N4}
@@ -339,8 +344,18 @@ def test_replace_needs_someone_who_holds_everything(leader: Leader) -> None:
     assert (stream.replicas, stream.leaving) == ((N1, N2, N3), ())
 
 
-def test_a_copy_that_is_not_complete_is_replaced_at_once(leader: Leader) -> None:
+def test_a_member_that_has_yet_to_report_after_the_seal_is_complete(leader: Leader) -> None:
     leader.answer(r.SealRequest(LS1))
+    speak(leader, N2)
+    assert leader.answer(r.ReplaceRequest(LS1, N3, N4)) == r.Done()
+    stream = leader.state.streams[LS1]
+    assert (stream.replicas, stream.members, stream.leaving) == ((N1, N2, N4, N3), NODES, (N3,))
+
+
+def test_a_copy_that_is_not_complete_is_replaced_at_once() -> None:
+    decisions = cluster_of({LS1: NODES}, cuts=[{LS1: 4}], nodes=(*NODES, N4))
+    decisions.append(d.Seal(LS1, E1, LLSN(4), (N1, N2), "a test", held=True))
+    leader = Leader(decisions, options=QUIET)
     speak(leader, N2)
     assert leader.answer(r.ReplaceRequest(LS1, N3, N4)) == r.Done()
     stream = leader.state.streams[LS1]

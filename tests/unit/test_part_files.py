@@ -19,11 +19,13 @@ from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import NO_TIME, encode_frame, frames_in, staged_frame
 from cutwater.format.errors import DiskFull, StorageBroken
 from cutwater.storage.part_files import Held, StagingFiles, name_of
+from cutwater.testing.disk_faults import DiskFault, DiskFaultRule
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import LLSN, Batch, BatchNumber, Entry, Epoch, EventTime, RunId, TopicId
 
 STAGED = Path("/volume/cid=1/snid=1/staged")
 PART = StagedPart(RunId(3), BatchNumber(7), 1, TopicId(2), "0123456789abcdef" * 2)
+OTHER = StagedPart(RunId(3), BatchNumber(7), 1, TopicId(2), "f" * 32)
 
 
 def area_of(files: FaultFiles) -> StagingFiles:
@@ -78,6 +80,36 @@ def test_what_was_never_finished_is_gone_after_a_restart() -> None:
     files.kill()
     assert area_of(files).open([STAGED]) == ([], [])
     assert files.paths() == []
+
+
+def test_a_part_that_a_dead_process_left_is_durable_once_it_is_found() -> None:
+    files = FaultFiles()
+    staged(files, b"one")
+    files.faults.add(DiskFaultRule(DiskFault.SYNC_ERROR, 1.0, str(STAGED)))
+    writer = area_of(files).begin(OTHER)
+    writer.append(frames(b"two"))
+    with pytest.raises(StorageBroken):
+        writer.finish(1)
+    files.faults.clear()
+    files.kill()
+    found, broken = area_of(files).open([STAGED])
+    assert ([held.part for held in found], broken) == ([PART, OTHER], [])
+    files.crash(Random(1), keep=0.0)
+    assert area_of(files).open([STAGED]) == (found, [])
+
+
+def test_a_part_can_be_finished_after_frames_for_which_there_was_no_room() -> None:
+    files = FaultFiles()
+    area = area_of(files)
+    writer = area.begin(PART)
+    writer.append(frames(b"one"))
+    files.room_bytes = 100
+    with pytest.raises(DiskFull):
+        writer.append(frames(b"x" * 1_000, first=2))
+    files.room_bytes = None
+    held = writer.finish(1)
+    assert area.open([STAGED]) == ([held], [])
+    assert area.read(held, 0, 1 << 20) == frames(b"one")
 
 
 @given(st.integers(0, 2**32), st.integers(0, 40))

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from itertools import count
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from cutwater.errors import AlreadyExists, Damaged, InvalidArgument, Refused, WrongIdentity
+from cutwater.errors import AlreadyExists, CutwaterError, Damaged, InvalidArgument, Refused, WrongIdentity
 from cutwater.format.checksum import crc32c
 from cutwater.format.errors import (
     DamagedFile,
@@ -26,8 +27,10 @@ from cutwater.format.errors import (
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storage.volume import NodeVolumes, node_path, replica_path
+from cutwater.storagenode.replica.replica_stores import VolumeStores
+from cutwater.testing.disk_faults import DiskFault, DiskFaultRule
 from cutwater.testing.fault_files import FaultFiles
-from cutwater.types import ClusterId, LogStreamId, StorageNodeId
+from cutwater.types import GLSN, ClusterId, LogStreamId, StorageNodeId
 
 CLUSTER, NODE = ClusterId(1), StorageNodeId(7)
 
@@ -312,6 +315,42 @@ def test_a_replica_that_cannot_be_opened_is_kept_when_it_is_replaced(volumes: li
     node.release()
 
 
+@pytest.mark.parametrize("failing", range(12))
+def test_a_replica_whose_creation_failed_is_created_by_the_next_attempt(failing: int) -> None:
+    """Whichever sync of a directory fails. Without the second attempt, nothing or all of it is there after a start."""
+    files, volume = FaultFiles(), Path("/a")
+    files.make_dir(volume)
+    node = start([volume], files=files)
+    stores, syncs = VolumeStores(node), count()
+    files.fail_sync = lambda path: files.is_dir(path) and next(syncs) == failing
+    try:
+        stores.create(LogStreamId(3), GLSN(5))
+    except CutwaterError:
+        stores.create(LogStreamId(3), GLSN(5))
+    files.fail_sync = lambda path: False
+    assert start_again(files, volume) == [LogStreamId(3)]
+
+
+def test_a_replica_can_be_set_aside_although_a_sync_failed() -> None:
+    files, volume = FaultFiles(), Path("/a")
+    files.make_dir(volume)
+    node = start([volume], files=files)
+    stores = VolumeStores(node)
+    stores.create(LogStreamId(3), GLSN(5)).close()
+    files.fail_sync = lambda path: True
+    with pytest.raises(VolumeUnusable):
+        stores.set_aside(LogStreamId(3))
+    files.fail_sync = lambda path: False
+    assert stores.streams() == []
+    stores.create(LogStreamId(3), GLSN(5))
+    assert start_again(files, volume) == [LogStreamId(3)]
+
+
+def start_again(files: FaultFiles, volume: Path) -> list[LogStreamId]:
+    files.crash(Random(1), keep=0.0)
+    return list(start([volume], files=files).replicas)
+
+
 def test_what_is_removed_stays_removed(volumes: list[Path]) -> None:
     node = start([volumes[0]])
     first, second = create(node, 3), create(node, 4)
@@ -340,6 +379,32 @@ def test_no_room(tmp_path: Path) -> None:
     files.room_bytes = 0
     with pytest.raises(DiskFull, match="no room is left"):
         start([tmp_path], files=files)
+
+
+def test_what_a_dead_process_left_is_durable_once_a_start_has_found_it() -> None:
+    files = FaultFiles()
+    files.make_dir(Path("/v"))
+    node = start([Path("/v")], files=files)
+    key = node.identity.node_key
+    path = replica_path(Path("/v"), CLUSTER, NODE, LogStreamId(3))
+    making = path.with_name("lsid=3.new")
+    SegmentStorage(making, ReplicaIdentity(CLUSTER, NODE, LogStreamId(3)), files=files).close()
+    # The process dies after this, and before the sync that follows it.
+    files.rename(making, path)
+    files.kill()
+    replicas = start([Path("/v")], files=files).replicas
+    assert list(replicas) == [3]
+    files.crash(Random(1), keep=0.0)
+    again = start([Path("/v")], files=files)
+    assert (again.replicas, again.identity.node_key) == (replicas, key)
+
+
+def test_a_directory_that_cannot_be_listed_is_told_as_an_error_of_the_volume() -> None:
+    files = FaultFiles()
+    files.make_dir(Path("/v"))
+    files.faults.add(DiskFaultRule(DiskFault.READ_ERROR, 1.0))
+    with pytest.raises(VolumeUnusable, match=r"volume /v cannot be read \(Input/output error\)"):
+        start([Path("/v")], files=files)
 
 
 def test_nothing_stays_locked_after_a_failed_start(volumes: list[Path]) -> None:

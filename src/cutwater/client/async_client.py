@@ -89,7 +89,7 @@ class AsyncClient(PublishingCalls):
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
         self._subscribing = Subscriptions(self._catalogs, self._nodes, self._positions)
-        self._producers: set[AsyncProducer] = set()
+        self._producers: dict[AsyncProducer, None] = {}
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
         self._on_close: Callable[[], Awaitable[None]] | None = None
@@ -571,7 +571,7 @@ class AsyncClient(PublishingCalls):
         bytes_max = appends.limits.together_bytes_max
         producer = AsyncProducer(*cluster, topic, id, prepare, encode, bytes_max, self._timeout, buffer_bytes)
         # Added before it is open, so that closing the client ends it then too.
-        self._producers = {known for known in self._producers if not known.is_closed} | {producer}
+        self._producers = {known: None for known in self._producers if not known.is_closed} | {producer: None}
         await producer.open(deadline)
         return producer
 

@@ -40,7 +40,7 @@ class Ways:
         self._relays: set[Connection] = set()
         """The connections that lead to followers, not to the storage node itself."""
         self._servers = storage_api.Addresses({})
-        self._told: set[Connection] = set()
+        self._told: dict[Connection, None] = {}
         """Connections that have been sent the current addresses."""
 
     def hear(self, node: StorageNodeId, connection: Connection, *, is_relay: bool) -> None:
@@ -57,7 +57,7 @@ class Ways:
         """Forget a closed connection. Returns the storage nodes at its other end."""
         is_relay = connection in self._relays
         self._relays.discard(connection)
-        self._told.discard(connection)
+        self._told.pop(connection, None)
         lost = [node for node, ways in self._heard.items() if ways.pop(connection, None) is not None]
         return [] if is_relay else lost
 
@@ -127,8 +127,8 @@ class Ways:
             self._tell_addresses(connection)
 
     def _tell_addresses(self, connection: Connection) -> None:
-        self._told.add(connection)
+        self._told[connection] = None
         try:
             connection.notify(storage_api.ADDRESSES, self._servers)
         except CutwaterError:
-            self._told.discard(connection)
+            self._told.pop(connection, None)

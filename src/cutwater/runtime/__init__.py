@@ -1,4 +1,6 @@
-"""Access to the machine for every shell: processes, the event loop, threads, deadlines, permissions of files.
+"""Access to the machine for every shell: clocks, chance, threads, sockets, processes, the event loop, permissions.
+
+``system.py`` is the port through which the log uses the machine, and a simulator replaces it.
 
 Shells are the parts that touch files, sockets or processes: storage, wire, servers, client, admin, jobs, spark, cli.
 The pure parts (``core``, ``format``, ``protocol`` and ``pipeline``) import nothing from here: they get time and

@@ -93,9 +93,11 @@ class StagingFiles:
             if not self._files.is_dir(directory):
                 continue
             try:
+                # A process that died may have left the name of a part that is not durable yet.
+                self._files.sync_dir(directory)
                 names = self._files.names(directory)
             except OSError as error:
-                broken.append(CannotUse(directory, f"{directory} cannot be read ({error}): {_ADVICE}"))
+                broken.append(CannotUse(directory, f"{directory} cannot be used ({error}): {_ADVICE}"))
                 continue
             for name in names:
                 path = directory / name
@@ -169,12 +171,11 @@ class StagingFiles:
         size = PartSize()
         while size.bytes < held.size.bytes:
             data = self.read(held, size.bytes, VERIFY_BYTES)
-            frames = list(frames_in(data))
             try:
-                size = _grown(size, len(data), frames)
+                size = _grown(size, len(data), frames_in(data))
             except InvalidArgument as error:
                 raise DamagedFile(held.path, error.message, _ADVICE) from error
-            yield from frames
+            yield from frames_in(data, is_verified=True)
         if size != held.size:
             raise DamagedFile(held.path, f"it holds {size}, not {held.size}", _ADVICE)
 
@@ -230,9 +231,9 @@ class PartWriter:
         self._file: File = files.create(path)
         self._file.pwritev([header], 0)
 
-    def append(self, data: Buffer, frames: Iterable[EntryFrame] | None = None) -> None:
-        """Append whole frames, which are checked. ``frames`` are those of ``data``, if the caller has verified them."""
-        size = _grown(self.size, len(data), frames_in(data) if frames is None else frames)
+    def append(self, data: Buffer, *, is_verified: bool = False) -> None:
+        """Append whole frames, which are checked. ``is_verified``: the caller has verified them."""
+        size = _grown(self.size, len(data), frames_in(data, is_verified=is_verified))
         with _at(self._path.parent):
             self._file.pwritev([data], self._data_start + self.size.bytes)
         self.size = size
@@ -241,6 +242,8 @@ class PartWriter:
         """Complete the part. It is durable on return."""
         size, path = self.size, self._path.with_name(self._path.name.removesuffix(TEMPORARY))
         with _at(path.parent):
+            # The file is longer than its frames if there was no room for some that were given up.
+            self._file.truncate(self._data_start + size.bytes)
             self._file.pwritev([_encode_end(size, staged_us)], self._data_start + size.bytes)
             self._file.sync_all()
             self._files.rename(self._path, path)

@@ -172,6 +172,9 @@ class NodeVolumes:
         path = self._path(volume)
         with self._at(volume):
             self.files.make_dir(path)
+            # A process that died may have left names, of a replica for example, that are not durable yet.
+            for directory in (volume, path.parent, path):
+                self.files.sync_dir(directory)
             # The volume itself belongs to the operator. These directories are ours, and earlier versions let everyone
             # read them.
             self.files.close_to_others(path.parent)
@@ -237,8 +240,9 @@ class NodeVolumes:
         return identity
 
     def _check_not_bare(self, volume: Path) -> None:
-        replicas = [name for name in self.files.names(self._path(volume)) if name.startswith("lsid=")]
-        replicas += self._staged_on(volume)
+        with self._at(volume, "read"):
+            replicas = [name for name in self.files.names(self._path(volume)) if name.startswith("lsid=")]
+            replicas += self._staged_on(volume)
         if replicas:
             raise DamagedFile(
                 self._path(volume) / "node",
@@ -452,10 +456,17 @@ class NodeVolumes:
             yield making
             with self._at(path.parent):
                 self.files.rename(making, path)
+                # From here on it lies there, even if the name cannot be made durable now.
+                self.replicas[stream] = path
                 self.files.sync_dir(path.parent)
-            self.replicas[stream] = path
         finally:
             del self._making[stream]
+
+    def sync_name(self, stream: LogStreamId) -> None:
+        """Make durable that a replica exists. ``creating`` does this too, but may have failed."""
+        parent = self.replicas[stream].parent
+        with self._at(parent):
+            self.files.sync_dir(parent)
 
     def set_aside(self, stream: LogStreamId) -> Path:
         """Rename a replica that cannot be opened, so that a copy from a peer can be made. Returns its new path.
@@ -470,8 +481,9 @@ class NodeVolumes:
             numbered = chain([name], (f"{name}-{again}" for again in count(2)))
             aside = path.with_name(next(free for free in numbered if free not in taken))
             self.files.rename(path, aside)
+            # From here on it no longer lies there. If the sync fails, the next replica in its place makes up for it.
+            del self.replicas[stream]
             self.files.sync_dir(path.parent)
-        del self.replicas[stream]
         return aside
 
     def remove(self, stream: LogStreamId) -> None:

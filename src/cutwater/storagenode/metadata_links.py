@@ -59,7 +59,7 @@ class MetadataLinks:
         self._on_joined, self._on_turned_away = on_joined, on_turned_away
         self._address = ""
         """The address at which others reach this node."""
-        self._joined: set[Connection] = set()
+        self._joined: dict[Connection, None] = {}
         self._troubles: dict[str, str] = {}
         self._links: list[Link] = []
 
@@ -160,7 +160,7 @@ class MetadataLinks:
             )
 
     def _forget_closed(self) -> None:
-        self._joined = {connection for connection in self._joined if not connection.is_closed}
+        self._joined = {connection: None for connection in self._joined if not connection.is_closed}
 
     def _trouble(self, address: str, error: CutwaterError) -> None:
         if isinstance(error, WrongCluster):
@@ -190,7 +190,7 @@ class MetadataLinks:
                 if answer.known:
                     _log.info("the metadata repository at %s knows this storage node", address)
                     self._troubles.pop(address, None)
-                    self._joined.add(connection)
+                    self._joined[connection] = None
                     self._on_joined()
                     return
                 if self._troubles.get(address) != "unknown":

@@ -118,7 +118,8 @@ class FileInode:
     def sync(self, at: float, *, everything: bool) -> None:
         """Make all changes durable at this time; that the file was shortened only if ``everything`` is."""
         for change in self.changes:
-            if everything or not change.shortens:
+            # Another thread may sync the file before a slow one has come as far as this change.
+            if change.at <= at and (everything or not change.shortens):
                 change.durable_at = min(change.durable_at, at)
 
     def fail(self, at: float, rng: Random) -> None:
@@ -128,7 +129,7 @@ class FileInode:
         """
         left: list[FileChange] = []
         for change in self.changes:
-            if change.durable_at <= at or isinstance(change.operation, Resized):
+            if change.durable_at <= at or change.at > at or isinstance(change.operation, Resized):
                 left.append(change)
                 continue
             for piece in _survivors(change, rng, 0.5, torn=True):
@@ -238,6 +239,9 @@ class Names:
         """Make the names in a directory durable, and what happened before to a name that a file came from."""
         left: set[tuple[int, str]] = set()
         for change in reversed(self.changes):
+            if change.at > at:
+                # A slow thread has not come as far as this.
+                continue
             places = {(id(one.directory), one.name) for one in change.sets}
             if change.home is directory or not left.isdisjoint(places):
                 change.durable_at = min(change.durable_at, at)

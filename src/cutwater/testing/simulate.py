@@ -11,15 +11,20 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
 from cutwater.testing.simulator.cluster import Result, simulate
 from cutwater.testing.simulator.options import PROFILES
+from cutwater.testing.virtual.options import SHIPPED_PROFILES, changed
+from cutwater.testing.virtual.shrink import shrink, told
+from cutwater.testing.virtual.simulation import ShippedResult, simulate_shipped
 
 SEEDS_PER_TASK = 5
 PROGRESS_SECONDS = 10.0
+
+SimResult = Result | ShippedResult
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,23 +38,42 @@ def main(arguments: list[str] | None = None) -> int:
     which.add_argument("--seeds", type=int, help="run this many seeds")
     parser.add_argument("--first", type=int, default=0, help="with --seeds: the first one (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="random", help="which faults (default: random)")
+    parser.add_argument(
+        "--profile",
+        choices=sorted({*PROFILES, *SHIPPED_PROFILES}),
+        default="random",
+        help="which faults (default: random)",
+    )
     parser.add_argument("--trace", metavar="FILE", help="with --seed: write all events to this file")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="with --seed and a shipped profile: change an option of the cluster; may be repeated",
+    )
+    parser.add_argument(
+        "--shrink", action="store_true", help="with --seed and a shipped profile: reduce the run if it fails"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.seed is not None:
-            return run_one(options.seed, options.profile, options.trace)
+            if (options.set or options.shrink) and options.profile not in SHIPPED_PROFILES:
+                parser.error(f"--set and --shrink are for the profiles {', '.join(SHIPPED_PROFILES)}")
+            return run_one(options.seed, options.profile, options.trace, options.set, is_shrunk=options.shrink)
         if options.seeds < 1 or options.jobs < 1:
             parser.error("--seeds and --jobs must be at least 1")
         return run_many(range(options.first, options.first + options.seeds), options.profile, options.jobs)
+    except ValueError as error:
+        parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
 
 
-def run_one(seed: int, profile: str, trace: str | None) -> int:
+def run_one(seed: int, profile: str, trace: str | None, changes: Sequence[str] = (), *, is_shrunk: bool = False) -> int:
     log: list[str] | None = [] if trace else None
-    result = simulate(seed, PROFILES[profile](seed), log)
+    result = simulate_profile(seed, profile, log, changes)
     if trace and log is not None:
         Path(trace).write_text("\n".join(log) + "\n")
     print(f"seed {seed}: {result.events} events, {result.cuts} cuts to GLSN {result.high_watermark}, ", end="")
@@ -58,10 +82,19 @@ def run_one(seed: int, profile: str, trace: str | None) -> int:
     print("cluster and faults: " + ", ".join(f"{name}={value}" for name, value in result.options.faults().items()))
     if result.violation:
         _print_violation(result, profile)
+        if is_shrunk and isinstance(result, ShippedResult):
+            print("\n".join(told(shrink(result))))
     else:
         print("no violation: all guarantees hold")
     print(result.trace_hash)
     return 1 if result.violation else 0
+
+
+def simulate_profile(seed: int, profile: str, log: list[str] | None = None, changes: Sequence[str] = ()) -> SimResult:
+    """Run one cluster: of shipped servers if the profile says so, otherwise of the core alone."""
+    if profile in SHIPPED_PROFILES:
+        return simulate_shipped(seed, changed(SHIPPED_PROFILES[profile](seed), changes), log)
+    return simulate(seed, PROFILES[profile](seed), log)
 
 
 def run_many(seeds: range, profile: str, jobs: int) -> int:
@@ -87,7 +120,7 @@ def run_many(seeds: range, profile: str, jobs: int) -> int:
     return 1 if bad else 0
 
 
-def _results(seeds: range, profile: str, jobs: int) -> Iterator[Result]:
+def _results(seeds: range, profile: str, jobs: int) -> Iterator[SimResult]:
     """Yield results in the order of the seeds, regardless of which process finishes first."""
     tasks = [(seed, profile) for seed in seeds]
     if jobs == 1:
@@ -97,15 +130,17 @@ def _results(seeds: range, profile: str, jobs: int) -> Iterator[Result]:
         yield from pool.imap(_simulate, tasks, chunksize=SEEDS_PER_TASK)
 
 
-def _simulate(task: tuple[int, str]) -> Result:
+def _simulate(task: tuple[int, str]) -> SimResult:
     seed, profile = task
-    return simulate(seed, PROFILES[profile](seed))
+    return simulate_profile(seed, profile)
 
 
-def _print_violation(result: Result, profile: str) -> None:
+def _print_violation(result: SimResult, profile: str) -> None:
     print(f"VIOLATION with seed {result.seed}: {result.violation}")
     suffix = "" if profile == "random" else f" PROFILE={profile}"
     print(f"replay it: make simulate SEED={result.seed}{suffix}", flush=True)
+    if isinstance(result, ShippedResult):
+        print(f"reduce it: make simulate SEED={result.seed}{suffix} ARGS=--shrink", flush=True)
 
 
 if __name__ == "__main__":

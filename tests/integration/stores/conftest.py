@@ -1,7 +1,7 @@
 """Stores to run the same tests on, and how tests of coroutines run here.
 
-``backend`` is one of memory, SQLite and etcd. A test that is a coroutine runs on the event loop of the servers, is
-bounded in time, and its stores are closed after it, whatever happened.
+``backend`` is one of memory, SQLite, SQLite on a simulated disk, etcd and the model of etcd. A test that is a coroutine
+runs on the event loop of the servers, is bounded in time, and its stores are closed after it, whatever happened.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import asyncio
 import inspect
 import itertools
 import sqlite3
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,12 +23,19 @@ from benchmarks.local_etcd import MISSING, LocalEtcd
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.stores.open_store import open_store
+from cutwater.metadata.stores.sqlite_store import SqliteStore
 from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.runtime.event_loop import new_event_loop
+from cutwater.testing.fault_files import FaultFiles
+from cutwater.testing.stores.etcd_model import EtcdModel
 from cutwater.types import ClusterId
+
+if TYPE_CHECKING:
+    from cutwater.testing.stores.sqlite_disk import DiskSqlite
 
 TEST_SECONDS_MAX = 100
 CLUSTER = ClusterId(7)
+DATABASE = Path("/disk/metadata.db")
 
 # A killed process loses nothing that it wrote, so tests that kill only processes need no fsync.
 ETCD_OPTIONS = ("--unsafe-no-fsync", "--heartbeat-interval", "50", "--election-timeout", "500")
@@ -108,6 +117,35 @@ class Sqlite(Backend):
             self._other = None
 
 
+class DiskSqliteStores(Backend):
+    """The shipped store on SQLite over a simulated disk, without faults."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files = FaultFiles()
+        self.files.make_dir(DATABASE.parent)
+        self._released = threading.Event()
+        self.engine: DiskSqlite | None = None
+
+    async def _open(self) -> MetadataStore:
+        from cutwater.testing.stores.sqlite_disk import DiskSqlite
+
+        if self.stores:
+            return self.stores[0]
+        self.engine = DiskSqlite(self.files, Random(1), self._released.wait)
+        return await SqliteStore.open(DATABASE, CLUSTER, engine=self.engine)
+
+    def stall(self) -> None:
+        assert self.engine is not None
+        self._released.clear()
+        self.engine.hold(60)
+
+    def resume(self) -> None:
+        if self.engine is not None:
+            self.engine.hold(0)
+            self._released.set()
+
+
 class Etcd(Backend):
     def __init__(self, etcd: LocalEtcd) -> None:
         super().__init__()
@@ -125,6 +163,26 @@ class Etcd(Backend):
         for member in self.etcd.members:
             if member.is_running:
                 member.go_on()
+
+
+class Model(Backend):
+    """The shipped store on the model of etcd, without faults."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: EtcdModel | None = None
+
+    async def _open(self) -> MetadataStore:
+        self.model = self.model or EtcdModel(Random(1))
+        return self.model.store(CLUSTER)
+
+    def stall(self) -> None:
+        assert self.model is not None
+        self.model.stop()
+
+    def resume(self) -> None:
+        if self.model is not None:
+            self.model.go_on()
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +203,7 @@ def three(tmp_path: Path) -> Iterator[LocalEtcd]:
         yield started
 
 
-@pytest.fixture(params=["memory", "sqlite", "sqlite, by the loop", "etcd"])
+@pytest.fixture(params=["memory", "sqlite", "sqlite, by the loop", "sqlite on a simulated disk", "etcd", "etcd model"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     match request.param:
         case "memory":
@@ -154,6 +212,11 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
             return Sqlite(tmp_path / "metadata.db")
         case "sqlite, by the loop":
             return Sqlite(tmp_path / "metadata.db", may_wait=True)
+        case "sqlite on a simulated disk":
+            pytest.importorskip("apsw")
+            return DiskSqliteStores()
+        case "etcd model":
+            return Model()
     return Etcd(request.getfixturevalue("etcd"))
 
 

@@ -174,7 +174,7 @@ class BatchQueue(AppendQueue[RoutedAppend]):
         self._is_due = self._is_closed = False
         self._usual = 0
         """How many appends shared a batch lately."""
-        self._in_flight: set[_Flight] = set()
+        self._in_flight: dict[_Flight, None] = {}
         self._departed = 0.0
         """When the last batch was sent, in event loop time."""
         self._patience: asyncio.TimerHandle | None = None
@@ -269,7 +269,7 @@ class BatchQueue(AppendQueue[RoutedAppend]):
             flight = _Flight(topic=self._topic, pin=self._pin, deadline=deadline, lane=self, group=group)
             self._usual = max(len(group), self._usual // 2)
             self._departed = self._loop.time()
-            self._in_flight.add(flight)
+            self._in_flight[flight] = None
             self._shipping.send(flight)
         if self._queue and not self._is_closed:
             self._be_patient()
@@ -296,7 +296,7 @@ class BatchQueue(AppendQueue[RoutedAppend]):
         return self._encode(list(map(_part, group)))
 
     def end(self, flight: _Flight, outcome: Ack | Exception) -> None:
-        self._in_flight.discard(flight)
+        self._in_flight.pop(flight, None)
         if isinstance(outcome, Ack):
             self.settle(flight.group, outcome)
         else:

@@ -48,22 +48,22 @@ class PendingAppends:
     def __init__(self, catalogs: Catalogs, nodes: Nodes) -> None:
         self._catalogs, self._nodes = catalogs, nodes
         self._loop = asyncio.get_running_loop()
-        self._waiting: set[Pending] = set()
+        self._waiting: dict[Pending, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.avoided: dict[LogStreamId, float] = {}
         """Log streams whose heads do not answer, and the time until which each is avoided."""
         self._ends: dict[LogStreamId, LLSN] = {}
         """The LLSN up to which each log stream is committed, as known from acknowledgements."""
-        catalogs.listeners.add(self._take_catalog)
+        catalogs.listeners[self._take_catalog] = None
 
     def add(self, pending: Pending) -> None:
-        self._waiting.add(pending)
+        self._waiting[pending] = None
         if self._timer is None:
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def discard(self, pending: Pending) -> None:
         """Stop watching an append that has its answer or whose caller has given up."""
-        self._waiting.discard(pending)
+        self._waiting.pop(pending, None)
 
     def blame(self, info: StreamInfo) -> None:
         """Avoid and report the head of a log stream, which has not answered in time."""
@@ -94,7 +94,7 @@ class PendingAppends:
         return until is not None
 
     def close(self) -> None:
-        self._catalogs.listeners.discard(self._take_catalog)
+        self._catalogs.listeners.pop(self._take_catalog, None)
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -141,7 +141,7 @@ class PendingAppends:
                 "which the append was sent, so whether it is in the log is not known: read the log, or use a "
                 "producer, which finds out"
             )
-        self._waiting.discard(pending)
+        self._waiting.pop(pending, None)
         pending.end(error)
 
     def _may_still_answer(self, pending: Pending, info: StreamInfo | None) -> bool:

@@ -138,13 +138,13 @@ class Shipping:
         self._turns: dict[TopicId, int] = {}
         self._reasons: dict[TopicId, str] = {}
         """Why a topic took no appends when the leader was last asked."""
-        self._under_way: set[Shipment] = set()
+        self._under_way: dict[Shipment, None] = {}
         self._retrying: set[asyncio.Task[None]] = set()
 
     def send(self, shipment: Shipment) -> None:
         """Send a batch: at once if its head is connected, without a task, and otherwise as soon as possible. Repeat
         this as long as the batch was certainly not taken and there is time."""
-        self._under_way.add(shipment)
+        self._under_way[shipment] = None
         try:
             info = self._choose(shipment)
             connection = self._heads.ready(info) if isinstance(info, StreamInfo) else None
@@ -163,7 +163,7 @@ class Shipping:
     def cancel(self, shipment: Shipment) -> None:
         """Give a shipment up. It gets no outcome any more."""
         if shipment in self._under_way:
-            self._under_way.discard(shipment)
+            self._under_way.pop(shipment, None)
             stop, shipment.stop = shipment.stop, None
             if stop is not None:
                 stop()
@@ -242,7 +242,7 @@ class Shipping:
     def _end(self, shipment: Shipment, outcome: Ack | Exception) -> None:
         if shipment not in self._under_way:
             return
-        self._under_way.discard(shipment)
+        self._under_way.pop(shipment, None)
         shipment.stop = None
         if not isinstance(outcome, Ack | CutwaterError) and shipment.may_have_arrived:
             # An unexpected error, such as no memory.

@@ -59,7 +59,7 @@ class Catalogs:
         """When a catalog was last requested."""
         self._looking: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self.listeners: set[Callable[[CatalogView], None]] = set()
+        self.listeners: dict[Callable[[CatalogView], None], None] = {}
         """Called with every view of another revision."""
 
     def heard(self, revision: Revision) -> None:

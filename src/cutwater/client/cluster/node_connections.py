@@ -31,7 +31,7 @@ class Nodes:
         self._complained: dict[StorageNodeId, float] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._open: dict[str, Connection] = {}
-        self._left: set[Connection] = set()
+        self._left: dict[Connection, None] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._is_closed = False
 
@@ -66,8 +66,8 @@ class Nodes:
             return
         del self._open[address]
         if connection.state is not ConnectionState.CLOSED:
-            self._left.add(connection)
-            connection.closed.add_done_callback(lambda _: self._left.discard(connection))
+            self._left[connection] = None
+            connection.closed.add_done_callback(lambda _: self._left.pop(connection, None))
 
     def unreachable(self, stream: LogStreamId, node: StorageNodeId) -> None:
         """Report that a connection to this node was lost or could not be made."""

@@ -123,7 +123,7 @@ class AsyncProducer:
         self._closed_since: float | None = None
         self._sent_in: tuple[LogStreamId, Epoch] | None = None
         """The log stream and epoch of the last message sent."""
-        catalogs.listeners.add(self._take_catalog)
+        catalogs.listeners[self._take_catalog] = None
         self._moved_at = self._loop.time()
         self._is_due = False
         self._failure: CutwaterError | None = None
@@ -553,7 +553,7 @@ class AsyncProducer:
 
     async def _stop(self, error: CutwaterError) -> None:
         self._is_closing = self._is_stopped = True
-        self._catalogs.listeners.discard(self._take_catalog)
+        self._catalogs.listeners.pop(self._take_catalog, None)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

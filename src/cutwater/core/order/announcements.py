@@ -250,6 +250,11 @@ class Herald:
     def learn(self, stream: LogStream, node: StorageNodeId, source: StorageNodeId) -> Send:
         return Send(node, m.LearnFrom(stream.stream, self.leader_epoch, stream.epoch, source))
 
+    def release(self, stream: LogStream, node: StorageNodeId) -> Send:
+        """Tell a node that others hold the stream now. Its report does not show whether it knows, if it has heard of
+        the present epoch before it lost its place."""
+        return Send(node, self._exclude(stream, replaced=True))
+
     def _create(self, stream: LogStream, report: Report) -> Send:
         """Create a replica. Only a stream that was never open begins at its creation; later replicas have to learn."""
         start = stream.created_at if stream.epoch == 0 else GLSN(0)

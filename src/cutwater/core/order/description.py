@@ -68,10 +68,10 @@ def _stream(leader: Leader, stream: LogStream) -> StreamDescription:
     state = leader.state
     missing = tuple(node for node in stream.replicas if node not in stream.members)
     wanted = state.topics[stream.topic].replication
-    is_well = stream.is_open and len(stream.members) >= wanted and not missing
+    is_well = stream.is_open and len(stream.staying) >= wanted and not missing
     next_step = "" if is_well else leader.explanations.get(stream.stream, "")
-    if not stream.final and len(stream.replicas) < wanted:
-        more = wanted - len(stream.replicas)
+    more = wanted - (len(stream.replicas) - len(stream.leaving))
+    if not stream.final and more > 0:
         copies = "one more copy is" if more == 1 else f"{more} more copies are"
         next_step = f"{copies} made as soon as other storage nodes can be used"
     return StreamDescription(

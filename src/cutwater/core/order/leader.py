@@ -530,8 +530,12 @@ class OrderLayer:
         wanted = self.state.topics[stream.topic].replication
         assign = reassign(stream, wanted, self._outlook, now, lambda: self._loads(now))
         if assign is not None:
+            gone = [node for node in stream.replicas if node not in assign.replicas]
             self._apply(assign, decided, now)
             self._load = None
+            if stream.is_open:
+                # In a sealed stream the node may still run in the present epoch, if it missed the seal.
+                self._held += [self._herald.release(stream, node) for node in gone]
         for survivor in survivors(stream, self._outlook, now):
             self._apply(survivor, decided, now)
         plan = self._outlook.plan(stream, now, admit=not self._admissions.waits(stream.stream, now))

@@ -428,8 +428,9 @@ def _replace(request: r.ReplaceRequest, state: OrderState, around: Surroundings)
         )
     replicas = tuple(request.new if node == request.old else node for node in stream.replicas if node != request.new)
     leaving = tuple(node for node in stream.leaving if node != request.new)
-    if around.ready(stream, request.old):
-        # A complete copy does not go before the new one is complete: the others may fail meanwhile.
+    if request.old in stream.members or around.ready(stream, request.old):
+        # A complete copy does not go before the new one is complete: the others may fail meanwhile. A member holds
+        # everything even if it has yet to report again after the seal.
         replicas, leaving = (*replicas, request.old), (*leaving, request.old)
     return (d.AssignReplicas(request.stream, replicas, leaving=leaving),), r.Done()
 

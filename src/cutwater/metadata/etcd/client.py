@@ -5,15 +5,17 @@ again, to another member if there is one. A call ends when it has been answered;
 
 With several members the leader of the etcd cluster is preferred, because the others would only relay writes to it.
 All reads are linearizable: a member that is cut off from the majority cannot answer them.
+
+A ``MemberConnection`` reaches one member: ``GrpcConnection`` a real one, ``cutwater.testing.stores`` one of a model.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -21,7 +23,7 @@ from msgspec import Struct
 
 from cutwater.errors import CutwaterError, InvalidArgument, ReadOnly, Refused
 from cutwater.metadata.etcd import etcd_pb2 as pb
-from cutwater.metadata.etcd.address import EtcdTls
+from cutwater.metadata.etcd.address import EtcdAddress, EtcdTls
 from cutwater.runtime.permissions import check_secret
 
 ATTEMPT_SECONDS_MIN = 0.5
@@ -73,6 +75,36 @@ STATUS = Rpc[pb.Status, pb.StatusAnswer](
 )
 
 
+class WatchStream(Protocol):
+    """A call that watches keys, as grpc has it."""
+
+    async def write(self, request: pb.Watch) -> None: ...
+
+    async def read(self) -> pb.WatchAnswer | Any:
+        """Return the next answer, or ``grpc.aio.EOF``."""
+
+    def cancel(self) -> bool: ...
+
+    async def code(self) -> grpc.StatusCode:
+        """Wait until the call has ended."""
+
+
+class MemberConnection(Protocol):
+    """A connection to one member. Failures are raised as ``grpc.aio.AioRpcError``."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    async def ask(self, rpc: Rpc[Request, Answer], request: Request, timeout_seconds: float) -> Answer: ...
+
+    def watch(self) -> WatchStream: ...
+
+    async def close(self) -> None: ...
+
+
+ConnectMembers = Callable[[EtcdAddress], Sequence[MemberConnection]]
+
+
 class Compacted(CutwaterError):
     """The requested revision has been compacted. The store handles this error itself."""
 
@@ -82,10 +114,9 @@ class Compacted(CutwaterError):
 class EtcdClient:
     """A client of one etcd cluster. ``trouble`` tells why the last attempt failed; it is empty after success."""
 
-    def __init__(self, endpoints: tuple[str, ...], tls: EtcdTls | None = None) -> None:
-        assert endpoints
-        credentials = _credentials(tls) if tls else None
-        self._members = [_Member(endpoint, credentials) for endpoint in endpoints]
+    def __init__(self, members: Sequence[MemberConnection]) -> None:
+        assert members
+        self._members = list(members)
         self._asked = self._members[0]
         self._is_chosen = False
         self._choosing = asyncio.Lock()
@@ -112,7 +143,7 @@ class EtcdClient:
             if self._asked is member:
                 await self.choose(instead_of=member)
 
-    async def choose(self, instead_of: _Member | None = None) -> None:
+    async def choose(self, instead_of: MemberConnection | None = None) -> None:
         """Ask all members which one leads, and prefer that one; if none knows, use the next one that answers at all."""
         async with self._choosing:
             if instead_of is not None and (self._asked is not instead_of or len(self._members) == 1):
@@ -147,9 +178,9 @@ class EtcdClient:
             await watch.code()
 
     async def close(self) -> None:
-        await asyncio.gather(*(member.channel.close() for member in self._members))
+        await asyncio.gather(*(member.close() for member in self._members))
 
-    async def _status(self, member: _Member) -> pb.StatusAnswer | None:
+    async def _status(self, member: MemberConnection) -> pb.StatusAnswer | None:
         try:
             answer = await member.ask(STATUS, pb.Status(), STATUS_SECONDS)
         except grpc.aio.AioRpcError:
@@ -157,7 +188,7 @@ class EtcdClient:
         self._look_at_version(member, answer.version)
         return answer
 
-    def _look_at_version(self, member: _Member, version: str) -> None:
+    def _look_at_version(self, member: MemberConnection, version: str) -> None:
         numbers = version.partition("-")[0].split(".")
         if not self._warned and all(n.isdigit() for n in numbers) and tuple(map(int, numbers)) < VERSION_SOUND:
             self._warned = True
@@ -168,10 +199,10 @@ class EtcdClient:
                 ".".join(map(str, VERSION_SOUND)),
             )
 
-    def _next_after(self, member: _Member) -> _Member:
+    def _next_after(self, member: MemberConnection) -> MemberConnection:
         return self._members[(self._members.index(member) + 1) % len(self._members)]
 
-    def _judge(self, member: _Member, error: grpc.aio.AioRpcError) -> None:
+    def _judge(self, member: MemberConnection, error: grpc.aio.AioRpcError) -> None:
         """Raise errors that a retry would not change; note all others."""
         details = error.details() or ""
         what = f"etcd at {member.endpoint} says: {details}"
@@ -191,12 +222,12 @@ class EtcdClient:
         self.trouble = f"{what} ({error.code().name})"
 
 
-class _Member:
-    """One endpoint and its connection."""
+class GrpcConnection:
+    """Implements ``MemberConnection`` over the network."""
 
     def __init__(self, endpoint: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.endpoint = endpoint
-        self.channel = (
+        self._channel = (
             grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
             if credentials
             else grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
@@ -206,14 +237,24 @@ class _Member:
     async def ask(self, rpc: Rpc[Request, Answer], request: Request, timeout_seconds: float) -> Answer:
         method = self._methods.get(rpc.path)
         if method is None:
-            method = self._methods[rpc.path] = self.channel.unary_unary(rpc.path, rpc.encode, rpc.decode)
+            method = self._methods[rpc.path] = self._channel.unary_unary(rpc.path, rpc.encode, rpc.decode)
         answer: Answer = await method(request, timeout=timeout_seconds)
         return answer
 
-    def watch(self) -> Any:
-        return self.channel.stream_stream(
+    def watch(self) -> WatchStream:
+        stream: WatchStream = self._channel.stream_stream(
             "/etcdserverpb.Watch/Watch", pb.Watch.SerializeToString, pb.WatchAnswer.FromString
         )()
+        return stream
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def connect_members(address: EtcdAddress) -> list[MemberConnection]:
+    """Prepare connections to all members. Nothing is sent yet."""
+    credentials = _credentials(address.tls) if address.tls else None
+    return [GrpcConnection(endpoint, credentials) for endpoint in address.endpoints]
 
 
 def _credentials(tls: EtcdTls) -> grpc.ChannelCredentials:

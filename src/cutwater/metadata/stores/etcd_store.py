@@ -28,7 +28,7 @@ from cutwater.core.order.state import Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ResourceExhausted
 from cutwater.metadata.etcd import etcd_pb2 as pb
 from cutwater.metadata.etcd.address import EtcdAddress
-from cutwater.metadata.etcd.client import COMPACT, RANGE, TXN, Compacted, EtcdClient
+from cutwater.metadata.etcd.client import COMPACT, RANGE, TXN, Compacted, ConnectMembers, EtcdClient, connect_members
 from cutwater.metadata.stores.encoding import (
     LeaderRecord,
     MemberRecord,
@@ -109,12 +109,12 @@ class EtcdHead(Struct, frozen=True):
 
 
 class EtcdStore:
-    """Implements ``MetadataStore``. Sends nothing to etcd before the first call."""
+    """Implements ``MetadataStore``. Sends nothing to etcd before the first call. ``connect`` reaches its members."""
 
-    def __init__(self, address: EtcdAddress, cluster: ClusterId) -> None:
+    def __init__(self, address: EtcdAddress, cluster: ClusterId, connect: ConnectMembers = connect_members) -> None:
         self._keys = Keys(address.prefix, cluster)
         self._where = f"etcd at {','.join(address.endpoints)}"
-        self._client = EtcdClient(address.endpoints, address.tls)
+        self._client = EtcdClient(connect(address))
         self._calls = Calls(self._where, lambda: self._client.trouble)
         self._trimming = asyncio.Lock()
         self._trimmed_to = DecisionIndex(0)

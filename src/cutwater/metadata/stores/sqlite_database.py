@@ -14,10 +14,9 @@ database and syncs it, because a killed process may leave data behind that can b
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from cutwater.core.order.decisions import Decision
@@ -39,11 +38,11 @@ from cutwater.metadata.stores.encoding import (
     encode_snapshot,
     header_of,
 )
+from cutwater.metadata.stores.sqlite_engine import SqliteEngine, StandardSqlite
 from cutwater.metadata.stores.store_errors import DamagedStore, StoreLocked
 from cutwater.metadata.stores.store_interface import NO_LEADER, LeaderInfo, LoadedState
 from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
-from cutwater.runtime.permissions import FILE_MODE, close_to_others
-from cutwater.storage.files import Lock, OsFiles
+from cutwater.storage.files import Lock, StorageFiles
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 APPLICATION_ID = 0x4357_4D44
@@ -52,6 +51,9 @@ BUSY_SECONDS = 2.0
 """How long to wait for a lock that another program, such as a backup, holds on the database."""
 JOURNAL_BYTES_MAX = 16 * 1024 * 1024
 """Size to which the write-ahead log is cut back after a large snapshot."""
+
+HOLDER_BYTES_MAX = 32
+"""A lock file holds the number of a process, which has fewer digits."""
 
 _MEMBER, _MEMBER_END = "member/", "member0"
 _SCHEMA = (
@@ -74,21 +76,20 @@ _SETTINGS = (
 class SqliteDatabase:
     """An open database. After a disk error it stays broken: only opening it again shows what is stored."""
 
-    def __init__(self, path: Path, cluster: ClusterId) -> None:
+    def __init__(self, path: Path, cluster: ClusterId, engine: SqliteEngine | None = None) -> None:
+        engine = engine or StandardSqlite()
         self.path = path
+        self._files = engine.files
         self._broken: str | None = None
         self._is_open = False
         self._is_patient = True
         self._decoded: tuple[bytes, LeaderInfo] | None = None
         """The leader's record and its decoded form. Every write reads the record, and it rarely changes."""
         self._check_place()
-        self._lock = _locked(path)
+        self._lock = _locked(self._files, path)
         try:
-            self._close_to_others()
             with self._errors_mapped():
-                self._connection = sqlite3.connect(
-                    path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-                )
+                self._connection = engine.connect(path, BUSY_SECONDS)
             try:
                 with self._errors_mapped():
                     self._set_up(cluster)
@@ -99,13 +100,6 @@ class SqliteDatabase:
         except BaseException:
             self._lock.release()
             raise
-
-    def _close_to_others(self) -> None:
-        """Restrict the mode of the database first: SQLite gives its write-ahead log and shared memory the same mode."""
-        with suppress(OSError):
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
-        for name in ("", "-wal", "-shm"):
-            close_to_others(self.path.with_name(self.path.name + name))
 
     def close(self) -> None:
         try:
@@ -231,9 +225,9 @@ class SqliteDatabase:
     # Opening.
 
     def _check_place(self) -> None:
-        if self.path.is_dir():
+        if self._files.is_dir(self.path):
             raise InvalidArgument(f"{self.path} is a directory: name a file in it, such as {self.path / 'metadata.db'}")
-        if not self.path.parent.is_dir():
+        if not self._files.is_dir(self.path.parent):
             raise InvalidArgument(f"{self.path.parent} is no directory: make it, or name another place")
 
     def _set_up(self, cluster: ClusterId) -> None:
@@ -254,7 +248,7 @@ class SqliteDatabase:
         busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise Unavailable(f"{self.path} is being read by another program: stop it, and try again")
-        OsFiles().sync_dir(self.path.parent)
+        self._files.sync_dir(self.path.parent)
         found = self._pragma("quick_check(1)")
         if found != "ok":
             raise DamagedStore(str(self.path), str(found))
@@ -325,24 +319,24 @@ class SqliteDatabase:
         return StorageBroken(f"{self._broken}: restart the metadata node when the disk is well again")
 
 
-def _locked(database: Path) -> Lock:
+def _locked(files: StorageFiles, database: Path) -> Lock:
     """Lock the database for this process, until it releases the lock or ends in any way."""
     path = database.with_name(database.name + ".lock")
     try:
-        lock = OsFiles().lock(path)
+        lock = files.lock(path)
     except OSError as error:
         raise InvalidArgument(
             f"{path} cannot be locked ({error.strerror}): check the permissions of its directory"
         ) from error
     if lock is None:
-        raise StoreLocked(str(database), _holder(path))
+        raise StoreLocked(str(database), _holder(files, path))
     return lock
 
 
-def _holder(path: Path) -> int:
+def _holder(files: StorageFiles, path: Path) -> int:
     """Return the process that wrote the lock file last; 0 if it has not written its id yet."""
     try:
-        return int(path.read_text(encoding="ascii"))
+        return int(files.open(path).pread(HOLDER_BYTES_MAX, 0))
     except (OSError, ValueError):
         return 0
 

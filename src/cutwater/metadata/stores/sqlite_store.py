@@ -24,6 +24,7 @@ from cutwater.core.order.decisions import Decision
 from cutwater.core.order.state import Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
 from cutwater.metadata.stores.sqlite_database import SqliteDatabase
+from cutwater.metadata.stores.sqlite_engine import SqliteEngine
 from cutwater.metadata.stores.store_calls import Calls, Changes
 from cutwater.metadata.stores.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, LoadedState
 from cutwater.runtime import system
@@ -124,11 +125,17 @@ class SqliteStore:
 
     @classmethod
     async def open(
-        cls, path: Path, cluster: ClusterId, *, timeout_ms: int = TIMEOUT_MS, may_wait: bool = False
+        cls,
+        path: Path,
+        cluster: ClusterId,
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+        may_wait: bool = False,
+        engine: SqliteEngine | None = None,
     ) -> SqliteStore:
         store = cls(path, may_wait=may_wait)
         try:
-            await store._do("open", timeout_ms, store._open, path, cluster)
+            await store._do("open", timeout_ms, store._open, path, cluster, engine)
         except BaseException:
             # The worker may still open it after the caller stopped waiting.
             store._jobs.end(store._let_go)
@@ -241,8 +248,8 @@ class SqliteStore:
 
     # Executed by the worker.
 
-    def _open(self, path: Path, cluster: ClusterId) -> None:
-        self._opened = SqliteDatabase(path, cluster)
+    def _open(self, path: Path, cluster: ClusterId, engine: SqliteEngine | None) -> None:
+        self._opened = SqliteDatabase(path, cluster, engine)
 
     def _append_there(
         self, begun: _Begun, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]

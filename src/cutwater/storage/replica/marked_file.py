@@ -88,7 +88,8 @@ class MarkedFile:
         """Write data at the end, from ``offset`` to ``end``.
 
         If the file must grow, it is extended with zeros up to ``room_end``. So most later syncs need not wait for the
-        file system to note a new length. If there is no room on the disk for the zeros, only the data is written.
+        file system to note a new length. If there is no room on the disk for the zeros, only the data is written. If
+        there is no room for the data either, nothing of it is left.
         """
         size, zeros = self.size, b""
         if end > size:
@@ -97,9 +98,12 @@ class MarkedFile:
         try:
             self.file.pwritev([*buffers, zeros] if zeros else buffers, offset)
         except OSError as error:
-            self.shorten(offset)
-            if not zeros or not is_full(error):
+            if not is_full(error):
                 raise
+            if not zeros:
+                self.undo(offset)
+                raise
+            self.shorten(offset)
             self.extend(buffers, offset, end, end)
         else:
             self.size = size
@@ -107,6 +111,17 @@ class MarkedFile:
     def shorten(self, size: int) -> None:
         self.file.truncate(size)
         self.size = size
+
+    def undo(self, offset: int) -> None:
+        """Durably remove what a write left above ``offset`` for which there was no room.
+
+        Otherwise a crash could bring a part of it back, next to what was written in its place.
+        """
+        try:
+            self.shorten(offset)
+        except OSError as error:
+            raise StorageBroken(f"{self.file.path} cannot be shortened ({error}): reopen and cut back") from error
+        self.sync_all()
 
     def finish(self, offset: int) -> None:
         """Durably cut off the room ahead, and make the mark durable too."""

@@ -281,11 +281,15 @@ class SegmentStorage:
             self._small.save_dedup(checkpoint)
 
     def truncate(self, end: LLSN) -> None:
-        """Remove the entries above ``end``, none of which is committed."""
+        """Remove the entries above ``end``, none of which is committed. A full disk raises ``StorageBroken`` here."""
         with self._guard:
             last = self._commits.last
             assert last is None or end >= last.last_llsn, (end, last)
-            self._log.truncate(end)
+            try:
+                self._log.truncate(end)
+            except OSError as error:
+                # Some of it may be done. Not even a full disk lets the caller go on then.
+                raise StorageBroken(f"{self._directory} failed ({error}): reopen it and cut it back") from error
 
     def restart(self, first_llsn: LLSN, running: RunningEventTime = NO_TIME, keep_end: LLSN | None = None) -> None:
         """Remove all commit contexts, and all entries except those from ``first_llsn`` to ``keep_end``.

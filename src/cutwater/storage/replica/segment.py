@@ -25,7 +25,7 @@ from cutwater.format.entry_codec import (
     encode_frame,
 )
 from cutwater.format.errors import DamagedEntries, DamagedFile
-from cutwater.storage.files import File, StorageFiles, lenient_pread, make_readable
+from cutwater.storage.files import File, StorageFiles, is_full, lenient_pread, make_readable
 from cutwater.storage.format import SEGMENT, FileHeader
 from cutwater.storage.replica.marked_file import MarkedFile
 from cutwater.storage.replica.segment_index import Point, SegmentIndex
@@ -179,7 +179,7 @@ class Segment:
     def append(self, entries: Sequence[Entry], bytes_max: int, room_ahead_bytes: int) -> int:
         """Write entries without syncing, as many as fit into ``bytes_max``. The first entry of a segment always fits.
 
-        Returns the number of entries written. If it fails, nothing was written.
+        Returns the number of entries written. If there is no room, nothing of them is left.
         """
         buffers: list[bytes] = []
         points: list[Point] = []
@@ -199,11 +199,13 @@ class Segment:
             taken += 1
         if not taken:
             return 0
+        self.marked.extend(buffers, self.end.offset, offset, self._room_end(offset, room_ahead_bytes))
         try:
-            self.marked.extend(buffers, self.end.offset, offset, self._room_end(offset, room_ahead_bytes))
             index.write_next(points)
-        except OSError:
-            self.marked.shorten(self.end.offset)
+        except OSError as error:
+            if is_full(error):
+                index.clear_rest()
+                self.marked.undo(self.end.offset)
             raise
         index.add(points)
         self.end, self.running = SegmentEnd(llsn, offset), running
@@ -326,6 +328,9 @@ class Segment:
         offset, expected = hint, llsn
         if offset is None:
             place = self.place_of(llsn)
+            if place.header is None:
+                # This raises. The place may begin before ``llsn``, even if it can be read the next time.
+                self.frame_at(place)
             offset, expected = place.offset, place.first_llsn
         file_end = self.end
         size = min(max(bytes_max, READ_AHEAD_BYTES), file_end.offset - offset)

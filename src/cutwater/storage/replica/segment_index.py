@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
+from cutwater.format.errors import StorageBroken
 from cutwater.storage.files import lenient_pread, make_readable
 from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, decode_point, encode_point
 from cutwater.storage.replica.marked_file import MarkedFile
@@ -73,6 +74,13 @@ class SegmentIndex:
         if points:
             area = b"".join(encode_point(*point) for point in points)
             self._file.pwritev([area], HEADER_BYTES + self.slots_used * POINT_BYTES)
+
+    def clear_rest(self) -> None:
+        """Clear what a failed ``write_next`` left."""
+        try:
+            self._write(self.slots_used)
+        except OSError as error:
+            raise StorageBroken(f"{self._file.path} cannot be written ({error}): reopen and cut back") from error
 
     def add(self, points: Sequence[Point]) -> None:
         self._points += points

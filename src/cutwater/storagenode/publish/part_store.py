@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +28,6 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.format.checksum import Buffer
-from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.format.errors import DiskFull
 from cutwater.protocol import storage_api as api
 from cutwater.runtime import system
@@ -211,10 +210,8 @@ class PartStore:
                 )
             self._reserve(writing, len(data))
             try:
-                # The frames are verified once, here.
-                frames = await self.in_thread(lambda: list(frames_in(data)))
-                await self._check(writing, frames)
-                await self.in_thread(lambda: self._write(writing, data, frames))
+                is_verified = await self._check(writing, data)
+                await self.in_thread(lambda: self._write(writing, data, is_verified=is_verified))
             except _NotChecked as error:
                 # Nothing was written. The content can be checked when it is sent again.
                 self._reserve(writing, -len(data))
@@ -342,23 +339,24 @@ class PartStore:
             )
         self._node.require_room(size)
 
-    async def _check(self, writing: _Writing, frames: Sequence[EntryFrame]) -> None:
-        """Raise unless the content of these frames is valid."""
+    async def _check(self, writing: _Writing, data: Buffer) -> bool:
+        """Raise unless the content of these frames is valid. Return whether the frames are verified now."""
         checks = writing.checks
         if checks is None:
-            return
+            return False
         try:
-            needed = await checks.prepare(frames, self.in_thread)
+            needed = await checks.prepare(data, self.in_thread)
             async with self._memory.reserved(needed):
-                await self.in_thread(lambda: checks.check(frames))
+                await self.in_thread(lambda: checks.check(data))
+            return True
         except Unavailable as error:
             raise _NotChecked(error) from error
 
-    def _write(self, writing: _Writing, data: Buffer, frames: Sequence[EntryFrame]) -> None:
+    def _write(self, writing: _Writing, data: Buffer, *, is_verified: bool) -> None:
         """Write data. Called in a thread."""
         if writing.writer is None:
             writing.writer = self._files.begin(writing.part, checked=writing.is_checked)
-        writing.writer.append(data, frames)
+        writing.writer.append(data, is_verified=is_verified)
 
     async def _complete(self, writing: _Writing, writer: PartWriter) -> Held:
         staged_us = system.wall_time_ns() // 1_000

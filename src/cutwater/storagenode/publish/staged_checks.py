@@ -4,13 +4,14 @@ client that stages them gets the error, and not the node that must publish them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from cutwater.core.publish.staged import PartOrder, StagedPart
 from cutwater.errors import InvalidArgument
 from cutwater.format.bodies import BadBody, BodyForm, problem_with, read_checked
-from cutwater.format.entry_codec import EntryFrame
+from cutwater.format.checksum import Buffer
+from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.runtime import system
 from cutwater.storagenode.validation.content_checks import check_ahead, largest_of, malformed, needed
 from cutwater.storagenode.validation.topic_forms import KnownTopics, TopicForms
@@ -27,23 +28,26 @@ class PartChecks:
         self._forms: dict[int, BodyForm] = {}
         self._last: bytes | None = None
 
-    async def prepare(self, frames: Sequence[EntryFrame], in_thread: InThread) -> int:
-        """Load the schemas that these frames name; return the memory needed to check them, one at a time."""
+    async def prepare(self, data: Buffer, in_thread: InThread) -> int:
+        """Verify the frames, and load the schemas that they name. Return the memory needed to check them, one at a
+        time."""
         order = self._part.order
-        numbers = {order.number} if order is not None else {frame.header.schema for frame in frames}
+        numbers = await in_thread(lambda: {frame.header.schema for frame in frames_in(data)})
+        if order is not None:
+            numbers = {order.number}
         for number in numbers - self._forms.keys():
             self._topic, form = await self._topics.form_of_topic(self._part.topic, number)
             self._forms[number] = form if order is None else _ordered(order, self._topic, form)
         topic = self._topic
         assert topic is not None, "a message has at least one frame"
-        largest: int = await in_thread(lambda: max((needed(frame.body, topic) for frame in frames), default=0))
+        largest: int = await in_thread(lambda: max((needed(frame.body, topic) for frame in _verified(data)), default=0))
         return largest
 
-    def check(self, frames: Iterable[EntryFrame]) -> None:
-        """Raise if any of these frames is invalid."""
+    def check(self, data: Buffer) -> None:
+        """Raise if any of these frames, which are verified, is invalid."""
         assert self._topic is not None, "the schemas are known"
         last, now = self._last, system.wall_time_ns() // 1_000
-        for frame in frames:
+        for frame in _verified(data):
             if self._topic.ahead_us:
                 check_ahead(self._topic, largest_of(frame.header.count), frame.header.time_max, now)
             if self._part.order is None:
@@ -72,6 +76,10 @@ class PartChecks:
         except BadBody as error:
             raise malformed(self._topic, str(error)) from None
         return merging.check_order(block, last)
+
+
+def _verified(data: Buffer) -> Iterator[EntryFrame]:
+    return frames_in(data, is_verified=True)
 
 
 def _ordered(order: PartOrder, topic: TopicForms, form: BodyForm) -> BodyForm:

@@ -126,7 +126,7 @@ class ReplicaDriver:
         self.node, self.stream, self.storage = node, stream, storage
         self.problem = ""
         """Why the replica's data cannot be trusted; empty if it can."""
-        self.watchers: set[Callable[[], None]] = set()
+        self.watchers: dict[Callable[[], None], None] = {}
         """The functions given to ``watch``."""
         self._host = host
         self._loop = asyncio.get_running_loop()
@@ -152,11 +152,11 @@ class ReplicaDriver:
         if not self.watchers:
             # The metadata repository should know that a reader waits here.
             self._host.report_soon()
-        self.watchers.add(tell)
+        self.watchers[tell] = None
         self.writer.on_readable = self._tell_watchers
 
     def unwatch(self, tell: Callable[[], None]) -> None:
-        self.watchers.discard(tell)
+        self.watchers.pop(tell, None)
         if not self.watchers:
             self.writer.on_readable = None
 

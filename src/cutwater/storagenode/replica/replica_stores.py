@@ -28,7 +28,13 @@ class VolumeStores:
         return self._storage(path, stream)
 
     def create(self, stream: LogStreamId, base_glsn: GLSN) -> SegmentStorage:
-        """Create a replica. If this fails or the process dies meanwhile, nothing of it remains."""
+        """Create a replica. If the process dies meanwhile, nothing of it remains.
+
+        If an earlier call created it and then failed, this one continues: nothing has been stored in it since.
+        """
+        if stream in self._volumes.replicas:
+            self._volumes.sync_name(stream)
+            return self.open(stream)
         with self._volumes.creating(stream) as path:
             storage = self._storage(path, stream)
             storage.save_hard_state(HardState(base_glsn=base_glsn))

@@ -124,7 +124,7 @@ class Gate:
         self._waiting: dict[Connection, _Guest] = {}
         """Oldest first."""
         self._open: dict[Connection, _Guest] = {}
-        self._refusals: set[Connection] = set()
+        self._refusals: dict[Connection, None] = {}
         """Connections that are being told why they cannot stay."""
         self._waiting_from: Counter[str] = Counter()
         self._clients_from: Counter[str] = Counter()
@@ -248,7 +248,7 @@ class Gate:
         elif connection.state is ConnectionState.FAILED or len(self._refusals) >= self.options.refusals_max:
             connection.abort()
         else:
-            self._refusals.add(connection)
+            self._refusals[connection] = None
             connection.fail(reason)
 
     def _forget_waiting(self, connection: Connection) -> _Guest | None:
@@ -322,7 +322,7 @@ class Gate:
         waiting = self._forget_waiting(connection)
         if waiting is not None:
             self.strangers.note(waiting.address, connection.error.message if connection.error else "it was closed")
-        self._refusals.discard(connection)
+        self._refusals.pop(connection, None)
         guest = self._open.pop(connection, None)
         if guest is None:
             return

@@ -105,6 +105,6 @@ class Outlook:
         )
         wanted = self._state.topics[stream.topic].replication
         if stream.is_open:
-            return plan_open(view, admit=admit and len(stream.staying) < wanted)
+            return plan_open(view, admit=admit, wanted=wanted)
         least = min(self._options.min_replication, wanted)
         return plan_sealed(view, min_replication=least, patient=self.is_patient(stream, now), wanted=wanted)

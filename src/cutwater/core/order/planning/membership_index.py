@@ -63,4 +63,5 @@ class Roster:
         return not stream.is_open or stream.members != stream.replicas
 
     def _is_short(self, stream: LogStream) -> bool:
-        return not self._hurries(stream) and len(stream.replicas) < self._state.topics[stream.topic].replication
+        places = len(stream.replicas) - len(stream.leaving)
+        return not self._hurries(stream) and places < self._state.topics[stream.topic].replication

@@ -26,7 +26,7 @@ def reassign(
     A node whose replica is damaged keeps its place, since its copy may be needed for a repair, and a spare node joins
     it. When there are enough members again, replicas that are not members lose their places.
     """
-    surplus = _without_surplus(stream, wanted)
+    surplus = _without_surplus(stream, wanted, outlook, now)
     if surplus is not None:
         return surplus
     leaving = stream.leaving
@@ -54,10 +54,14 @@ def reassign(
     return d.AssignReplicas(stream.stream, replicas, reason, leaving)
 
 
-def _without_surplus(stream: LogStream, wanted: int) -> d.AssignReplicas | None:
+def _without_surplus(stream: LogStream, wanted: int, outlook: Outlook, now: Instant) -> d.AssignReplicas | None:
     """Remove replicas that are not members once there are enough members. This undoes the addition of a spare node for
     a damaged copy, and lets replaced replicas go."""
-    if not (stream.is_open or stream.final) or len(stream.staying) < wanted:
+    if not (stream.is_open or stream.final):
+        return None
+    # The members of a finished stream may be dead. A complete copy does not go while one of them is missed.
+    complete = [node for node in stream.staying if stream.is_open or outlook.is_ready(stream, node, now)]
+    if len(complete) < wanted:
         return None
     # An open stream keeps all of its members.
     needed = stream.members if stream.is_open else stream.staying

@@ -78,7 +78,8 @@ def plan_sealed(view: StreamView, *, min_replication: int, patient: bool, wanted
         ready = tuple(node for node in sources if view.fallback(node))
     ready = ready[:wanted]
     coming = [node for node in stream.replicas if node not in ready and (view.usable(node) or view.is_unheard(node))]
-    awaited = [node for node in coming if node not in stream.leaving]
+    # A replaced replica is needed only as long as too few others are complete.
+    awaited = [node for node in coming if node not in stream.leaving or len(ready) < wanted]
     staying = [node for node in ready if node not in stream.leaving]
     learners = _learners(view, coming, sources)
     others = _told(view, [node for node in stream.replicas if node not in ready])
@@ -99,11 +100,13 @@ def plan_sealed(view: StreamView, *, min_replication: int, patient: bool, wanted
     return RepairPlan(f"{hold(ready)} every record{others}", chain=ready, learners=learners)
 
 
-def plan_open(view: StreamView, *, admit: bool) -> RepairPlan:
-    """Bring the replicas that are not members close to the end, then admit them."""
+def plan_open(view: StreamView, *, admit: bool, wanted: int) -> RepairPlan:
+    """Bring the replicas that are not members close to the end, then admit them. A replaced one is admitted only while
+    there are too few members."""
     stream = view.stream
     missing = [node for node in stream.replicas if node not in stream.members]
-    absent = [node for node in missing if view.usable(node)]
+    needed = missing if len(stream.members) < wanted else [node for node in missing if node not in stream.leaving]
+    absent = [node for node in needed if view.usable(node)]
     sources = [node for node in stream.members if view.alive(node)]
     close: list[StorageNodeId] = []
     for node in absent:
@@ -114,7 +117,7 @@ def plan_open(view: StreamView, *, admit: bool) -> RepairPlan:
                 close.append(node)
     far = [node for node in absent if node not in close]
     learners = _learners(view, far, sources)
-    if close and admit:
+    if close and admit and len(stream.staying) < wanted:
         return RepairPlan(
             f"it is sealed for a moment to let {nodes_in_words(close)} in", learners=learners, admit=tuple(close)
         )
@@ -129,7 +132,10 @@ def _told(view: StreamView, nodes: list[StorageNodeId]) -> str:
 def _tell(view: StreamView, node: StorageNodeId) -> str:
     stream, report = view.stream, view.report(node)
     if node in stream.leaving:
-        return "was replaced and leaves when enough others hold every record"
+        trouble = "" if view.alive(node) else "is dead, "
+        if view.invalid(node):
+            trouble = "has damaged data there, "
+        return f"{trouble}was replaced and leaves when enough others hold every record"
     if not view.alive(node):
         return (
             "is dead: it joins again when it is back, and another one takes its place after "

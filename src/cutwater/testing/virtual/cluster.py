@@ -1,0 +1,177 @@
+"""A cluster of the shipped servers under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from cutwater.admin.operations import Admin
+from cutwater.core.order.leader import OrderLayer
+from cutwater.errors import CutwaterError
+from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.storage.replica.segment_log import SegmentOptions
+from cutwater.storage.volume import NodeVolumes
+from cutwater.storagenode.server import NodeOptions, StorageNodeServer
+from cutwater.testing.virtual.loop import VirtualLoop
+from cutwater.testing.virtual.machines import SimMachine
+from cutwater.testing.virtual.network import SimNetwork
+from cutwater.testing.virtual.processes import SimProcess
+from cutwater.testing.virtual.store import SharedStore
+from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
+from cutwater.wire.addresses import format_address
+
+T = TypeVar("T")
+
+CLUSTER = ClusterId(1)
+METADATA_PORT, NODE_PORT = 7_100, 7_000
+VOLUME = Path("/volume")
+COMMITS_PER_FILE = 64
+
+
+class ClusterShape(Struct, frozen=True):
+    """How many servers there are, and the sizes of their files."""
+
+    storage_nodes: int = 3
+    metadata_nodes: int = 2
+    segment_bytes: int = 16 * 1024
+    may_wait_for_disk: bool = False
+    store: str = "memory"
+
+    @property
+    def segments(self) -> SegmentOptions:
+        return SegmentOptions(self.segment_bytes, self.segment_bytes // 4, COMMITS_PER_FILE, self.segment_bytes // 4)
+
+
+class VirtualCluster:
+    """Machines with metadata nodes and storage nodes, a network between them, and a store."""
+
+    def __init__(self, loop: VirtualLoop, shape: ClusterShape, random: Random) -> None:
+        self.loop, self.shape, self._random = loop, shape, random
+        self.network = SimNetwork(loop, Random(random.getrandbits(64)))
+        self.store = SharedStore(shape.store, CLUSTER, Random(random.getrandbits(64)))
+        self.metadata: list[SimMachine] = []
+        self.nodes: list[SimMachine] = []
+        for number in range(1, shape.metadata_nodes + 1):
+            self.metadata.append(self._machine(f"mr{number}", f"127.0.1.{number}", self._serve_metadata(number)))
+        self.addresses = tuple(format_address(machine.host, METADATA_PORT) for machine in self.metadata)
+        self.servers = "cutwater://" + ",".join(self.addresses)
+        for _ in range(shape.storage_nodes):
+            self.new_node()
+        self._operator = self.new_process("operator", "127.0.3.1")
+
+    @property
+    def machines(self) -> list[SimMachine]:
+        return [*self.metadata, *self.nodes]
+
+    def _machine(self, name: str, host: str, serve: Callable[[SimMachine], Coroutine[Any, Any, None]]) -> SimMachine:
+        return SimMachine(self.loop, name, host, Random(self._random.getrandbits(64)), serve)
+
+    def new_node(self) -> SimMachine:
+        """A machine for one more storage node. Start it, then ``add`` it."""
+        number = len(self.nodes) + 1
+        machine = self._machine(f"sn{number}", f"127.0.0.{number + 1}", self._serve_node(number))
+        self.nodes.append(machine)
+        return machine
+
+    def new_process(self, name: str, host: str) -> SimProcess:
+        """A process of a client, on a machine without a disk."""
+        return SimProcess(name, host, Random(self._random.getrandbits(64)), started=self.loop.now)
+
+    def _serve_metadata(self, number: int) -> Callable[[SimMachine], Coroutine[Any, Any, None]]:
+        async def serve(machine: SimMachine) -> None:
+            node = MetadataNodeId(number)
+            options = MetadataOptions(CLUSTER, node, machine.host, METADATA_PORT, key=machine.key)
+            server = MetadataServer(options, self.store.store(machine.random))
+            await server.start()
+            machine.server = server
+            await _first(machine.asked_to_stop, server.failed)
+            await server.stop(timeout_ms=1_000)
+
+        return serve
+
+    def _serve_node(self, number: int) -> Callable[[SimMachine], Coroutine[Any, Any, None]]:
+        shape = self.shape
+        options = NodeOptions(
+            f"127.0.0.{number + 1}",
+            NODE_PORT,
+            self.addresses,
+            segments=shape.segments,
+            may_wait_for_disk=shape.may_wait_for_disk,
+        )
+
+        async def serve(machine: SimMachine) -> None:
+            machine.disk.make_dir(VOLUME)
+            volumes = open_volumes(machine, StorageNodeId(number))
+            try:
+                server = StorageNodeServer(options, volumes, key=machine.key)
+                await server.start()
+                machine.server = server
+                await _first(machine.asked_to_stop, server.fatal)
+                await server.stop(timeout_ms=1_000)
+            finally:
+                volumes.release()
+
+        return serve
+
+    # Founding.
+
+    async def found(self) -> None:
+        """Start all machines and add the storage nodes."""
+        for machine in self.machines:
+            machine.start()
+        await asyncio.gather(*map(self.add, self.nodes))
+
+    async def add(self, machine: SimMachine) -> None:
+        """Add a running storage node to the cluster, however long that takes."""
+        address = format_address(machine.host, NODE_PORT)
+        await self.operate(lambda admin: admin.add_storage_node(address))
+
+    async def operate(self, work: Callable[[Admin], Coroutine[Any, Any, T]], attempts: int = 100) -> T:
+        """Run an operation of an operator until it succeeds."""
+
+        async def insist() -> T:
+            for attempt in range(attempts):
+                try:
+                    async with Admin(self.addresses, timeout_ms=2_000) as admin:
+                        return await work(admin)
+                except CutwaterError:
+                    if attempt == attempts - 1:
+                        raise
+                    await asyncio.sleep(0.1)
+            raise AssertionError
+
+        return await self.loop.spawn(self._operator, insist())
+
+    # The running cluster.
+
+    def leader(self) -> OrderLayer | None:
+        """The order layer that leads according to the store."""
+        for machine in self.metadata:
+            server: MetadataServer | None = machine.server
+            term = server.term if server is not None and machine.is_running else None
+            if term is not None and term.epoch == self.store.epoch:
+                return term.layer
+        return None
+
+    def node_server(self, node: StorageNodeId) -> StorageNodeServer | None:
+        machine = self.nodes[node - 1]
+        server: StorageNodeServer | None = machine.server
+        return server if machine.is_running else None
+
+
+def open_volumes(machine: SimMachine, node: StorageNodeId) -> NodeVolumes:
+    return NodeVolumes([VOLUME], CLUSTER, node, files=machine.disk)
+
+
+async def _first(asked: asyncio.Event | None, failed: asyncio.Future[CutwaterError]) -> None:
+    """Wait until the server is asked to stop, or cannot go on."""
+    assert asked is not None
+    stop = asyncio.ensure_future(asked.wait())
+    either: list[asyncio.Future[Any]] = [stop, failed]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()

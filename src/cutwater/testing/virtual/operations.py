@@ -1,0 +1,131 @@
+"""Operators of a simulated cluster: they trim, change topics and log streams, and add and replace storage nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from cutwater.admin.operations import Admin
+from cutwater.client.async_client import AsyncClient
+from cutwater.core.requests import StreamDescription
+from cutwater.errors import CutwaterError
+from cutwater.testing.simulator.record import TrimOp
+from cutwater.testing.virtual.cluster import NODE_PORT
+from cutwater.testing.virtual.workload import PLAIN, AppendingClient, VirtualClient
+from cutwater.types import GLSN
+from cutwater.wire.addresses import format_address
+
+if TYPE_CHECKING:
+    from cutwater.testing.virtual.simulation import ShippedSimulation
+
+ADMIN_TIMEOUT_MS = 2_000
+NODES_ADDED_MAX = 2
+STREAMS_MAX = 4
+
+
+class VirtualTrimmer(VirtualClient):
+    """Trims the beginning of a topic, at the beginning of an append."""
+
+    async def run(self, log: AsyncClient) -> None:
+        history = self.world.history
+        while not self.world.is_stopping:
+            await self.pause(self.world.options.trim_every)
+            acks = [op.ack.glsn for op in history.appends if op.ack is not None and history.topic_of(op) == PLAIN]
+            if not acks:
+                continue
+            before = self.random.choice(sorted(acks)[: max(1, len(acks) // 2)])
+            with suppress(CutwaterError):
+                await log.trim(PLAIN, before=before)
+                history.trims.append(TrimOp(GLSN(before), PLAIN))
+                self.world.note(f"topic {PLAIN} is trimmed before {before}")
+
+
+class TopicChanger(AppendingClient):
+    """Changes how many log streams a topic has, and makes and deletes topics of its own, with records in them."""
+
+    made = 0
+
+    async def run(self, log: AsyncClient) -> None:
+        while not self.world.is_stopping:
+            await self.pause(self.world.options.change_topics_every)
+            with suppress(CutwaterError):
+                if self.random.random() < 0.5:
+                    await log.change_topic(PLAIN, streams=self.random.randint(1, STREAMS_MAX))
+                else:
+                    await self._make_and_delete(log)
+
+    async def _make_and_delete(self, log: AsyncClient) -> None:
+        self.made += 1
+        name = f"x{self.made}"
+        await log.create_topic(name, streams=self.random.randint(1, 2), replication=self.world.options.replication)
+        self.world.note(f"topic {name} is there")
+        for _ in range(self.random.randint(0, 5)):
+            await self.append_plain(log, name)
+        await log.delete_topic(name)
+        self.world.note(f"topic {name} is deleted")
+
+
+class VirtualOperator(VirtualClient):
+    """Seals, unseals and finishes log streams, adds storage nodes, and moves replicas between them."""
+
+    def __init__(self, world: ShippedSimulation, name: str, host: str) -> None:
+        super().__init__(world, name, host)
+        self._added = 0
+
+    async def run(self, log: AsyncClient) -> None:
+        work: list[Callable[[Admin], Coroutine[Any, Any, None]]] = [self._seal, self._finish, self._replace, self._add]
+        async with Admin(self.world.cluster.addresses, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+            while not self.world.is_stopping:
+                await self.pause(self.world.options.operate_every)
+                with suppress(CutwaterError):
+                    await self.random.choice(work)(admin)
+
+    async def _stream(self, admin: Admin) -> StreamDescription | None:
+        streams = [stream for stream in (await admin.describe()).streams if not stream.final]
+        return self.random.choice(streams) if streams else None
+
+    async def _seal(self, admin: Admin) -> None:
+        stream = await self._stream(admin)
+        if stream is not None:
+            self.world.note(f"the operator seals log stream {stream.stream}")
+            await admin.seal(stream.stream)
+            await asyncio.sleep(self.random.uniform(0.0, 0.3))
+            await admin.unseal(stream.stream)
+
+    async def _finish(self, admin: Admin) -> None:
+        stream = await self._stream(admin)
+        if stream is not None and self.random.random() < 0.3:
+            self.world.note(f"the operator finishes log stream {stream.stream}")
+            await admin.finalize(stream.stream)
+
+    async def _replace(self, admin: Admin) -> None:
+        stream = await self._stream(admin)
+        nodes = [node.node for node in (await admin.describe()).nodes]
+        others = [node for node in nodes if stream is not None and node not in stream.replicas]
+        if stream is None or not others:
+            return
+        old, new = self.random.choice(stream.replicas), self.random.choice(others)
+        self.world.note(f"the operator moves log stream {stream.stream} from {old} to {new}")
+        await admin.seal(stream.stream)
+        try:
+            await asyncio.sleep(self.random.uniform(0.0, 0.3))
+            await admin.replace_replica(stream.stream, old, new)
+        finally:
+            await admin.unseal(stream.stream)
+
+    async def _add(self, admin: Admin) -> None:
+        cluster = self.world.cluster
+        if self._added >= NODES_ADDED_MAX:
+            return
+        self._added += 1
+        machine = cluster.new_node()
+        self.world.loop.call_as(None, self.world.begin, machine)
+        address = format_address(machine.host, NODE_PORT)
+        for _ in range(20):
+            with suppress(CutwaterError):
+                await admin.add_storage_node(address)
+                self.world.note(f"the operator has added {machine.name}")
+                return
+            await asyncio.sleep(0.2)

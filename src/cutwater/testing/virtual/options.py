@@ -1,0 +1,212 @@
+"""A simulated cluster of shipped servers, its workload and its faults, as one description. A seed draws a subset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from msgspec import Struct, ValidationError, convert, structs
+
+from cutwater.testing.disk_faults import DiskFault, DiskFaultRule
+
+
+class ShippedOptions(Struct, frozen=True):
+    """Times are in seconds, sizes in bytes. ``..._every`` is the mean time between two faults; 0 means never."""
+
+    storage_nodes: int = 3
+    metadata_nodes: int = 2
+    streams: int = 2
+    replication: int = 3
+    segment_bytes: int = 16 * 1024
+    may_wait_for_disk: bool = False
+    seconds: float = 4.0
+    """How long faults and load last."""
+
+    # Clients.
+    appenders: int = 2
+    producers: int = 1
+    subscribers: int = 1
+    typed_topic: bool = False
+    """Whether there is a second topic, with a schema."""
+    append_pause: float = 0.05
+    padding_bytes_max: int = 100
+    timeout: float = 3.0
+    kill_client_every: float = 0.0
+    reads_every: float = 0.2
+    cursors_every: float = 0.0
+    trim_every: float = 0.0
+    change_topics_every: float = 0.0
+    operate_every: float = 0.0
+    """Seals, finished log streams, moved replicas, added storage nodes."""
+    disk_loss: str = ""
+    """What happens once to a node whose records others hold too: its disk is gone ("empty"), or is as it was some time
+    before ("old"), or lacks a replica ("replica")."""
+
+    # Processes.
+    kill_every: float = 0.0
+    power_every: float = 0.0
+    power_all_every: float = 0.0
+    pause_every: float = 0.0
+    restart_every: float = 0.0
+    """A clean stop and start, one machine after the other."""
+    down_seconds_max: float = 1.0
+    clock_jump_every: float = 0.0
+    drift: float = 0.0
+
+    # Network.
+    delay_max: float = 0.001
+    tears: float = 0.1
+    partition_every: float = 0.0
+    one_way: bool = False
+    reset_every: float = 0.0
+    half_open_every: float = 0.0
+    throttle_every: float = 0.0
+    lost_connects: float = 0.0
+
+    # Disks and store.
+    sync_seconds_max: float = 0.001
+    sync_failure: float = 0.0
+    write_failure: float = 0.0
+    disk_full: float = 0.0
+    hung_syncs: float = 0.0
+    kill_in_write_every: float = 0.0
+    store: str = "memory"
+    """Where decisions are kept: "memory", or "etcd" for the shipped store on a model of etcd."""
+    etcd_faults: float = 0.0
+    """Share of requests to etcd that each kind of fault strikes."""
+    etcd_every: float = 0.0
+    """How often a member of etcd dies or is cut off, or another one leads."""
+    store_delay_max: float = 0.001
+    store_lost_answers: float = 0.0
+    store_failures: float = 0.0
+
+    def disk_rules(self) -> list[DiskFaultRule]:
+        """Return the faults of each disk."""
+        rules = [
+            DiskFaultRule(DiskFault.SLOW_SYNC, 1.0, seconds=(0.0, self.sync_seconds_max)),
+            DiskFaultRule(DiskFault.HUNG_SYNC, self.hung_syncs, seconds=(1.0, 10.0)),
+            DiskFaultRule(DiskFault.SYNC_ERROR, self.sync_failure),
+            DiskFaultRule(DiskFault.WRITE_ERROR, self.write_failure),
+            DiskFaultRule(DiskFault.FULL, self.disk_full),
+        ]
+        return [rule for rule in rules if rule.probability]
+
+    def faults(self) -> dict[str, object]:
+        """Return the options that differ from a cluster without faults, for display."""
+        quiet = ShippedOptions()
+        return {
+            name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) != getattr(quiet, name)
+        }
+
+
+def changed(options: ShippedOptions, changes: Sequence[str]) -> ShippedOptions:
+    """Return the options with some of them changed, each given as ``name=value``. Raises ``ValueError``."""
+    values = structs.asdict(options)
+    for change in changes:
+        name, _, value = change.partition("=")
+        if name not in values:
+            raise ValueError(f"there is no option {name!r}; there are {', '.join(values)}")
+        values[name] = value
+    try:
+        return convert(values, ShippedOptions, strict=False)
+    except ValidationError as error:
+        raise ValueError(f"{', '.join(changes)}: {error}") from None
+
+
+SHARE = 0.3
+CHOICES: dict[str, tuple[object, ...]] = {
+    "typed_topic": (True,),
+    "may_wait_for_disk": (True,),
+    "kill_client_every": (1.0, 3.0),
+    "cursors_every": (0.2,),
+    "trim_every": (0.3, 1.0),
+    "change_topics_every": (0.5, 1.5),
+    "operate_every": (0.4, 1.0),
+    "disk_loss": ("old", "replica", "empty"),
+    "kill_every": (0.7, 2.0),
+    "power_every": (0.7, 2.0),
+    "power_all_every": (3.0,),
+    "pause_every": (1.0, 2.0),
+    "restart_every": (1.5,),
+    "down_seconds_max": (0.1, 3.0),
+    "clock_jump_every": (1.0,),
+    "drift": (0.01, 0.2),
+    "delay_max": (0.005, 0.03),
+    "tears": (0.5, 1.0),
+    "partition_every": (1.0, 2.0),
+    "one_way": (True,),
+    "reset_every": (0.3, 1.0),
+    "half_open_every": (0.5, 2.0),
+    "throttle_every": (1.0,),
+    "lost_connects": (0.05, 0.3),
+    "sync_seconds_max": (0.01, 0.1),
+    "sync_failure": (0.001, 0.01),
+    "write_failure": (0.0005, 0.005),
+    "disk_full": (0.0005, 0.005),
+    "hung_syncs": (0.0005, 0.003),
+    "kill_in_write_every": (0.5, 2.0),
+    "store": ("etcd",),
+    "etcd_faults": (0.002, 0.02),
+    "etcd_every": (0.5, 2.0),
+    "store_delay_max": (0.01, 0.05),
+    "store_lost_answers": (0.01, 0.1),
+    "store_failures": (0.01, 0.1),
+}
+
+
+STORM_RARER = 3.0
+STORM_MILD = (
+    "delay_max",
+    "sync_seconds_max",
+    "store_delay_max",
+    "store_failures",
+    "store_lost_answers",
+    "write_failure",
+)
+
+
+def shipped_options(seed: int) -> ShippedOptions:
+    """Return a small cluster and a subset of the faults and workloads, both chosen by the seed."""
+    random = Random(f"shipped/{seed}")
+    options = ShippedOptions(
+        storage_nodes=random.choice((2, 3, 3, 4)),
+        metadata_nodes=random.choice((1, 2, 3)),
+        streams=random.randint(1, 3),
+        replication=random.choice((1, 2, 2, 3)),
+        segment_bytes=random.choice((4, 16, 256)) * 1024,
+        seconds=random.choice((2.0, 4.0)),
+        appenders=random.randint(1, 3),
+        producers=random.randint(0, 2),
+        subscribers=random.randint(1, 2),
+        append_pause=random.choice((0.02, 0.05, 0.1)),
+        padding_bytes_max=random.choice((0, 100, 3_000)),
+        timeout=random.choice((0.5, 3.0, 10.0)),
+    )
+    changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
+    options = structs.replace(options, replication=min(options.replication, options.storage_nodes))
+    return structs.replace(options, **changes)
+
+
+def shipped_storm_options(seed: int) -> ShippedOptions:
+    """Return a cluster with all faults at once, each of them rarer than in a cluster with few, so that appends get
+    through."""
+    random = Random(f"shipped storm/{seed}")
+    changes: dict[str, object] = {}
+    for name, values in CHOICES.items():
+        value = random.choice(values)
+        changes[name] = value * STORM_RARER if name.endswith("_every") and isinstance(value, float) else value
+    changes |= {name: values[0] for name, values in CHOICES.items() if name in STORM_MILD}
+    options = ShippedOptions(storage_nodes=4, metadata_nodes=3, streams=3, producers=2, subscribers=2, seconds=6.0)
+    return structs.replace(options, **changes)
+
+
+def shipped_quiet_options(seed: int) -> ShippedOptions:
+    """Return a cluster without faults."""
+    return ShippedOptions()
+
+
+SHIPPED_PROFILES = {
+    "shipped": shipped_options,
+    "shipped-quiet": shipped_quiet_options,
+    "shipped-storm": shipped_storm_options,
+}

@@ -1,0 +1,337 @@
+"""One run of a cluster of shipped servers and clients, from its founding through faults to the final inspection."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from msgspec import Struct
+
+from cutwater.admin.operations import Admin
+from cutwater.client.async_client import AsyncClient
+from cutwater.core.order.decisions import Cut, Seal
+from cutwater.core.order.leader import OrderLayer
+from cutwater.core.replica.replica import Replica
+from cutwater.errors import CutwaterError, Damaged
+from cutwater.testing.simulator.checkers import check_all
+from cutwater.testing.simulator.record import SimOutcome
+from cutwater.testing.simulator.world import Violation
+from cutwater.testing.virtual import history as h
+from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
+from cutwater.testing.virtual.evidence import EvidenceRoom
+from cutwater.testing.virtual.history import ClientHistory
+from cutwater.testing.virtual.loop import Stuck, VirtualLoop
+from cutwater.testing.virtual.machines import SimMachine
+from cutwater.testing.virtual.nemesis import VirtualNemesis
+from cutwater.testing.virtual.operations import TopicChanger, VirtualOperator, VirtualTrimmer
+from cutwater.testing.virtual.options import ShippedOptions
+from cutwater.testing.virtual.readers import VirtualReader
+from cutwater.testing.virtual.system import run_simulated
+from cutwater.testing.virtual.trace import Trace
+from cutwater.testing.virtual.workload import (
+    EVENT_TIME_START_US,
+    PLAIN,
+    TYPED,
+    VirtualAppender,
+    VirtualClient,
+    VirtualProducer,
+    VirtualSubscriber,
+)
+from cutwater.types import GLSN, LogStreamId, ReplicaState, StorageNodeId
+
+APPEND_AGAIN_SECONDS = 60.0
+"""After the faults end, appends succeed within this time."""
+CONVERGE_SECONDS = 120.0
+"""After the clients have stopped, replicas converge and subscribers get everything within this time."""
+LOOK_SECONDS = 0.1
+
+
+class ShippedResult(Struct, frozen=True):
+    """The outcome of one run: statistics, and the violation if there was one."""
+
+    seed: int
+    options: ShippedOptions
+    trace_hash: str
+    events: int
+    violation: str | None
+    guarantee: str | None
+    appends: dict[str, int]
+    high_watermark: int
+    cuts: int
+    leaders: int
+    seals: int
+    seconds: float
+    """Virtual time at the end."""
+    struck: dict[str, int] = {}
+    """How often each fault struck."""
+    operations: dict[str, int] = {}
+    """How often each operation of clients succeeded."""
+
+
+class ShippedSimulation:
+    def __init__(self, seed: int, options: ShippedOptions, loop: VirtualLoop) -> None:
+        self.options, self.loop = options, loop
+        self.random = Random(f"simulation/{seed}")
+        shape = ClusterShape(
+            options.storage_nodes,
+            options.metadata_nodes,
+            options.segment_bytes,
+            options.may_wait_for_disk,
+            options.store,
+        )
+        self.cluster = VirtualCluster(loop, shape, Random(self.random.getrandbits(64)))
+        self.history = ClientHistory()
+        self.refused: dict[str, int] = {}
+        """Number of refused appends by the code of the error."""
+        self.violations: list[Violation] = []
+        """What clients found by themselves."""
+        self.is_stopping = False
+        self.clients: list[VirtualClient] = []
+        self.readers: list[VirtualSubscriber] = []
+        self.nemesis = VirtualNemesis(self, Random(self.random.getrandbits(64)))
+        for machine in self.cluster.machines:
+            self.watch(machine)
+
+    def begin(self, machine: SimMachine) -> None:
+        """Start a machine for a new storage node."""
+        self.watch(machine)
+        if not machine.is_running:
+            machine.start()
+
+    def watch(self, machine: SimMachine) -> None:
+        """Start a machine again when its process has ended by itself."""
+        machine.on_end = partial(self.nemesis.revive, machine)
+
+    def note(self, what: str) -> None:
+        self.loop.trace.say(self.loop.now, what)
+
+    def event_time(self) -> int:
+        """An event time near the true time, in no strict order."""
+        return EVENT_TIME_START_US + int((self.loop.now + self.random.uniform(-0.05, 0.0)) * 1e6)
+
+    # Phases.
+
+    async def run(self) -> None:
+        await self.cluster.found()
+        await self._create_topics()
+        self._start_clients()
+        self.nemesis.start()
+        await asyncio.sleep(self.options.seconds)
+        self.nemesis.stop()
+        await self._recover()
+        self._inspect()
+
+    async def _create_topics(self) -> None:
+        process = self.cluster.new_process("creator", "127.0.3.2")
+
+        async def create() -> None:
+            log = await AsyncClient.connect(self.cluster.servers)
+            options = self.options
+            await log.create_topic(PLAIN, streams=options.streams, replication=options.replication)
+            if options.typed_topic:
+                await log.create_topic(TYPED, schema=h.TYPED, event_time="at", replication=options.replication)
+            await log.close()
+
+        await self.loop.spawn(process, create())
+
+    def _start_clients(self) -> None:
+        options = self.options
+        topics = (PLAIN, TYPED) if options.typed_topic else (PLAIN,)
+        for i in range(options.appenders):
+            self._add(VirtualAppender(self, f"appender{i}", f"127.0.2.{i + 1}", topics[i % len(topics)]))
+        for i in range(options.producers):
+            self._add(VirtualProducer(self, f"producer{i}", f"127.0.2.{i + 11}"))
+        for i in range(options.subscribers):
+            reader = VirtualSubscriber(self, f"subscriber{i}", f"127.0.2.{i + 21}", topics[i % len(topics)])
+            self.readers.append(reader)
+            self._add(reader)
+        self._add(VirtualReader(self, "reader", "127.0.2.31"))
+        if options.trim_every:
+            self._add(VirtualTrimmer(self, "trimmer", "127.0.2.32"))
+        if options.change_topics_every:
+            self._add(TopicChanger(self, "changer", "127.0.2.33"))
+        if options.operate_every:
+            self._add(VirtualOperator(self, "operator", "127.0.2.34"))
+        for client in self.clients:
+            client.start()
+
+    def _add(self, client: VirtualClient) -> None:
+        self.clients.append(client)
+
+    async def _recover(self) -> None:
+        """15: after the faults end, appends succeed within seconds; 14: replicas converge; 7: subscribers go on."""
+        healed = self.loop.callbacks
+
+        def appended() -> str | None:
+            ends = (op.outcome is SimOutcome.OK and op.invoked >= healed for op in self.history.appends[-200:])
+            return None if any(ends) else "no append succeeded after the faults ended"
+
+        await self._until(appended, APPEND_AGAIN_SECONDS, "15 liveness")
+        self.is_stopping = True
+        releasing = self.loop.create_task(self._release_held())
+        await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
+        await self._until(self._unread, CONVERGE_SECONDS, "7 subscribe")
+        releasing.cancel()
+
+    async def _until(self, problem: Callable[[], str | None], seconds: float, guarantee: str) -> None:
+        deadline, before = self.loop.now + seconds, None
+        while (what := problem()) is not None:
+            if what != before:
+                self.note(f"waiting: {what}")
+                before = what
+            if self.loop.now > deadline:
+                raise Violation(guarantee, f"{what}: {self._explain()}")
+            await asyncio.sleep(LOOK_SECONDS)
+            self._check_complaints()
+
+    def _check_complaints(self) -> None:
+        if self.violations:
+            raise self.violations[0]
+        if self.loop.complaints:
+            raise Violation("crash", self.loop.complaints[0])
+
+    def _explain(self) -> str:
+        leader = self.cluster.leader()
+        if leader is None:
+            return "no metadata node leads"
+        return str(leader.halted) if leader.halted is not None else f"{leader.explanations}"
+
+    def _unrest(self) -> str | None:
+        """Return the first condition of the final state that does not hold yet, or None."""
+        leader = self.cluster.leader()
+        if leader is None:
+            return "no metadata node leads"
+        for op in self.history.appends:
+            if op.outcome is SimOutcome.PENDING:
+                return f"append {op.payload} has no outcome"
+        return self._unrest_of(leader)
+
+    def _unrest_of(self, leader: OrderLayer) -> str | None:
+        for stream in leader.state.streams.values():
+            # A retired node that was to take the place of another one keeps its place, if there is no other node.
+            replicas = [node for node in stream.replicas if not self.cluster.nodes[node - 1].is_retired]
+            if stream.final:
+                for node in replicas:
+                    if self._state(node, stream.stream) is not ReplicaState.SEALED:
+                        return f"the finished log stream {stream.stream} on storage node {node} is not complete"
+                continue
+            if not stream.is_open or set(stream.members) != set(replicas) or len(replicas) < self.options.replication:
+                return f"log stream {stream.stream} lacks replicas: {stream}"
+            for node in stream.members:
+                replica = self._replica(node, stream.stream)
+                if replica is None or replica.state is not ReplicaState.RUNNING:
+                    return f"log stream {stream.stream} on storage node {node} does not run"
+                if not replica.durable_committed_end == replica.written_end == stream.committed_end:
+                    return f"log stream {stream.stream} on storage node {node} is not at {stream.committed_end}"
+        return None
+
+    def _replica(self, node: StorageNodeId, stream: LogStreamId) -> Replica | None:
+        server = self.cluster.node_server(node)
+        driver = server.node.replicas.get(stream) if server is not None else None
+        return driver.replica if driver is not None else None
+
+    def _state(self, node: StorageNodeId, stream: LogStreamId) -> ReplicaState | None:
+        replica = self._replica(node, stream)
+        return replica.state if replica is not None else None
+
+    async def _release_held(self) -> None:
+        """Unseal what operators sealed and did not unseal, because they were killed or refused."""
+        while True:
+            leader = self.cluster.leader()
+            held = [s.stream for s in leader.state.streams.values() if s.held and not s.final] if leader else []
+            for stream in held:
+                with suppress(CutwaterError):
+                    await self.cluster.operate(partial(Admin.unseal, stream=stream), attempts=1)
+            await asyncio.sleep(1.0)
+
+    def _unread(self) -> str | None:
+        for reader in self.readers:
+            last = self.history.last_acknowledged(reader.topic)
+            if last >= reader.next_glsn:
+                return f"{reader.name} stands at {reader.next_glsn}, and {last} was acknowledged"
+        return None
+
+    # Inspection.
+
+    def _inspect(self) -> None:
+        leader = self.cluster.leader()
+        assert leader is not None
+        state = leader.state
+        for client in self.clients:
+            client.kill()
+        for machine in self.cluster.machines:
+            if machine.is_running:
+                machine.kill()
+        self._check_complaints()
+        inspector = self.cluster.new_process("inspector", "127.0.3.3")
+        room = EvidenceRoom(self.cluster, self.history, state)
+        check_all(inspector.context.run(room.collect, self.readers))
+
+
+def simulate_shipped(seed: int, options: ShippedOptions, lines: list[str] | None = None) -> ShippedResult:
+    """Run one cluster to its end. Any exception other than a ``Violation`` counts as one. ``lines`` gets the events."""
+    return run_simulated(lambda loop: _simulate(seed, options, loop, lines), Random(f"loop/{seed}"), Trace(lines))
+
+
+def _simulate(seed: int, options: ShippedOptions, loop: VirtualLoop, lines: list[str] | None) -> ShippedResult:
+    violation = guarantee = None
+    world = ShippedSimulation(seed, options, loop)
+    try:
+        loop.run_until_complete(world.run())
+    except Violation as error:
+        violation, guarantee = str(error), error.guarantee
+    except Exception as error:
+        if lines is not None:
+            lines.append(traceback.format_exc())
+        violation, guarantee = _judge(error)
+    return _result(seed, world, violation, guarantee)
+
+
+def _judge(error: Exception) -> tuple[str, str]:
+    """Return the violation, and the guarantee that it violates."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(last.filename).name}:{last.lineno} {last.line}"
+    if isinstance(error, Stuck):
+        return f"stuck: {error}", "15 liveness"
+    if isinstance(error, Damaged):
+        # Code that expects damage handles it. Anywhere else there must not be any.
+        return f"damage: {error}", "13 damage"
+    return f"crash: {type(error).__name__}: {error} at {where}", "crash"
+
+
+def _result(seed: int, world: ShippedSimulation, violation: str | None, guarantee: str | None) -> ShippedResult:
+    outcomes = {outcome.value: 0 for outcome in SimOutcome}
+    for op in world.history.appends:
+        outcomes[op.outcome.value] += 1
+    cuts = [decision for decision in world.cluster.store.history if isinstance(decision, Cut)]
+    return ShippedResult(
+        seed,
+        world.options,
+        world.loop.trace.hash,
+        world.loop.callbacks,
+        violation,
+        guarantee,
+        outcomes,
+        cuts[-1].high_watermark if cuts else GLSN(0),
+        len(cuts),
+        world.cluster.store.epoch,
+        sum(isinstance(decision, Seal) for decision in world.cluster.store.history),
+        world.loop.now,
+        world.nemesis.struck,
+        _operations(world),
+    )
+
+
+def _operations(world: ShippedSimulation) -> dict[str, int]:
+    history = world.history
+    found = Counter("append" if op.producer is None else "produce" for op in history.appends if op.ack is not None)
+    found["subscribe"] = sum(len(reader.records) for reader in world.readers)
+    found["read"], found["tail"] = len(history.reads), len(history.tails)
+    found["cursor"] = len(history.cursors)
+    return {name: count for name, count in found.items() if count}

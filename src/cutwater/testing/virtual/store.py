@@ -1,0 +1,159 @@
+"""The store of decisions of a simulated cluster: in memory, or the shipped store for etcd on a model of etcd.
+
+Every metadata node gets a ``WatchedStore`` around its own. It notes what the store confirmed, so that the checkers get
+all decisions, also those that snapshots replace, and adds delays and lost answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+
+from cutwater.core.order.decisions import Decision
+from cutwater.core.order.state import Snapshot
+from cutwater.errors import Unavailable
+from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
+from cutwater.metadata.stores.store_interface import (
+    TIMEOUT_MS,
+    TRIM_TIMEOUT_MS,
+    AppendTold,
+    LeaderInfo,
+    LoadedState,
+    MetadataStore,
+)
+from cutwater.testing.simulator.world import Violation
+from cutwater.testing.stores.etcd_model import EtcdFaults, EtcdModel
+from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
+
+
+class SharedStore:
+    """What the metadata nodes of a cluster share, and what they were told. ``kind`` is "memory" or "etcd"."""
+
+    def __init__(self, kind: str, cluster: ClusterId, random: Random) -> None:
+        self._cluster, self._random = cluster, random
+        self.etcd = EtcdModel(random) if kind == "etcd" else None
+        self._memory = MemoryData()
+        self._decisions: dict[DecisionIndex, Decision] = {}
+        self.epoch = LeaderEpoch(0)
+        """The newest leader epoch that any node was told of."""
+        self.delay_seconds_max = 0.001
+        self.lost_answers = 0.0
+        """Share of calls that are carried out and then fail."""
+        self.failures = 0.0
+        """Share of calls that fail before anything happens."""
+
+    def store(self, random: Random) -> WatchedStore:
+        """Return the store of one metadata node."""
+        inner: MetadataStore = MemoryStore(self._memory) if self.etcd is None else self.etcd.store(self._cluster)
+        return WatchedStore(self, inner, random)
+
+    def calm(self) -> None:
+        """End all faults."""
+        self.delay_seconds_max, self.lost_answers, self.failures = 0.001, 0.0, 0.0
+        if self.etcd is not None:
+            self.etcd.faults = EtcdFaults()
+            for member in self.etcd.members:
+                if member.is_cut_off:
+                    self.etcd.rejoin(member)
+                if not member.is_up:
+                    self.etcd.start(member)
+
+    @property
+    def history(self) -> list[Decision]:
+        """All decisions, from the first one on, as far as they are known without a gap."""
+        found: list[Decision] = []
+        while (decision := self._decisions.get(DecisionIndex(len(found) + 1))) is not None:
+            found.append(decision)
+        return found
+
+    def heard(self, epoch: LeaderEpoch) -> None:
+        self.epoch = max(self.epoch, epoch)
+
+    def confirmed(self, after: DecisionIndex, decisions: tuple[Decision, ...]) -> None:
+        """Note decisions that the store has. What it has once, it never has otherwise."""
+        for index, decision in enumerate(decisions, after + 1):
+            known = self._decisions.setdefault(DecisionIndex(index), decision)
+            if known != decision:
+                raise Violation("12 one cut sequence", f"decision {index} was {known}, and is {decision}")
+
+
+class WatchedStore:
+    """Implements ``MetadataStore`` by another one. The violation that it may find ends the term of a leader."""
+
+    def __init__(self, shared: SharedStore, inner: MetadataStore, random: Random) -> None:
+        self._shared, self._inner, self._random = shared, inner, random
+
+    async def _way_there(self) -> None:
+        await self._pause()
+        if self._random.random() < self._shared.failures:
+            raise Unavailable("the simulated store cannot be reached")
+
+    async def _way_back(self) -> None:
+        await self._pause()
+        if self._random.random() < self._shared.lost_answers:
+            raise Unavailable("the answer of the simulated store got lost")
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._random.random() * self._shared.delay_seconds_max)
+
+    async def leader(self, *, timeout_ms: int = TIMEOUT_MS) -> LeaderInfo:
+        await self._way_there()
+        found = await self._inner.leader(timeout_ms=timeout_ms)
+        self._shared.heard(found.epoch)
+        await self._way_back()
+        return found
+
+    async def acquire(
+        self, node: MetadataNodeId, address: str, seen: LeaderEpoch, *, timeout_ms: int = TIMEOUT_MS
+    ) -> LeaderEpoch:
+        await self._way_there()
+        epoch = await self._inner.acquire(node, address, seen, timeout_ms=timeout_ms)
+        self._shared.heard(epoch)
+        await self._way_back()
+        return epoch
+
+    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> LoadedState:
+        await self._way_there()
+        state = await self._inner.load(timeout_ms=timeout_ms)
+        self._shared.confirmed(state.snapshot.index, state.decisions)
+        await self._way_back()
+        return state
+
+    async def append(
+        self,
+        epoch: LeaderEpoch,
+        after: DecisionIndex,
+        decisions: tuple[Decision, ...],
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        await self._way_there()
+        await self._inner.append(epoch, after, decisions, timeout_ms=timeout_ms)
+        self._shared.confirmed(after, decisions)
+        await self._way_back()
+
+    def begin_append(
+        self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
+    ) -> bool:
+        return False
+
+    async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
+        await self._way_there()
+        await self._inner.trim(epoch, snapshot, timeout_ms=timeout_ms)
+        await self._way_back()
+
+    async def announce(self, node: MetadataNodeId, key: str, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        await self._way_there()
+        await self._inner.announce(node, key, timeout_ms=timeout_ms)
+        await self._way_back()
+
+    async def members(self, *, timeout_ms: int = TIMEOUT_MS) -> dict[MetadataNodeId, str]:
+        await self._way_there()
+        return await self._inner.members(timeout_ms=timeout_ms)
+
+    def watch_leader(self) -> AsyncIterator[LeaderInfo]:
+        return self._inner.watch_leader()
+
+    async def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        await self._inner.close(timeout_ms=timeout_ms)
