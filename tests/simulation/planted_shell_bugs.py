@@ -301,18 +301,6 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             power_all_every=0.4,
         ),
         plant(
-            server.found_tail_called_durable,
-            0,
-            "after a restart, what the file holds counts as synced",
-            storage_nodes=1,
-            replication=1,
-            sync_seconds_max=0.1,
-            kill_every=0.1,
-            power_every=0.15,
-            down_seconds_max=0.05,
-            seconds=1.5,
-        ),
-        plant(
             server.failed_sync_taken_for_success,
             0,
             "a sync that fails is not noticed",
