@@ -12,7 +12,6 @@ from cutwater.core.messages import SyncEntries
 from cutwater.core.requests import CommitCursorRequest, Done
 from cutwater.errors import CutwaterError, StreamSealed
 from cutwater.format.entry_codec import NO_TIME, frames_in
-from cutwater.metadata.server import MetadataServer
 from cutwater.metadata.term import Term
 from cutwater.storage.files import TEMPORARY
 from cutwater.storage.format import HEADER_BYTES
@@ -218,15 +217,3 @@ def cursor_acknowledged_before_it_is_decided() -> list[Patch]:
         return await right(self, request)
 
     return [(Term, "decide", decide)]
-
-
-def follower_vouches_for_its_leader() -> list[Patch]:
-    right = MetadataServer._ask
-
-    async def ask(self, call):
-        if self.term is None and isinstance(call.argument, CommitCursorRequest):
-            self._loop.create_task(right(self, call)).add_done_callback(lambda task: task.exception())
-            return Done()
-        return await right(self, call)
-
-    return [(MetadataServer, "_ask", ask)]

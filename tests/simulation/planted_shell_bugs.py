@@ -350,15 +350,5 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             kill_every=0.1,
             store_delay_max=0.01,
         ),
-        plant(
-            server.follower_vouches_for_its_leader,
-            0,
-            "a follower answers that a cursor is stored before its leader has answered",
-            metadata_nodes=2,
-            cursors_every=0.1,
-            reads_every=0.01,
-            kill_every=0.1,
-            store_delay_max=0.01,
-        ),
     )
 )
