@@ -64,6 +64,7 @@ class SimMachine:
         """The server that runs there now; None before it has started."""
         self.asked_to_stop: asyncio.Event | None = None
         self.starts = 0
+        self._is_paused = False
         self.is_retired = False
         """Whether it never starts again, because its disk is lost."""
         self.rate = 1.0
@@ -81,7 +82,7 @@ class SimMachine:
 
     @property
     def is_paused(self) -> bool:
-        return self.process is not None and not self.process.is_dead and not self.process.is_running
+        return self.is_running and self._is_paused
 
     def start(self) -> None:
         """Start the process, unless the machine is retired."""
@@ -93,7 +94,7 @@ class SimMachine:
         random = Random(self.random.getrandbits(64))
         process = SimProcess(f"{self.name}.{self.starts}", self.host, random, started=loop.now, rate=self.rate)
         process.disk, process.wall_offset_ns = self.disk, self.wall_offset_ns
-        self.process, self.server = process, None
+        self.process, self.server, self._is_paused = process, None, False
         self.loop.network.power_returned(self.host)
         self.loop.trace.say(loop.now, f"{self.name} starts")
         task = loop.spawn(process, self._live())
@@ -161,12 +162,14 @@ class SimMachine:
     def pause(self) -> None:
         assert self.process is not None
         self.loop.trace.say(self.loop.now, f"{self.name} is paused")
+        self._is_paused = True
         self.process.pause()
 
     def resume(self) -> None:
         if self.is_paused:
             assert self.process is not None
             self.loop.trace.say(self.loop.now, f"{self.name} goes on")
+            self._is_paused = False
             self.process.resume(self.loop)
 
     def stop(self) -> None:
