@@ -225,6 +225,122 @@ def test_arrays_of_numpy_are_not_taken_for_numbers_of_another_unit() -> None:
     assert (error.row, ".astype('datetime64[us]')" in error.message) == (1, True)
 
 
+def _arrays() -> list[np.ndarray[Any, Any]]:
+    numbers = (0, -1, 127, 128, 255, 2049, 2**24 + 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1)
+    fractions = (-0.0, 2.5, 65_519.0, 1e30, 1e300, 2.0**53, float("inf"), float("nan"))
+    whole = [np.iinfo(name) for name in ("i1", "i4", "i8", "u1", "u4", "u8")]
+    found = [np.array([1, n], own.dtype) for own in whole for n in numbers if own.min <= n <= own.max]
+    with warnings.catch_warnings(action="ignore"):
+        found += [np.array([1.0, n], name) for name in ("f2", "f4", "f8", "g") for n in fractions]
+    times = ("2026-01-02", "2026-01-02T03:04:05", "NaT")
+    for unit in ("D", "s", "ms", "us", "ns"):
+        found += [np.array(["2026-01-01", time], f"M8[{unit}]") for time in times]
+        found += [np.array([1, n], f"m8[{unit}]") for n in (2, 10**6)]
+    found += [np.array([], "f4"), np.array([True, False]), np.array([1, 1 + 1j]), np.array(["a", "b"])]
+    found.append(np.array([1, None, 2.5], object))
+    return [*found, *(np.concatenate([array[:1]] * 40 + [array[1:]]) for array in found)]
+
+
+LEAVES = [
+    *(pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.decimal128(10, 2)),
+    *(pa.timestamp("us"), pa.timestamp("s"), pa.date32(), pa.date64(), pa.duration("us"), pa.duration("s")),
+    *(pa.time64("us"), pa.bool_(), pa.string()),
+]
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=str)
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_an_array_of_numpy_is_stored_or_refused_as_a_list_of_its_items_is(leaf: pa.DataType) -> None:
+    """Of most long arrays only the first item is looked at; of a list, each one."""
+
+    def outcome(given: Any) -> str:
+        try:
+            return repr(stored(pa.list_(leaf), dicts([], given)))
+        except InvalidRecord as error:
+            return str(error)
+
+    outcomes = {array.dtype.str + repr(array): (outcome(array), outcome(list(array))) for array in _arrays()}
+    assert {name: both for name, both in outcomes.items() if both[0] != both[1]} == {}
+    assert len({own.startswith("[[]") for own, _ in outcomes.values()}) == 2, "some are stored, and some are refused"
+
+
+class _Datetime(datetime):
+    pass
+
+
+class _Date(date):
+    pass
+
+
+class _Timedelta(timedelta):
+    pass
+
+
+def _of_own_type(value: Any) -> Any:
+    """The same value, of a type that shows nothing about it."""
+    if isinstance(value, datetime):
+        return _Datetime.combine(value.date(), value.timetz())
+    if isinstance(value, date):
+        return _Date(value.year, value.month, value.day)
+    return _Timedelta(value.days, value.seconds, value.microseconds)
+
+
+TEMPORAL = [
+    *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
+    *(pa.date32(), pa.date64(), pa.duration("s"), pa.duration("us"), pa.time64("us")),
+]
+
+
+@pytest.mark.parametrize("kind", TEMPORAL, ids=str)
+def test_times_are_stored_or_refused_one_by_one_as_a_whole_column_is(kind: pa.DataType) -> None:
+    """If the types of a column show that no value can be wrong, the values are not looked at."""
+    local = NOON.replace(tzinfo=None)
+    times = [NOON, local, NOON.replace(microsecond=0), local.replace(microsecond=0), datetime(2026, 1, 2)]
+    durations = [timedelta(1), timedelta(microseconds=5), timedelta(seconds=-1)]
+    for value in (*times, date(2026, 1, 2), *durations):
+        assert _stored_first(kind, value, None) == _stored_first(kind, _of_own_type(value), None), value
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int64(), pa.uint64()], ids=str)
+def test_numbers_are_stored_or_refused_one_by_one_as_a_whole_column_is(kind: pa.DataType) -> None:
+    for value in (0, -1, 127, 128, 255, 2**63 - 1, 2**63, 2**64 - 1, 2**64, True, "7", b"7", np.int8(5), None):
+        # Where there is a float, each value is looked at.
+        assert _stored_first(kind, value) == _stored_first(kind, value, 1.0), value
+
+
+def _stored_first(kind: pa.DataType, *values: Any) -> str:
+    """What is stored of the first value, or the row that is refused."""
+    try:
+        return repr(stored(kind, dicts(*values))[0])
+    except InvalidRecord as error:
+        return f"refused: row {error.row}"
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_the_largest_numbers_of_numpy_do_not_become_negative(kind: pa.DataType) -> None:
+    large = np.uint64(2**64 - 1)
+    assert stored(kind, dicts(np.uint64(5), None)) == [5.0, None]
+    for wanted, value in [
+        (kind, large),
+        (pa.list_(kind), [np.uint64(5), large]),
+        (pa.list_(kind), np.array([5, 2**64 - 1], "u8")),
+        (pa.list_(kind, 1), (large,)),
+        (pa.list_(pa.list_(kind)), [[], [large]]),
+        (pa.struct({"x": kind}), {"x": large}),
+        (pa.map_(pa.string(), kind), {"a": large}),
+    ]:
+        error = refused(wanted, dicts(None, value))
+        assert (error.row, "whole numbers are exact up to" in error.message) == (1, True), wanted
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.date32(), pa.time64("us")])
+@pytest.mark.parametrize("number", [np.complex128(1 + 2j), np.complex64(1 + 2j)])
+def test_an_imaginary_part_is_not_lost(kind: pa.DataType, number: Any) -> None:
+    for wanted, value in [(kind, number), (pa.list_(kind), [number]), (pa.list_(kind), np.array([number]))]:
+        error = refused(wanted, dicts(None, value))
+        assert (error.row, "give a whole number" in error.message) == (1, True)
+
+
 @pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.timestamp("s", "Europe/Berlin")])
 @pytest.mark.parametrize("number", [0, 1_769_860_800_000, np.int64(5), np.int8(5), -1])
 @pytest.mark.parametrize("is_nested", [False, True])

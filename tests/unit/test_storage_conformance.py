@@ -273,7 +273,8 @@ def test_trim_removes_only_what_is_below_and_stays_so(bench) -> None:
     first = bench.storage.drop_before(before, bench.storage.end)
     assert first == contexts[15].first_llsn
     assert bench.storage.first_llsn == first
-    for storage in (bench.storage, bench.reopen(), bench.lose_power()):
+    for opened in (lambda: bench.storage, bench.reopen, bench.lose_power):
+        storage = opened()
         assert storage.first_llsn == storage.find().first_llsn == first
         left = [entry for entry in entries if entry.first_llsn >= first]
         assert read_all(storage, first, storage.end)[0] == left

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pyarrow as pa
 import pytest
 
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.format.checksum import crc32c
 from cutwater.format.ipc_message import may_be_compressed
-from cutwater.format.projection import merged, projected_schema, read_columns, serialize
+from cutwater.format.projection import projected_schema, read_columns, serialize
 
 BATCH = pa.record_batch(
     {
@@ -40,18 +38,7 @@ def test_a_body_is_the_batch_without_its_schema() -> None:
     assert read_columns(BATCH.serialize(), BATCH.schema, ["timestamp"]).serialize().size < 3000
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_several_batches_become_one_body(count: int) -> None:
-    pieces = merged([BATCH] * count)
-    assert b"".join(pieces) == pa.concat_batches([BATCH] * count).serialize().to_pybytes()
-
-
-@pytest.mark.parametrize("has_arrow", [True, False])
-def test_a_checksum_is_the_same_of_bytes_of_views_and_in_pieces(
-    has_arrow: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not has_arrow:
-        monkeypatch.delitem(sys.modules, "pyarrow")
+def test_a_checksum_is_the_same_of_bytes_of_views_and_in_pieces() -> None:
     data = bytes(range(256)) * 1_000
     for view in (memoryview(data), memoryview(bytearray(data)), bytearray(data)):
         assert crc32c(view) == crc32c(data)

@@ -43,41 +43,6 @@ def serialize(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffe
     return stream.slice(start, stream.size - start - END_OF_STREAM_BYTES)
 
 
-def merged(batches: Sequence[pa.RecordBatch]) -> list[Buffer]:
-    """Encode the rows of several batches as one body, in pieces. Columns are concatenated, but not copied again, as
-    ADR 0030 decides for blocks."""
-    batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    sink = _Pieces()
-    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema) as writer:
-        writer.write_batch(batch)
-        found = list(sink.found)
-    # The schema comes first. Nothing follows the batch yet.
-    left = batch.schema.serialize().size
-    while left > 0:
-        left -= len(found.pop(0))
-    assert left == 0, "a message begins with a piece of its own"
-    return found
-
-
-class _Pieces:
-    """A file that keeps everything that is written to it: small pieces as bytes, columns as views of them."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.found: list[Buffer] = []
-
-    def write(self, data: bytes | pa.Buffer) -> int:
-        self.found.append(data if isinstance(data, bytes) else memoryview(data))
-        return len(data)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def event_times(batch: pa.RecordBatch, event_time: str) -> tuple[int, int]:
     """Return the smallest and the largest event time of a batch, by the column with this name."""
     found = pc.min_max(timestamps(batch, event_time).view(pa.int64()))
@@ -124,7 +89,7 @@ def projected_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 
 def read_columns(body: Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
-    """Read the chosen columns of a body. Buffers of uncompressed columns are not copied."""
+    """Read the chosen columns of a body. Buffers of uncompressed columns are not copied (ADR 0030)."""
     indexes = _indexes(schema, columns)
     message = pa.py_buffer(body)
     try:

@@ -111,25 +111,10 @@ def _check_inflated(body: bytes) -> None:
 
 
 def _check_records(batch: pa.RecordBatch, limit: int) -> None:
-    if sum(_bytes_max(column) for column in batch.columns) <= limit:
-        return
     sizes = sum_of([row_bytes(column) for column in batch.columns], batch.num_rows)
     largest = pc.max(sizes).as_py()
     if largest > limit:
         raise RecordTooLarge(int(pc.index(sizes, largest).as_py()), int(largest), limit)
-
-
-def _bytes_max(column: pa.Array) -> int:
-    """Return an upper bound for the bytes of any value of the column; it is cheaper than the size of each."""
-    if column.null_count == len(column):
-        return 0
-    try:
-        return int((column.type.bit_width + 7) // 8)
-    except ValueError:
-        pass
-    if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
-        return value_bytes_max(column)
-    return int(column.nbytes)
 
 
 def value_bytes_max(values: pa.Array) -> int:

@@ -2,7 +2,7 @@
 
 Arrow converts most values exactly or refuses them. The others are searched for first, at every depth: values that Arrow
 would misinterpret, such as a time without a zone, or cut off, and members of structs that it would leave out. Usually
-the Python types of the values show already that there are none.
+the Python types of the values show already that there are none (ADR 0045 has the figures).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from math import isnan
-from numbers import Integral, Real
-from typing import Any, NamedTuple, cast
+from numbers import Complex, Integral, Real
+from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -36,6 +36,9 @@ are checked separately."""
 
 _NONE = type(None)
 _TEXTS = (str, bytes, bytearray)
+_NUMBERS = (Complex, Decimal)
+_SHORT_ITEMS = 32
+"""NumPy arrays up to this length are checked as a whole, which takes no longer than taking out the first item."""
 
 
 class PythonConversion(ColumnConversion):
@@ -83,9 +86,7 @@ class PythonConversion(ColumnConversion):
         if (not is_number or pa.types.is_boolean(kind)) and (text := no_number(value, kind)):
             return text
         if isinstance(value, int) and pa.types.is_floating(kind):
-            whole_max = WHOLE_MAX[kind.bit_width]
-            why = f"whole numbers are exact up to {whole_max}. Write float(...), or let the column be decimal"
-            return changed(value, kind, why)
+            return changed(value, kind, _inexact(kind))
         if isinstance(value, int) and pa.types.is_integer(kind):
             numbers = whole_numbers(kind)
             return changed(value, kind, f"that goes from {numbers[0]} to {numbers[-1]}")
@@ -125,7 +126,7 @@ def _check(kind: pa.DataType) -> Check | None:
     if kinds.is_integer(kind):
         return _check_whole
     if kinds.is_floating(kind):
-        return _check_finite if kind.bit_width < 64 else None
+        return _check_finite if kind.bit_width < 64 else _check_unsigned
     if kinds.is_struct(kind):
         return _check_members
     if kinds.is_map(kind):
@@ -192,7 +193,7 @@ def _is_finer(one: datetime | time | timedelta, unit: str) -> bool:
 
 
 def _check_whole(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> None:
-    if types <= {int, _NONE} or all(issubclass(own, Integral) or not issubclass(own, Real | Decimal) for own in types):
+    if types <= {int, _NONE} or all(issubclass(own, Integral) or not issubclass(own, _NUMBERS) for own in types):
         return
     for one in values:
         if text := _fraction(kind, one, "let the column be double"):
@@ -200,15 +201,33 @@ def _check_whole(kind: pa.DataType, values: Sequence[Any], types: set[type], is_
 
 
 def _fraction(kind: pa.DataType, one: Any, way_out: str) -> str:
-    """Return what is wrong with a number that has a fraction, which Arrow would truncate."""
-    if not isinstance(one, Real | Decimal) or isnan(one):
+    """Return what is wrong with a number that has a fraction or an imaginary part, which Arrow would leave out."""
+    if not isinstance(one, _NUMBERS):
+        return ""
+    if not isinstance(one, Real | Decimal):
+        return changed(one, kind, "give a whole number, as with int(...)")
+    if isnan(one):
         return ""
     # For a large decimal, ``//`` fails.
     whole = one.to_integral_value() if isinstance(one, Decimal) else one // 1
     return "" if one == whole else changed(one, kind, f"round it, or {way_out}")
 
 
+def _check_unsigned(kind: pa.DataType, values: Iterable[Any], types: set[type], is_pandas: bool) -> None:
+    """Find large numbers of ``numpy.uint64``: Arrow would store the largest of them as negative numbers."""
+    if any(own.__name__ == "uint64" for own in types):
+        for one in values:
+            if type(one).__name__ == "uint64" and int(one) > WHOLE_MAX[kind.bit_width]:
+                raise Unfit(changed(one, kind, _inexact(kind)))
+
+
+def _inexact(kind: pa.DataType) -> str:
+    whole_max = WHOLE_MAX[kind.bit_width]
+    return f"whole numbers are exact up to {whole_max}. Write float(...), or let the column be decimal"
+
+
 def _check_finite(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> None:
+    _check_unsigned(kind, values, types, is_pandas)
     try:
         given = pa.array(values, pa.float64(), from_pandas=is_pandas)
     except ARROW_ERRORS:
@@ -274,7 +293,23 @@ def _inside(plan: _Plan, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
         names = _pair_names(kind)
         pairs = [pair for value in values for pair in _pairs(value, names)]
         return [key for key, _ in pairs], [item for _, item in pairs]
-    return ([item for value in values if _is_list(value) for item in _items(value, kind.value_type)],)
+    if pa.types.is_float64(kind.value_type):
+        return (_unsigned(values),)
+    return (_items(values, kind.value_type),)
+
+
+def _unsigned(values: Sequence[Any]) -> list[Any]:
+    """Return the items of lists that begin with a ``numpy.uint64``. Nothing else in lists of doubles needs a check, and
+    these lists are long."""
+    kinds: set[type] = set()
+    for own in set(map(type, values)):
+        if own in (list, tuple):
+            kinds |= {type(value[0]) for value in values if type(value) is own and value}
+        elif own.__name__ == "ndarray":
+            kinds |= {value.dtype.type for value in values if type(value) is own}
+    if all(kind.__name__ != "uint64" for kind in kinds):
+        return []
+    return [item for value in values if _is_list(value) for item in value]
 
 
 def _members(kind: pa.DataType, values: Sequence[Any], without: Collection[str] = ()) -> Iterator[Sequence[Any]]:
@@ -296,16 +331,31 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, Iterator) and getattr(value, "ndim", 1) != 0
 
 
-def _items(values: Any, kind: pa.DataType) -> Iterable[Any]:
-    """Return the items of a list. Of a NumPy array, return only the first item if the array's type shows that checking
-    the others is unnecessary: arrays are long."""
-    if type(values).__module__ != "numpy":
-        return cast(Iterable[Any], values)
-    dtype = values.dtype
+def _items(values: Sequence[Any], kind: pa.DataType) -> list[Any]:
+    """Return the items of lists. Of a long NumPy array, return only the first item if the array's type shows that
+    checking the others is unnecessary (ADR 0045)."""
+    found: list[Any] = []
+    is_enough: dict[Any, bool] = {}
+    for value in values:
+        if type(value).__name__ != "ndarray":
+            found.extend(value if _is_list(value) else ())
+        elif value.ndim:
+            dtype = value.dtype
+            if dtype not in is_enough:
+                is_enough[dtype] = _is_first_enough(dtype, kind)
+            if is_enough[dtype] and len(value) > _SHORT_ITEMS:
+                value = value[:1]  # noqa: PLW2901 - the part of it that is checked
+            is_plain = dtype.kind == "f" or (is_enough[dtype] and dtype.kind in "biu")
+            found.extend(value.tolist() if is_plain else value)
+    return found
+
+
+def _is_first_enough(dtype: Any, kind: pa.DataType) -> bool:
+    is_floating = pa.types.is_floating(kind)
     if dtype.kind == "f":
-        is_narrow = pa.types.is_floating(kind) and dtype.itemsize * 8 <= kind.bit_width
-        return cast(Iterable[Any], values[:1] if is_narrow else values.tolist())
-    return cast(Iterable[Any], values if dtype.kind not in "biumM" or pa.types.is_float16(kind) else values[:1])
+        return is_floating and dtype.itemsize * 8 <= kind.bit_width
+    needs_all = pa.types.is_float16(kind) or (is_floating and dtype == "uint64")
+    return dtype.kind in "biumM" and not needs_all
 
 
 def _pair_names(kind: pa.DataType) -> tuple[str, str]:

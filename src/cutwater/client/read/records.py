@@ -270,13 +270,7 @@ class ColumnLayout:
         stream, topic, ingested = run.stream, self.topic, int(run.time)
         keys, values = stored.column(0).to_pylist(), stored.column(1).to_pylist()
         times = stored.column(2).view(pa.int64()).to_pylist()
-        headers = stored.column(3)
-        if headers.null_count == len(headers):
-            return [
-                Record(GLSN(glsn), LLSN(llsn), stream, topic, key, value, time, ingested)
-                for glsn, llsn, key, value, time in zip(glsns, llsns, keys, values, times, strict=True)
-            ]
-        maps = [NO_HEADERS if pairs is None else dict(pairs) for pairs in headers.to_pylist()]
+        maps = [NO_HEADERS if pairs is None else dict(pairs) for pairs in stored.column(3).to_pylist()]
         return [
             Record(GLSN(glsn), LLSN(llsn), stream, topic, key, value, time, ingested, headers)
             for glsn, llsn, key, value, time, headers in zip(glsns, llsns, keys, values, times, maps, strict=True)

@@ -8,8 +8,8 @@
 Only stored data decides whether a write is accepted: every write reads the leader and the last decision in its own
 transaction. Nothing is remembered between calls, so the epoch would fence a second process even without the lock.
 
-``synchronous=FULL`` syncs the write-ahead log to disk with every commit. Opening copies the whole log into the
-database and syncs it, because a killed process may leave data behind that can be read but was never synced.
+``synchronous=FULL`` syncs the write-ahead log to disk with every commit. Opening writes the whole log again, copies it
+into the database and syncs both, because an earlier process may leave data behind that can be read but is not on disk.
 """
 
 from __future__ import annotations
@@ -102,9 +102,13 @@ class SqliteDatabase:
             raise
 
     def close(self) -> None:
+        """Close the database. SQLite then copies its log into the database, also after a failed sync."""
         try:
-            with self._errors_mapped():
-                self._connection.close()
+            if self._broken is not None:
+                self._write_log_again()
+            self._connection.close()
+        except (sqlite3.Error, OSError) as error:
+            raise self._mapped(error) from error
         finally:
             self._lock.release()
 
@@ -240,6 +244,7 @@ class SqliteDatabase:
             self._connection.execute(setting)
         with self._transaction():
             self._check_kind()
+            self._write_log_again()
             if self._pragma("user_version") == 0:
                 for statement in _SCHEMA:
                     self._connection.execute(statement)
@@ -261,6 +266,20 @@ class SqliteDatabase:
                 f"{self.path} holds the decisions of cluster {identity.cluster}, not of cluster {cluster}: "
                 "name the database of this cluster"
             )
+
+    def _write_log_again(self) -> None:
+        """Write the content of the write-ahead log once more and sync it, before SQLite copies it into the database.
+
+        After a failed sync, the system takes for written what it could not write, and later syncs succeed without it.
+        A power cut in the middle of copying would then leave a part of a transaction. The open transaction keeps others
+        from writing the log meanwhile.
+        """
+        path = self.path.with_name(self.path.name + "-wal")
+        if self._files.exists(path):
+            log = self._files.open(path)
+            if size := log.size():
+                log.pwritev([log.pread(size, 0)], 0)
+                log.sync_all()
 
     def _check_kind(self) -> None:
         version = self._pragma("user_version")

@@ -13,7 +13,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.format.checksum import Buffer, crc32c
 from cutwater.format.entry_codec import EntryFrame
 from cutwater.format.ipc_message import may_be_compressed
-from cutwater.format.projection import merged
 from cutwater.protocol.scan_api import CHECKED, MALFORMED
 from cutwater.protocol.storage_api import Columns
 from cutwater.storagenode.serving.picking import FormOf, Room, columns_of, inflated, picked, verdict_on
@@ -96,17 +95,15 @@ class _Blocks:
     def put(self, body: Buffer | None) -> None:
         """Add a block as it is, or no block if its rows are not sent."""
         self.close()
-        self.places.append(NOWHERE if body is None else self._place([body]))
+        self.places.append(NOWHERE if body is None else self._place(body))
 
     def close(self) -> None:
         if self._rows:
-            self.places[self._first] = self._place(merged(self._rows))
+            self.places[self._first] = self._place(memoryview(pa.concat_batches(self._rows).serialize()))
             self._rows = []
 
-    def _place(self, pieces: Sequence[Buffer]) -> BatchPlace:
-        start, checksum = self._end, 0
-        for piece in pieces:
-            checksum = crc32c(piece, checksum)
-            self._end += len(piece)
-        self.pieces += pieces
-        return BatchPlace(start, self._end - start, checksum)
+    def _place(self, block: Buffer) -> BatchPlace:
+        place = BatchPlace(self._end, len(block), crc32c(block))
+        self._end += len(block)
+        self.pieces.append(block)
+        return place

@@ -15,7 +15,7 @@ import errno
 import itertools
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -26,6 +26,8 @@ from cutwater.metadata.stores.sqlite_engine import SqliteConnection
 from cutwater.storage.files import File, StorageFiles
 
 SECTOR_BYTES = 4096
+CHECKPOINT_PAGES = 1_000
+"""SQLite's own default for ``wal_autocheckpoint``."""
 JULIAN_DAY = 2_460_000.5
 """The time that SQLite is told; nothing stored depends on it."""
 _JOURNALS = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
@@ -88,6 +90,8 @@ class _DiskConnection:
     def __init__(self, engine: DiskSqlite, vfs: _FilesVfs, connection: apsw.Connection, busy_seconds: float) -> None:
         self._engine, self._vfs, self._connection = engine, vfs, connection
         self._patience_seconds = busy_seconds
+        self._checkpoint_pages = CHECKPOINT_PAGES
+        connection.set_wal_hook(self._committed)
 
     @property
     def in_transaction(self) -> bool:
@@ -97,13 +101,26 @@ class _DiskConnection:
         setting, _, value = statement.partition(" = ")
         if setting == "PRAGMA busy_timeout":
             self._patience_seconds = int(value) / 1_000
+        elif setting == "PRAGMA wal_autocheckpoint":
+            # The setting would replace the hook.
+            self._checkpoint_pages = int(value)
+            return _Rows([(self._checkpoint_pages,)])
         elif statement == "BEGIN IMMEDIATE":
             self._engine.begin(self._patience_seconds)
         with _standard_errors(self._vfs):
             return _Rows(self._connection.execute(statement, values).fetchall())
 
+    def _committed(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        """Move the log into the database when it is long. Like SQLite's own hook, this ignores errors: the transaction
+        is committed. ``apsw`` would raise them."""
+        if pages >= self._checkpoint_pages:
+            with suppress(apsw.Error):
+                connection.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
+        return apsw.SQLITE_OK
+
     def close(self) -> None:
-        with _standard_errors(self._vfs):
+        # SQLite closes a connection also if the files fail meanwhile, and does not say so.
+        with _standard_errors(self._vfs), suppress(apsw.Error):
             self._connection.close()
 
 

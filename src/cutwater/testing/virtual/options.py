@@ -31,6 +31,10 @@ class ShippedOptions(Struct, frozen=True):
     append_pause: float = 0.05
     padding_bytes_max: int = 100
     timeout: float = 3.0
+    careful: bool = False
+    """Whether there are clients that judge each call by itself, see ``careful_clients``."""
+    prompt_seconds: float = 0.0
+    """Without faults: how long after its acknowledgement a record may come to a subscriber; 0 means any time."""
     kill_client_every: float = 0.0
     reads_every: float = 0.2
     cursors_every: float = 0.0
@@ -151,6 +155,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_delay_max": (0.01, 0.05),
     "store_lost_answers": (0.01, 0.1),
     "store_failures": (0.01, 0.1),
+    "careful": (True,),
 }
 
 

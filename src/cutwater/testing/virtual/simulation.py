@@ -23,6 +23,7 @@ from cutwater.testing.simulator.checkers import check_all
 from cutwater.testing.simulator.record import SimOutcome
 from cutwater.testing.simulator.world import Violation
 from cutwater.testing.virtual import history as h
+from cutwater.testing.virtual.careful_clients import CarefulAppender, CarefulReader, PromptSubscriber
 from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
 from cutwater.testing.virtual.evidence import EvidenceRoom
 from cutwater.testing.virtual.history import ClientHistory
@@ -158,6 +159,11 @@ class ShippedSimulation:
             self._add(TopicChanger(self, "changer", "127.0.2.33"))
         if options.operate_every:
             self._add(VirtualOperator(self, "operator", "127.0.2.34"))
+        if options.careful:
+            self._add(CarefulAppender(self, "careful appender", "127.0.2.35"))
+            self._add(CarefulReader(self, "careful reader", "127.0.2.36"))
+        if options.prompt_seconds:
+            self._add(PromptSubscriber(self, "prompt subscriber", "127.0.2.37"))
         for client in self.clients:
             client.start()
 
@@ -169,8 +175,11 @@ class ShippedSimulation:
         healed = self.loop.callbacks
 
         def appended() -> str | None:
-            ends = (op.outcome is SimOutcome.OK and op.invoked >= healed for op in self.history.appends[-200:])
-            return None if any(ends) else "no append succeeded after the faults ended"
+            done = [op for op in self.history.appends if op.outcome is SimOutcome.OK and op.invoked >= healed]
+            if not done:
+                return "no append succeeded after the faults ended"
+            idle = {f"producer{i}" for i in range(self.options.producers)}.difference(op.producer for op in done)
+            return f"nothing of {min(idle)} succeeded after the faults ended" if idle else None
 
         await self._until(appended, APPEND_AGAIN_SECONDS, "15 liveness")
         self.is_stopping = True
