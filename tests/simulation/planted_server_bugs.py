@@ -90,18 +90,6 @@ def commits_called_durable_without_a_sync() -> list[Patch]:
     return [(CommitLog, "sync", sync)]
 
 
-def found_tail_called_durable() -> list[Patch]:
-    """After a restart, all that the file holds counts as durable, though it was perhaps never synced."""
-
-    def settle(self, size):
-        self.marked.set_mark(self.end.offset, self.end.llsn, self.running)
-        if self.end.offset < size:
-            self.marked.shorten(self.end.offset)
-        self.durable = self.end
-
-    return [(Segment, "_settle", settle)]
-
-
 def failed_sync_taken_for_success() -> list[Patch]:
     def sync(self, sync):
         with suppress(OSError):

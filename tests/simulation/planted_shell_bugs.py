@@ -84,7 +84,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
         ),
         plant(
             client.number_of_a_cancelled_call_reused,
-            0,
+            2,
             "the answer to a cancelled call goes to the next call",
             timeout=0.1,
             delay_max=0.02,
@@ -116,7 +116,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
         ),
         plant(
             client.unanswered_append_taken_for_absent,
-            0,
+            13,
             "an append without an answer is sent again in the next epoch",
             power_every=0.3,
             delay_max=0.03,
@@ -126,7 +126,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
         ),
         plant(
             client.abandoned_appends_sent_along,
-            0,
+            6,
             "an append whose caller was told that it failed is sent with others",
             storage_nodes=1,
             replication=1,
@@ -181,7 +181,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
         ),
         plant(
             client.flights_lost_with_their_connection,
-            0,
+            4,
             "a producer drops the sends that were under way when a connection breaks",
             producers=2,
             reset_every=0.1,
@@ -198,7 +198,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
         # Catalog and positions.
         plant(
             client.fresh_catalog_was_under_way,
-            0,
+            1,
             "a fresh catalog is one that was requested before",
             careful=True,
             reads_every=0.01,
@@ -230,7 +230,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
         # Reads.
         plant(
             client.read_from_a_replica_that_is_behind,
-            0,
+            1,
             "a read believes a replica that has not come so far",
             careful=True,
             reads_every=0.01,
@@ -255,7 +255,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
         ),
         plant(
             server.follower_misses_a_commit_while_it_begins,
-            0,
+            16,
             "a commit is missed that comes while a subscription begins",
             reset_every=0.05,
             sync_seconds_max=0.01,
@@ -301,23 +301,12 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             power_all_every=0.4,
         ),
         plant(
-            server.found_tail_called_durable,
-            0,
-            "after a restart, what the file holds counts as synced",
-            storage_nodes=1,
-            replication=1,
-            sync_seconds_max=0.1,
-            kill_every=0.1,
-            power_every=0.15,
-            down_seconds_max=0.05,
-            seconds=1.5,
-        ),
-        plant(
             server.failed_sync_taken_for_success,
             0,
             "a sync that fails is not noticed",
-            sync_failure=0.1,
-            power_all_every=0.4,
+            sync_failure=0.05,
+            power_all_every=0.6,
+            down_seconds_max=0.1,
         ),
         plant(
             server.trim_removes_one_segment_too_many,
@@ -327,10 +316,10 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             segment_bytes=4096,
         ),
         # Storage nodes.
-        plant(server.commits_given_to_the_wrong_streams, 0, "a storage node applies a commit to another log stream"),
+        plant(server.commits_given_to_the_wrong_streams, 3, "a storage node applies a commit to another log stream"),
         plant(
             server.unsettled_appends_called_refused,
-            0,
+            2,
             "a head that cannot tell the outcome of an append calls it refused",
             sync_failure=0.02,
             storage_nodes=3,
@@ -353,7 +342,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
         ),
         plant(
             server.cursor_acknowledged_before_it_is_decided,
-            0,
+            17,
             "a cursor is acknowledged before it is decided",
             metadata_nodes=2,
             cursors_every=0.1,
