@@ -48,7 +48,7 @@ async def test_an_older_catalog_that_comes_later_is_not_taken() -> None:
     """From a leader that was deposed meanwhile, say."""
     catalogs = Catalogs(cast(Repository, cast(Any, Answering())))
     seen: list[tuple[int, int]] = []
-    catalogs.listeners.add(lambda view: seen.append((view.catalog.revision, view.catalog.high_watermark)))
+    catalogs.listeners[lambda view: seen.append((view.catalog.revision, view.catalog.high_watermark))] = None
 
     def taken(revision: int, high_watermark: int) -> tuple[int, int]:
         catalogs.take(Catalog(Revision(revision), GLSN(high_watermark), CutTime(0), (), ()))

@@ -31,6 +31,8 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "": ("os._exit", "_asdict", "_fields", "_make", "_replace"),
     # PySpark has no public way to its JVM, and none to the plan of a data frame.
     "src/cutwater/spark/": ("_gateway", "_jdf", "_jsc", "_jvm"),
+    # The module asyncio exports it for event loops of others; there is no other name for it.
+    "src/cutwater/testing/virtual/": ("asyncio._set_running_loop",),
 }
 """By the beginning of the path: attributes, or names with their module, that may be used there."""
 

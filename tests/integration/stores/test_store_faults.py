@@ -35,6 +35,12 @@ def test_sqlite_on_a_failing_disk_loses_nothing(profile: SqliteProfile) -> None:
         run_lives(seed, profile)
 
 
+def test_a_database_that_could_not_be_opened_after_a_failed_sync_is_not_damaged() -> None:
+    """It was: an error while it was opened closed the connection, which copied a log that was not all on disk."""
+    pytest.importorskip("apsw")
+    run_lives(10138, ALL_ERRORS)
+
+
 def test_a_seed_means_one_run() -> None:
     pytest.importorskip("apsw")
     assert run_nodes(5).timeline == run_nodes(5).timeline

@@ -302,7 +302,8 @@ def _unsigned(values: Sequence[Any]) -> list[Any]:
     """Return the items of lists that begin with a ``numpy.uint64``. Nothing else in lists of doubles needs a check, and
     these lists are long."""
     kinds: set[type] = set()
-    for own in set(map(type, values)):
+    types: set[Any] = set(map(type, values))
+    for own in types:
         if own in (list, tuple):
             kinds |= {type(value[0]) for value in values if type(value) is own and value}
         elif own.__name__ == "ndarray":
@@ -353,7 +354,7 @@ def _items(values: Sequence[Any], kind: pa.DataType) -> list[Any]:
 def _is_first_enough(dtype: Any, kind: pa.DataType) -> bool:
     is_floating = pa.types.is_floating(kind)
     if dtype.kind == "f":
-        return is_floating and dtype.itemsize * 8 <= kind.bit_width
+        return bool(is_floating and dtype.itemsize * 8 <= kind.bit_width)
     needs_all = pa.types.is_float16(kind) or (is_floating and dtype == "uint64")
     return dtype.kind in "biumM" and not needs_all
 

@@ -14,9 +14,10 @@ into the database and syncs both, because an earlier process may leave data behi
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cutwater.core.order.decisions import Decision
@@ -86,15 +87,19 @@ class SqliteDatabase:
         self._decoded: tuple[bytes, LeaderInfo] | None = None
         """The leader's record and its decoded form. Every write reads the record, and it rarely changes."""
         self._check_place()
+        was_used = self._files.exists(_lock_path(path))
         self._lock = _locked(self._files, path)
         try:
             with self._errors_mapped():
+                if was_used:
+                    self._write_log_again()
                 self._connection = engine.connect(path, BUSY_SECONDS)
             try:
                 with self._errors_mapped():
                     self._set_up(cluster)
             except BaseException:
-                self._connection.close()
+                with suppress(OSError):
+                    self._close_connection()
                 raise
             self._is_open = True
         except BaseException:
@@ -102,15 +107,18 @@ class SqliteDatabase:
             raise
 
     def close(self) -> None:
-        """Close the database. SQLite then copies its log into the database, also after a failed sync."""
         try:
-            if self._broken is not None:
-                self._write_log_again()
-            self._connection.close()
+            self._close_connection()
         except (sqlite3.Error, OSError) as error:
             raise self._mapped(error) from error
         finally:
             self._lock.release()
+
+    def _close_connection(self) -> None:
+        """Close the connection. SQLite then copies its log into the database, also after a failed sync."""
+        if self._broken is not None:
+            self._write_log_again()
+        self._connection.close()
 
     # Operations of the store.
 
@@ -244,7 +252,6 @@ class SqliteDatabase:
             self._connection.execute(setting)
         with self._transaction():
             self._check_kind()
-            self._write_log_again()
             if self._pragma("user_version") == 0:
                 for statement in _SCHEMA:
                     self._connection.execute(statement)
@@ -271,8 +278,8 @@ class SqliteDatabase:
         """Write the content of the write-ahead log once more and sync it, before SQLite copies it into the database.
 
         After a failed sync, the system takes for written what it could not write, and later syncs succeed without it.
-        A power cut in the middle of copying would then leave a part of a transaction. The open transaction keeps others
-        from writing the log meanwhile.
+        A power cut in the middle of copying would then leave a part of a transaction. This comes before SQLite has the
+        log open: a connection copies it also when it is closed because of an error.
         """
         path = self.path.with_name(self.path.name + "-wal")
         if self._files.exists(path):
@@ -324,7 +331,9 @@ class SqliteDatabase:
 
     def _mapped(self, error: sqlite3.Error | OSError) -> CutwaterError:
         if isinstance(error, OSError):
-            return self._breaks(error.strerror or str(error))
+            what = error.strerror or str(error)
+            is_denied = not self._is_open and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            return _unusable(str(self.path), what) if is_denied else self._breaks(what)
         name = getattr(error, "sqlite_errorname", "")
         what = f"{error} ({name or type(error).__name__})"
         for prefix, meaning in (_MEANINGS if self._is_open else _MEANINGS | _MEANINGS_AT_OPENING).items():
@@ -340,7 +349,7 @@ class SqliteDatabase:
 
 def _locked(files: StorageFiles, database: Path) -> Lock:
     """Lock the database for this process, until it releases the lock or ends in any way."""
-    path = database.with_name(database.name + ".lock")
+    path = _lock_path(database)
     try:
         lock = files.lock(path)
     except OSError as error:
@@ -350,6 +359,10 @@ def _locked(files: StorageFiles, database: Path) -> Lock:
     if lock is None:
         raise StoreLocked(str(database), _holder(files, path))
     return lock
+
+
+def _lock_path(database: Path) -> Path:
+    return database.with_name(database.name + ".lock")
 
 
 def _holder(files: StorageFiles, path: Path) -> int:

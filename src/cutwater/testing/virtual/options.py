@@ -28,6 +28,8 @@ class ShippedOptions(Struct, frozen=True):
     subscribers: int = 1
     typed_topic: bool = False
     """Whether there is a second topic, with a schema."""
+    conditional_appends: bool = False
+    """Whether some appends name the position that they must get."""
     append_pause: float = 0.05
     padding_bytes_max: int = 100
     timeout: float = 3.0
@@ -155,6 +157,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_delay_max": (0.01, 0.05),
     "store_lost_answers": (0.01, 0.1),
     "store_failures": (0.01, 0.1),
+    "conditional_appends": (True,),
     "careful": (True,),
 }
 

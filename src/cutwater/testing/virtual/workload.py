@@ -116,7 +116,7 @@ class AppendingClient(VirtualClient):
         match self.random.randrange(5) if len(values) == 1 else self.random.randrange(4):
             case 0:
                 return log.append(topic, values, timestamp=times)
-            case 3 if self._last is not None and self._last[0] == topic:
+            case 3 if self.world.options.conditional_appends and self._last is not None and self._last[0] == topic:
                 _, stream, llsn = self._last
                 return log.append(topic, values, timestamp=times, stream=stream, if_llsn=llsn)
             case 1:
