@@ -39,6 +39,24 @@ def check(profile: str, seed: int) -> None:
     assert result.violation is None, f"{result.violation}\nreplay it: make simulate SEED={seed} PROFILE={profile}"
 
 
+@pytest.mark.parametrize("seed", [10, 11])
+def test_a_replica_whose_disk_failed_when_it_was_opened_is_opened_again(seed: int) -> None:
+    """It may be the only complete one."""
+    options = ShippedOptions(
+        storage_nodes=2,
+        metadata_nodes=1,
+        replication=2,
+        seconds=1.0,
+        producers=0,
+        append_pause=0.02,
+        down_seconds_max=0.3,
+        reads_every=0.1,
+        sync_failure=0.1,
+        power_all_every=0.4,
+    )
+    assert simulate_shipped(seed, options).violation is None
+
+
 def test_a_quiet_cluster_acknowledges_everything() -> None:
     result = simulate_shipped(1, ShippedOptions(seconds=2.0))
     assert result.violation is None

@@ -42,7 +42,7 @@ from cutwater.runtime import system
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.counters import NodeCounters
 from cutwater.storagenode.outside import Outside
-from cutwater.storagenode.replica.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.replica_driver import REOPEN_AGAIN_SECONDS, ReplicaDriver
 from cutwater.storagenode.replica.replica_stores import VolumeStores
 from cutwater.storagenode.replica.sync_scheduler import HandingOver
 from cutwater.storagenode.replica.writer import Job, Writer
@@ -140,7 +140,6 @@ class StorageNode:
             try:
                 storage = await self.in_thread(partial(self._stores.open, stream))
             except (Damaged, Unavailable) as error:
-                # It may be a leftover of a replaced replica: the leader will say so.
                 self._note_unreadable(stream, error, logging.INFO)
             else:
                 self._begin(stream, storage)
@@ -216,6 +215,23 @@ class StorageNode:
     def _note_unreadable(self, stream: LogStreamId, error: CutwaterError, level: int = logging.ERROR) -> None:
         self.unreadable[stream] = error.message
         self._say(level, stream, f"cannot be opened and waits to be learned from a peer: {error.message}")
+        if not isinstance(error, Damaged):
+            # The disk failed, and the files may be intact. No other node may have what they hold.
+            self._loop.call_later(REOPEN_AGAIN_SECONDS, self._open_again, stream)
+
+    def _open_again(self, stream: LogStreamId) -> None:
+        def job() -> None:
+            try:
+                storage = self._stores.open(stream)
+            except (Damaged, Unavailable) as error:
+                self.tell(partial(self._note_unreadable, stream, error, logging.DEBUG))
+            else:
+                self.tell(lambda: self._begin(stream, storage))
+
+        if stream in self._at_work:
+            self._loop.call_later(REOPEN_AGAIN_SECONDS, self._open_again, stream)
+        elif stream in self.unreadable:
+            self._chore(stream, job)
 
     def _name(self, stream: LogStreamId) -> str:
         return f"log stream {stream} on storage node {self.node}"
