@@ -99,8 +99,12 @@ class RowType:
         self.schema = schema
         self.names: tuple[str, ...] = tuple(schema.names)
         self.row = row_class(self.names)
+        self._name_set = frozenset(self.names)
         self._converters = [converter(field.type) for field in schema]
+        self._values: Callable[[Any], Iterable[Any]] = itemgetter(*self.names) if self.names else tuple
         self._required = [field.name for field in schema if not field.nullable]
+        # A getter of one column returns the value alone, not a tuple.
+        self._simple_size = len(self.names) if len(self.names) > 1 and not self._required else -1
 
     @classmethod
     def of(cls, given: str | pa.Schema | RowType) -> RowType:
@@ -129,9 +133,14 @@ class RowType:
         """Make a row of this type from what a function returned. A missing column is null."""
         if type(value) is not dict:
             value = _mapping(value)
+        if len(value) == self._simple_size:
+            # If all columns are there, there are no others. Other cases are handled below.
+            try:
+                return self.row(map(call, self._converters, self._values(value)))
+            except (KeyError, InvalidArgument):
+                pass
         row = self.of_values(map(value.get, self.names))
-        # If as many columns are given as there are, and none of them is null, there are no others.
-        if self._required or len(value) != len(self.names) or None in row:
+        if self._required or value.keys() != self._name_set:
             self._check_names(value)
         return row
 

@@ -50,20 +50,22 @@ _LOCAL_EPOCH: Final = EPOCH.replace(tzinfo=None)
 
 def key_bytes(key: Any) -> bytes:
     """Return the bytes of a key. A key of several columns is a tuple."""
+    if type(key) is str:
+        return b"\x03" + key.encode()
     if isinstance(key, tuple):
         return _COMPOSITE + b"".join(key_part(_component(part)) for part in key)
     return _component(key)
 
 
 def _component(value: Any) -> bytes:
-    if isinstance(value, str):
-        return b"\x03" + value.encode()
     if value is None:
         return b"\x00"
     if isinstance(value, bool):
         return b"\x01\x01" if value else b"\x01\x00"
     if isinstance(value, int):
         return b"\x02" + _integer(value)
+    if isinstance(value, str):
+        return b"\x03" + value.encode()
     if isinstance(value, bytes):
         return b"\x04" + value
     if isinstance(value, datetime):
@@ -85,6 +87,8 @@ def _integer(value: int) -> bytes:
 
 def key_of_bytes(data: bytes) -> Any:
     """Return the key that has these bytes."""
+    if data[0] == 3:
+        return data[1:].decode()
     if data[:1] != _COMPOSITE:
         return _component_of_bytes(data)
     parts, start, at = [], 1, 1

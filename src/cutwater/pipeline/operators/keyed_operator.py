@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, repeat
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from msgspec import json
@@ -157,8 +158,8 @@ class KeyedOperator:
     def _keys(self, inputs: Sequence[Records]) -> list[list[Any] | None]:
         """Return the key of each record of each input with keys, so that the store can load them all at once."""
         return [
-            None if read_key is None else _keys_of(read_key, records)
-            for read_key, records in zip(self._read_keys, inputs, strict=True)
+            None if read_key is None else _keys_of(read_key, records, is_typed=rows is not None)
+            for read_key, records, rows in zip(self._read_keys, inputs, self.spec.input_rows, strict=True)
         ]
 
     def _entry(self, source: int, row: Row) -> KeyEntry:
@@ -271,8 +272,10 @@ class KeyedOperator:
         return self._events.steps.last
 
 
-def _keys_of(read_key: Callable[[Row], Any], records: Records) -> list[Any]:
+def _keys_of(read_key: Callable[[Row], Any], records: Records, *, is_typed: bool) -> list[Any]:
     """Return the keys of records; ``_UNREADABLE`` for a key that cannot be read, which fails later, with its record."""
+    if is_typed and isinstance(read_key, attrgetter | itemgetter):
+        return list(map(read_key, records.rows))
     keys: list[Any] = []
     checked: set[Any] = set()
     for row in records.rows:

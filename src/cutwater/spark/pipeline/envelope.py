@@ -43,6 +43,9 @@ LATE_SENT: Final = -4
 COLUMNS: Final = "slice int, node int, input int, data binary"
 SCHEMA: Final = pa.schema([("slice", pa.int32()), ("node", pa.int32()), ("input", pa.int32()), ("data", pa.binary())])
 Envelope = tuple[int, int, int, bytes]
+_TEXT: Final = crc32(b"\x03")
+_BYTES: Final = crc32(b"\x04")
+"""The CRC-32 of the byte with which ``keys.key_bytes`` begins a text, and other bytes."""
 
 BLOB_BYTES_MAX: Final = 16 << 20
 """Bytes of records in one row for Spark, which copies whole rows. A single record may be larger."""
@@ -81,6 +84,8 @@ def _merged_table(parts: Sequence[pa.Table]) -> pa.Table:
         return (filled or list(parts))[0]
     table = pa.concat_tables(filled)
     moments, paths = table.column(RESERVED_COLUMN).combine_chunks().flatten()[:2]
+    if not paths.buffers()[2]:
+        return table.take(pa.array(np.argsort(moments.to_numpy(), kind="stable")))
     by = pa.table({"moment": moments, "path": paths})
     return table.take(pc.sort_indices(by, sort_keys=[("moment", "ascending"), ("path", "ascending")]))
 
@@ -219,12 +224,20 @@ def _slice_numbers(batch: pa.RecordBatch, spec: OperatorSpec, index: int, slices
 
 
 def _hashes(batch: pa.RecordBatch, spec: OperatorSpec, index: int) -> NDArray[np.uint32]:
-    """Return the CRC-32 of the keys' bytes."""
+    """Return the CRC-32 of the keys' bytes, as ``keys.key_bytes`` writes them."""
     names = key_columns(spec, index)
     assert names is not None, "only keys that are columns are read without making rows"
-    columns = [batch.column(name).to_pylist() for name in names]
-    keys = columns[0] if len(columns) == 1 else zip(*columns, strict=True)
-    return np.fromiter(map(crc32, map(key_bytes, keys)), np.uint32, batch.num_rows)
+    size = batch.num_rows
+    if len(names) == 1:
+        column = batch.column(names[0])
+        if column.null_count == 0 and (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+            start = _TEXT if pa.types.is_string(column.type) else _BYTES
+            data = column.cast(pa.binary()).to_pylist()
+            return np.fromiter(map(crc32, data, repeat(start)), np.uint32, size)
+        keys = column.to_pylist()
+    else:
+        keys = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+    return np.fromiter((crc32(key_bytes(key)) for key in keys), np.uint32, size)
 
 
 def key_columns(spec: OperatorSpec, index: int) -> tuple[str, ...] | None:
