@@ -331,6 +331,31 @@ def test_a_replica_whose_creation_failed_is_created_by_the_next_attempt(failing:
     assert start_again(files, volume) == [LogStreamId(3)]
 
 
+def test_a_replica_that_is_in_use_is_not_created_again() -> None:
+    files, volume = FaultFiles(), Path("/a")
+    files.make_dir(volume)
+    stores = VolumeStores(start([volume], files=files))
+    stores.create(LogStreamId(3), GLSN(5))
+    with pytest.raises(VolumeConflict, match="log stream 3 already lies at"):
+        stores.create(LogStreamId(3), GLSN(5))
+
+
+def test_a_replica_is_not_opened_before_its_name_is_durable() -> None:
+    files, volume = FaultFiles(), Path("/a")
+    files.make_dir(volume)
+    node = start([volume], files=files)
+    stores = VolumeStores(node)
+    files.fail_sync = lambda path: LogStreamId(3) in node.replicas and files.is_dir(path)
+    with pytest.raises(VolumeUnusable):
+        stores.create(LogStreamId(3), GLSN(5))
+    assert stores.streams() == [3]
+    with pytest.raises(VolumeUnusable):
+        stores.open(LogStreamId(3))
+    files.fail_sync = lambda path: False
+    stores.open(LogStreamId(3))
+    assert start_again(files, volume) == [LogStreamId(3)]
+
+
 def test_a_replica_can_be_set_aside_although_a_sync_failed() -> None:
     files, volume = FaultFiles(), Path("/a")
     files.make_dir(volume)

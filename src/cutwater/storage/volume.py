@@ -111,6 +111,8 @@ class NodeVolumes:
             if forget_metadata_keys and self.identity.metadata_keys:
                 self._save_all(structs.replace(self.identity, metadata_keys={}))
             self.replicas: dict[LogStreamId, Path] = {}
+            self.unsynced: set[LogStreamId] = set()
+            """Replicas whose names could not be made durable when they were created."""
             for volume in self.volumes:
                 self.replicas |= self._scan(volume)
         except BaseException:
@@ -458,7 +460,9 @@ class NodeVolumes:
                 self.files.rename(making, path)
                 # From here on it lies there, even if the name cannot be made durable now.
                 self.replicas[stream] = path
+                self.unsynced.add(stream)
                 self.files.sync_dir(path.parent)
+                self.unsynced.discard(stream)
         finally:
             del self._making[stream]
 
@@ -467,6 +471,7 @@ class NodeVolumes:
         parent = self.replicas[stream].parent
         with self._at(parent):
             self.files.sync_dir(parent)
+            self.unsynced.discard(stream)
 
     def set_aside(self, stream: LogStreamId) -> Path:
         """Rename a replica that cannot be opened, so that a copy from a peer can be made. Returns its new path.
@@ -483,6 +488,7 @@ class NodeVolumes:
             self.files.rename(path, aside)
             # From here on it no longer lies there. If the sync fails, the next replica in its place makes up for it.
             del self.replicas[stream]
+            self.unsynced.discard(stream)
             self.files.sync_dir(path.parent)
         return aside
 
@@ -494,6 +500,7 @@ class NodeVolumes:
             self.files.rename(path, doomed)
             self.files.sync_dir(path.parent)
         del self.replicas[stream]
+        self.unsynced.discard(stream)
         self._erase(doomed)
 
     def _erase(self, path: Path) -> None:

@@ -220,15 +220,21 @@ class StorageNode:
             self._loop.call_later(REOPEN_AGAIN_SECONDS, self._open_again, stream)
 
     def _open_again(self, stream: LogStreamId) -> None:
+        driver = self._abandoned.get(stream)
+
         def job() -> None:
             try:
-                storage = self._stores.open(stream)
-            except (Damaged, Unavailable) as error:
-                self.tell(partial(self._note_unreadable, stream, error, logging.DEBUG))
+                self._let_finish(stream, driver)
+                # Nothing lies there if the replica was set aside, and could not be created anew.
+                storage = self._stores.open(stream) if stream in self._stores.streams() else None
+            except CutwaterError as error:
+                level = logging.ERROR if isinstance(error, Damaged) else logging.DEBUG
+                self.tell(partial(self._note_unreadable, stream, error, level))
             else:
-                self.tell(lambda: self._begin(stream, storage))
+                if storage is not None:
+                    self.tell(lambda: self._begin(stream, storage))
 
-        if stream in self._at_work:
+        if stream in self._at_work and not self._is_stopping:
             self._loop.call_later(REOPEN_AGAIN_SECONDS, self._open_again, stream)
         elif stream in self.unreadable:
             self._chore(stream, job)
@@ -415,9 +421,15 @@ class StorageNode:
         if self._is_stopping:
             storage.close()
             return
-        self.unreadable.pop(stream, None)
-        self._abandoned.pop(stream, None)
-        self._open(stream, storage)
+        try:
+            self._open(stream, storage)
+        except (Damaged, Unavailable) as error:
+            storage.close()
+            self._note_unreadable(stream, error)
+        else:
+            self._abandoned.pop(stream, None)
+            if self.unreadable.pop(stream, None):
+                self._say(logging.INFO, stream, "is open again")
 
     def _renew(self, stream: LogStreamId) -> None:
         """Replace unreadable files by an empty replica, because a peer can serve as the source of a sync."""

@@ -57,6 +57,8 @@ HOLDER_BYTES_MAX = 32
 """A lock file holds the number of a process, which has fewer digits."""
 
 _MEMBER, _MEMBER_END = "member/", "member0"
+_NEVER_CLOSED: list[object] = []
+"""Connections that must not copy their log into the database any more. They end with the process."""
 _SCHEMA = (
     "CREATE TABLE records (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE batches (first INTEGER PRIMARY KEY, data BLOB NOT NULL)",
@@ -117,7 +119,12 @@ class SqliteDatabase:
     def _close_connection(self) -> None:
         """Close the connection. SQLite then copies its log into the database, also after a failed sync."""
         if self._broken is not None:
-            self._write_log_again()
+            try:
+                self._write_log_again()
+            except BaseException:
+                # SQLite would copy the log when the connection is collected.
+                _NEVER_CLOSED.append(self._connection)
+                raise
         self._connection.close()
 
     # Operations of the store.

@@ -18,35 +18,46 @@ class VolumeStores:
     def __init__(self, volumes: NodeVolumes, options: SegmentOptions | None = None) -> None:
         self._volumes = volumes
         self._options = options
+        self._unfinished: set[LogStreamId] = set()
+        """Replicas that lie in their places and were not opened since they were created."""
 
     def streams(self) -> list[LogStreamId]:
         """List the log streams that have files here."""
         return sorted(self._volumes.replicas)
 
     def open(self, stream: LogStreamId) -> SegmentStorage:
-        path = self._volumes.replicas[stream]
-        return self._storage(path, stream)
+        """Open a replica, also one whose creation failed at a late step."""
+        if stream in self._volumes.unsynced:
+            self._volumes.sync_name(stream)
+        storage = self._storage(self._volumes.replicas[stream], stream)
+        self._unfinished.discard(stream)
+        return storage
 
     def create(self, stream: LogStreamId, base_glsn: GLSN) -> SegmentStorage:
         """Create a replica. If the process dies meanwhile, nothing of it remains.
 
         If an earlier call created it and then failed, this one continues: nothing has been stored in it since.
         """
-        if stream in self._volumes.replicas:
-            self._volumes.sync_name(stream)
-            return self.open(stream)
-        with self._volumes.creating(stream) as path:
-            storage = self._storage(path, stream)
-            storage.save_hard_state(HardState(base_glsn=base_glsn))
-            storage.close()
+        if stream not in self._unfinished:
+            is_new = stream not in self._volumes.replicas
+            try:
+                with self._volumes.creating(stream) as path:
+                    storage = self._storage(path, stream)
+                    storage.save_hard_state(HardState(base_glsn=base_glsn))
+                    storage.close()
+            finally:
+                if is_new and stream in self._volumes.replicas:
+                    self._unfinished.add(stream)
         return self.open(stream)
 
     def set_aside(self, stream: LogStreamId) -> str:
         """Set aside files that cannot be opened; return their new place."""
+        self._unfinished.discard(stream)
         return str(self._volumes.set_aside(stream))
 
     def remove(self, stream: LogStreamId) -> None:
         """Remove the files permanently."""
+        self._unfinished.discard(stream)
         self._volumes.remove(stream)
 
     def _storage(self, path: Path, stream: LogStreamId) -> SegmentStorage:

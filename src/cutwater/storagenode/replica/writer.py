@@ -17,9 +17,8 @@ contexts that are held back is at most the number of entries since the last hand
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 
 from msgspec import Struct
 
@@ -217,7 +216,7 @@ class Writer:
         """Write everything that was handed over, and sync it in groups: a group ends with a task, when it is large, or
         when nothing more is waiting."""
         collected = 0
-        for item in chain.from_iterable(turns):
+        for item in _taken(turns):
             if isinstance(item, _Task):
                 self._end_group(contexts=True)
                 self._do(item)
@@ -327,6 +326,13 @@ def _known(error: Exception) -> CutwaterError:
         return error
     _log.error("unforeseen failure while writing", exc_info=error)
     return StorageBroken(f"unforeseen failure while writing: {error!r}")
+
+
+def _taken(turns: list[list[_Item]]) -> Iterator[_Item]:
+    """Yield all items. What is written need not stay in memory until all of them are."""
+    turns.reverse()
+    while turns:
+        yield from turns.pop()
 
 
 _SYNC = _Task(lambda: None, lambda outcome: None, reopens=False)
