@@ -377,9 +377,10 @@ def _remove_node(request: r.RemoveNodeRequest, state: OrderState, around: Surrou
     for stream in state.streams_on(request.node):
         left = tuple(node for node in stream.replicas if node != request.node)
         if not stream.final and request.node in stream.leaving:
+            way_out = f"let it open (`cutwater stream unseal {stream.stream}`)" if stream.held else "wait for that"
             raise Refused(
-                f"storage node {request.node} leaves log stream {stream.stream} when enough others hold every record: "
-                f"wait for that (`cutwater stream describe {stream.stream}` says what is missing)"
+                f"storage node {request.node} leaves log stream {stream.stream} when that is open and enough others "
+                f"hold every record: {way_out} (`cutwater stream describe {stream.stream}` says what is missing)"
             )
         if not stream.final:
             raise Refused(
