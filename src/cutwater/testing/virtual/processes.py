@@ -67,6 +67,11 @@ class SimProcess:
         self._offset, self._since, self._rate = self.time(now), now, rate
         self.wall_offset_ns += wall - self.wall_ns(now)
 
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether the disk has charged time that has yet to pass."""
+        return self.disk is not None and self.disk.charged_seconds > 0
+
     def take_charge(self) -> float:
         """Return the seconds that the disk charged since the last call."""
         return 0.0 if self.disk is None else self.disk.take_charged_seconds()

@@ -88,6 +88,8 @@ class SimTransport(asyncio.Transport):
         self.address, self.process = address, process
         self._protocol: asyncio.BufferedProtocol | None = None
         self._unsent: deque[bytes] = deque()
+        self._held: list[bytes] = []
+        """What follows ``_unsent`` when the disk of the process has answered."""
         self._unsent_bytes = 0
         self._arrived: deque[bytes] = deque()
         self.arrived_bytes = 0
@@ -146,12 +148,23 @@ class SimTransport(asyncio.Transport):
         assert not self._has_ended or self._is_closing
         if self._is_closing or not data or (self.process is not None and self.process.is_dead):
             return
-        self._unsent.append(bytes(data))
         self._unsent_bytes += len(data)
-        self._send()
+        if self._held or (self.process is not None and self.process.waits_for_disk):
+            # The caller waits for its disk in this call, so these bytes leave only when that has answered.
+            if not self._held:
+                self._loop.call_soon(self._release)
+            self._held.append(bytes(data))
+        else:
+            self._unsent.append(bytes(data))
+            self._send()
         if self._unsent_bytes > self._high and not self._is_writing_paused:
             self._is_writing_paused = True
             self.get_protocol().pause_writing()
+
+    def _release(self) -> None:
+        self._unsent += self._held
+        self._held = []
+        self._send()
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
@@ -192,6 +205,7 @@ class SimTransport(asyncio.Transport):
         """Go on sending to some byte, then end, after the process has died; or reset the peer at once."""
         self.is_gone = True
         if random.random() < 0.5:
+            self._held = []
             keep = random.randint(0, self._unsent_bytes)
             self._unsent = deque([b"".join(self._unsent)[:keep]] if keep else [])
             self._unsent_bytes = keep
@@ -211,6 +225,7 @@ class SimTransport(asyncio.Transport):
             return
         self._is_lost = self._is_closing = self.is_gone = True
         self._unsent.clear()
+        self._held = []
         self._unsent_bytes = 0
         if self._protocol is not None:
             self._loop.call_as(self.process, self._protocol.connection_lost, error)
@@ -234,7 +249,7 @@ class SimTransport(asyncio.Transport):
                     data = data[:size]
             self._is_sending = True
             network.deliver(self, lambda: self._arrive(data), len(data))
-        elif self._has_ended:
+        elif self._has_ended and not self._held:
             self._has_ended, self._is_sending = False, True
             self._network.deliver(self, self._end)
 
