@@ -51,6 +51,8 @@ APPEND_AGAIN_SECONDS = 60.0
 CONVERGE_SECONDS = 120.0
 """After the clients have stopped, replicas converge and subscribers get everything within this time."""
 LOOK_SECONDS = 0.1
+LATE_SECONDS = 3.0
+"""After this time subscribers have also got the records of appends with an unknown outcome."""
 
 
 class ShippedResult(Struct, frozen=True):
@@ -186,6 +188,8 @@ class ShippedSimulation:
         releasing = self.loop.create_task(self._release_held())
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         await self._until(self._unread, CONVERGE_SECONDS, "7 subscribe")
+        # Later records may exist whose appenders heard nothing.
+        await asyncio.sleep(LATE_SECONDS)
         releasing.cancel()
 
     async def _until(self, problem: Callable[[], str | None], seconds: float, guarantee: str) -> None:
