@@ -152,7 +152,7 @@ def test_a_directory_is_set_aside_only_after_the_last_write_to_it(tmp_path: Path
 
         driver.writer.submit(late, lambda error: None)
         node.cannot_open(STREAM, DamagedFile(Path("manifest"), "asked for by a test"))
-        await cluster.until(lambda: STREAM in node._at_work, "it is to be learned anew")
+        await cluster.until(lambda: STREAM in node._directories.under_way, "it is to be learned anew")
         await asyncio.sleep(0.2)
         assert not list(home.glob("*.damaged*"))
         held.set()
@@ -185,12 +185,12 @@ def test_other_replicas_go_on_while_one_is_created(
     async def test(cluster: Cluster) -> None:
         node = cluster.nodes[1].node
         asked = asyncio.create_task(cluster.order.ask(CreateTopicRequest("other", 1, 1)))
-        await cluster.until(lambda: OTHER in node._at_work, "it is being created")
+        await cluster.until(lambda: OTHER in node._directories.under_way, "it is being created")
         # Each report in between has the leader ask again.
         await append_some(cluster)
         assert OTHER not in node.replicas
         held.set()
-        await cluster.until(lambda: OTHER in node.replicas and not node._at_work, "it is created")
+        await cluster.until(lambda: OTHER in node.replicas and not node._directories.under_way, "it is created")
         await asked
         assert created == [STREAM, OTHER]
         await cluster.until(lambda: cluster.order.state.streams[OTHER].is_open, "it opens")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
@@ -42,6 +42,7 @@ from cutwater.runtime import system
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.counters import NodeCounters
 from cutwater.storagenode.outside import Outside
+from cutwater.storagenode.replica.directory_work import DirectoryWork
 from cutwater.storagenode.replica.replica_driver import REOPEN_AGAIN_SECONDS, ReplicaDriver
 from cutwater.storagenode.replica.replica_stores import VolumeStores
 from cutwater.storagenode.replica.sync_scheduler import HandingOver
@@ -70,12 +71,8 @@ REPORT_EVERY_SECONDS = 0.1
 APPEND_BYTES_MAX = 64 * 1024 * 1024
 """Limit of appends that wait for their commit, over all log streams. Beyond it, clients are told to wait. This bounds
 the queues to the disks and to the next node of a chain."""
-CHORES_AT_ONCE_MAX = 4
-"""How many replicas are created, renewed or removed at the same time."""
 STOP_SECONDS_MORE = 1.0
 """How much longer than its time limit to wait for the node to stop, if no thread is free to begin that."""
-WRITER_SECONDS_MAX = 60.0
-"""How long to wait for a replica's last writes before its directory is changed."""
 REPLICATE_BYTES_MAX = 256 * 1024 * 1024
 """Limit of entries from other heads that wait for the disk of one replica."""
 
@@ -114,11 +111,7 @@ class StorageNode:
         self._sequence = 0
         self._removed_at = 0
         """The last report before a replica was removed: an answer to an older report may concern that replica."""
-        self._abandoned: dict[LogStreamId, ReplicaDriver] = {}
-        """Replicas that are gone, but whose last writes may still be on their way to their directories."""
-        self._chores = ThreadPoolExecutor(CHORES_AT_ONCE_MAX, thread_name_prefix=f"chores of storage node {node}")
-        self._at_work: dict[LogStreamId, asyncio.Future[None]] = {}
-        """Log streams whose directories are being created, renewed or removed, off the event loop."""
+        self._directories = DirectoryWork(node, stores, self)
         self._is_stopping = False
         self._report_is_due = False
         self._ticking: asyncio.TimerHandle | None = None
@@ -142,7 +135,7 @@ class StorageNode:
             except (Damaged, Unavailable) as error:
                 self._note_unreadable(stream, error, logging.INFO)
             else:
-                self._begin(stream, storage)
+                self.begin(stream, storage)
         self.report_soon()
 
     async def in_thread(self, job: Callable[[], T]) -> T:
@@ -152,14 +145,13 @@ class StorageNode:
     async def stop(self, timeout: float) -> bool:
         """Make everything given so far durable. Returns whether all replicas could be closed in time."""
         deadline = self._loop.time() + timeout
-        self._chores.shutdown(wait=False, cancel_futures=True)
         closing = self._loop.run_in_executor(self._threads, self._close, timeout)
         # ``_close`` keeps to this time by itself, once a thread runs it.
         await asyncio.wait({closing}, timeout=timeout + STOP_SECONDS_MORE)
         if not closing.done():
             closing.cancel()
             return False
-        at_work = list(self._at_work.values())
+        at_work = list(self._directories.under_way.values())
         if at_work:
             await asyncio.wait(at_work, timeout=max(0.0, deadline - self._loop.time()))
         return closing.result() and all(future.done() for future in at_work)
@@ -168,12 +160,15 @@ class StorageNode:
         deadline = system.monotonic() + timeout
         drivers = list(self.replicas.values())
         ended = [driver.close(max(0.0, deadline - system.monotonic())) for driver in drivers]
-        ended += [d.writer.join(max(0.0, deadline - system.monotonic())) for d in list(self._abandoned.values())]
+        ended += [
+            d.writer.join(max(0.0, deadline - system.monotonic())) for d in list(self._directories.abandoned.values())
+        ]
         return all(ended)
 
     def stop_reporting(self) -> None:
         """Begin nothing new from here on. Must be called on the event loop before ``stop``."""
         self._is_stopping = True
+        self._directories.end()
         for driver in self.replicas.values():
             driver.writer.end()
         if self._ticking is not None:
@@ -220,24 +215,10 @@ class StorageNode:
             self._loop.call_later(REOPEN_AGAIN_SECONDS, self._open_again, stream)
 
     def _open_again(self, stream: LogStreamId) -> None:
-        driver = self._abandoned.get(stream)
-
-        def job() -> None:
-            try:
-                self._let_finish(stream, driver)
-                # Nothing lies there if the replica was set aside, and could not be created anew.
-                storage = self._stores.open(stream) if stream in self._stores.streams() else None
-            except CutwaterError as error:
-                level = logging.ERROR if isinstance(error, Damaged) else logging.DEBUG
-                self.tell(partial(self._note_unreadable, stream, error, level))
-            else:
-                if storage is not None:
-                    self.tell(lambda: self._begin(stream, storage))
-
-        if stream in self._at_work and not self._is_stopping:
+        if stream in self._directories.under_way and not self._is_stopping:
             self._loop.call_later(REOPEN_AGAIN_SECONDS, self._open_again, stream)
         elif stream in self.unreadable:
-            self._chore(stream, job)
+            self._directories.open(stream)
 
     def _name(self, stream: LogStreamId) -> str:
         return f"log stream {stream} on storage node {self.node}"
@@ -328,15 +309,16 @@ class StorageNode:
                 self._leave(message)
             case CreateReplica():
                 self.leftovers.discard(message.stream)
-                is_here = any(message.stream in some for some in (self.replicas, self.unreadable, self._at_work))
+                places = (self.replicas, self.unreadable, self._directories.under_way)
+                is_here = any(message.stream in some for some in places)
                 is_late = message.incarnation != self.incarnation or message.report <= self._removed_at
                 if not is_here and not is_late:
-                    self._create(message.stream, message.high_watermark)
+                    self._directories.create(message.stream, message.high_watermark)
             case LearnFrom() if message.stream in self.unreadable:
                 self._hear_leader(message.leader_epoch)
                 self.leftovers.discard(message.stream)
-                if message.stream not in self._at_work:
-                    self._renew(message.stream)
+                if message.stream not in self._directories.under_way:
+                    self._directories.renew(message.stream)
             case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
                 self._hear_leader(message.leader_epoch)
                 self.leftovers.discard(message.stream)
@@ -345,7 +327,7 @@ class StorageNode:
                 self._pass_on(message.stream, message)
             case DropReplica() if message.stream in self.unreadable:
                 # If it is being renewed, the leader repeats the message.
-                if message.stream not in self._at_work:
+                if message.stream not in self._directories.under_way:
                     del self.unreadable[message.stream]
                     self._erase(message.stream)
             case PublishGroup():
@@ -388,69 +370,6 @@ class StorageNode:
     ) -> None:
         if stream in self.replicas:
             self.replicas[stream].feed(message)
-
-    def _chore(self, stream: LogStreamId, job: Callable[[], None]) -> None:
-        """Change a log stream's directory off the event loop. Creating and removing directories takes many syncs, and
-        the other replicas continue meanwhile."""
-        if not self._is_stopping:
-            future = self._at_work[stream] = self._loop.run_in_executor(self._chores, job)
-            future.add_done_callback(partial(self._chore_is_done, stream))
-
-    def _chore_is_done(self, stream: LogStreamId, future: asyncio.Future[None]) -> None:
-        if self._at_work.get(stream) is future:
-            del self._at_work[stream]
-        error = None if future.cancelled() else future.exception()
-        if isinstance(error, CutwaterError):
-            # The leader asks again after each report.
-            self._say(logging.ERROR, stream, f"could not be created, renewed or removed: {error.message}")
-            if isinstance(error, DiskFull):
-                self._outside.disk_is_full()
-        elif error is not None:
-            _log.error("unforeseen failure with log stream %s", stream, exc_info=error, extra={"stream": stream})
-        self.report_soon()
-
-    def _create(self, stream: LogStreamId, high_watermark: GLSN) -> None:
-        def job() -> None:
-            storage = self._stores.create(stream, high_watermark)
-            self.tell(lambda: self._begin(stream, storage))
-
-        self._chore(stream, job)
-
-    def _begin(self, stream: LogStreamId, storage: SegmentStorage) -> None:
-        """Open a replica whose files were created or found."""
-        if self._is_stopping:
-            storage.close()
-            return
-        try:
-            self._open(stream, storage)
-        except (Damaged, Unavailable) as error:
-            storage.close()
-            self._note_unreadable(stream, error)
-        else:
-            self._abandoned.pop(stream, None)
-            if self.unreadable.pop(stream, None):
-                self._say(logging.INFO, stream, "is open again")
-
-    def _renew(self, stream: LogStreamId) -> None:
-        """Replace unreadable files by an empty replica, because a peer can serve as the source of a sync."""
-        driver = self._abandoned.get(stream)
-
-        def job() -> None:
-            self._let_finish(stream, driver)
-            # The directory is missing if an earlier attempt set it aside and then failed to create a new one.
-            if stream in self._stores.streams():
-                aside = self._stores.set_aside(stream)
-                self._say(logging.WARNING, stream, f"is learned anew; what could not be opened is kept in {aside}")
-            storage = self._stores.create(stream, GLSN(0))
-            self.tell(lambda: self._begin(stream, storage))
-
-        self._chore(stream, job)
-
-    def _let_finish(self, stream: LogStreamId, driver: ReplicaDriver | None) -> None:
-        """Wait for the last writes of a replica that is gone. Files are found by their names, so these writes would go
-        into the files that replace them."""
-        if driver is not None and not driver.writer.join(WRITER_SECONDS_MAX):
-            raise Unavailable(f"{self._name(stream)} is still being written to: its disk does not answer")
 
     def _hear_leader(self, leader_epoch: LeaderEpoch) -> None:
         if leader_epoch > self.leader_epoch:
@@ -571,34 +490,21 @@ class StorageNode:
         driver = self.replicas.pop(stream, None)
         if driver is not None:
             driver.abandon("its files cannot be opened any more")
-            self._abandoned[stream] = driver
+            self._directories.abandoned[stream] = driver
             self._note_unreadable(stream, error)
             self.report_soon()
 
     def remove(self, stream: LogStreamId) -> None:
         driver = self.replicas.pop(stream)
         driver.abandon("its topic was deleted")
-        self._abandoned[stream] = driver
+        self._directories.abandoned[stream] = driver
         self._erase(stream)
         self.report_soon()
 
     def _erase(self, stream: LogStreamId) -> None:
-        """Remove the files of a log stream whose topic was deleted. This may take a while."""
         self._removed_at = self._sequence
         self._say(logging.INFO, stream, "is removed, because its topic was deleted")
-
-        driver = self._abandoned.get(stream)
-
-        def job() -> None:
-            self._let_finish(stream, driver)
-            if stream in self._stores.streams():
-                self._stores.remove(stream)
-            self.tell(lambda: self._erased(stream))
-
-        self._chore(stream, job)
-
-    def _erased(self, stream: LogStreamId) -> None:
-        self._abandoned.pop(stream, None)
+        self._directories.erase(stream)
 
     def storage_failed(self, stream: LogStreamId, error: CutwaterError) -> None:
         if self._is_stopping:
@@ -610,3 +516,31 @@ class StorageNode:
 
     def alarm(self, error: CutwaterError) -> None:
         _log.error("alarm: %s", error, extra={"code": error.code})
+
+    # Methods for the work on directories (``directory_work.Owner``).
+
+    def begin(self, stream: LogStreamId, storage: SegmentStorage) -> None:
+        """Open a replica whose files were created or found."""
+        if self._is_stopping:
+            storage.close()
+            return
+        try:
+            self._open(stream, storage)
+        except (Damaged, Unavailable) as error:
+            storage.close()
+            self._note_unreadable(stream, error)
+        else:
+            self._directories.abandoned.pop(stream, None)
+            if self.unreadable.pop(stream, None):
+                self._say(logging.INFO, stream, "is open again")
+
+    def still_unreadable(self, stream: LogStreamId, error: CutwaterError) -> None:
+        self._note_unreadable(stream, error, logging.ERROR if isinstance(error, Damaged) else logging.DEBUG)
+
+    def directory_done(self, stream: LogStreamId, error: CutwaterError | None) -> None:
+        if error is not None:
+            # The leader asks again after each report.
+            self._say(logging.ERROR, stream, f"could not be created, renewed or removed: {error.message}")
+            if isinstance(error, DiskFull):
+                self._outside.disk_is_full()
+        self.report_soon()
