@@ -91,6 +91,7 @@ class ShippedSimulation:
             options.may_wait_for_disk,
             options.store,
             options.scrub_every,
+            options.min_replication,
         )
         self.cluster = VirtualCluster(loop, shape, Random(self.random.getrandbits(64)))
         self.history = ClientHistory()
@@ -191,7 +192,7 @@ class ShippedSimulation:
         self.is_stopping = True
         releasing = self.loop.create_task(self._release_held())
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
-        if self.options.rots:
+        if self.options.min_replication > 1:
             await self._mend()
         await self._until(self._unread, CONVERGE_SECONDS, "7 subscribe")
         # Later records may exist whose appenders heard nothing.
