@@ -188,8 +188,10 @@ class ShippedSimulation:
         releasing = self.loop.create_task(self._release_held())
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         await self._until(self._unread, CONVERGE_SECONDS, "7 subscribe")
-        # Later records may exist whose appenders heard nothing.
+        # Later records and decisions may exist whose clients heard nothing, because they were killed.
         await asyncio.sleep(LATE_SECONDS)
+        await self._until(self._unfinished, CONVERGE_SECONDS, "15 liveness")
+        await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         releasing.cancel()
 
     async def _until(self, problem: Callable[[], str | None], seconds: float, guarantee: str) -> None:
@@ -269,6 +271,13 @@ class ShippedSimulation:
             if last >= reader.next_glsn:
                 return f"{reader.name} stands at {reader.next_glsn}, and {last} was acknowledged"
         return None
+
+    def _unfinished(self) -> str | None:
+        """A client that has not finished may still change the cluster."""
+        return next(
+            (f"{client.name} has not finished" for client in self.clients if client.has_end and not client.is_done),
+            None,
+        )
 
     # Inspection.
 
