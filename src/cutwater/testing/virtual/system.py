@@ -96,9 +96,6 @@ class SimWorker(Worker[T]):
                 then()
         return self._is_stopped and self.is_idle
 
-    def is_alive(self) -> bool:
-        return not (self._is_stopped and self.is_idle)
-
     def _begin_soon(self) -> None:
         if not self._is_busy:
             self._is_busy = True
