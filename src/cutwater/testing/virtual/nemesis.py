@@ -198,12 +198,16 @@ class VirtualNemesis:
         self._later(self._down_seconds(), self._start, machine)
 
     def _is_spare(self, node: StorageNodeId) -> bool:
-        """Whether every log stream of this node has another member, which then holds every committed record."""
+        """Whether every log stream of this node has another member, which then holds every committed record, and every
+        part that may still be published has another holder."""
         leader = self._cluster.leader()
         if leader is None:
             return False
         own = [stream for stream in leader.state.streams.values() if node in stream.replicas]
-        return all(stream.is_open and set(stream.members) - {node} for stream in own)
+        parts = [part for sink in self._world.sinks for part in sink.staged]
+        parts += [part for run in leader.state.runs for group in run.groups for part in group.parts]
+        is_staged_elsewhere = all(set(part.holders) - {node} for part in parts)
+        return is_staged_elsewhere and all(stream.is_open and set(stream.members) - {node} for stream in own)
 
     def _is_replaceable(self) -> bool:
         return self._world.options.storage_nodes > self._world.options.replication

@@ -28,6 +28,8 @@ class ShippedOptions(Struct, frozen=True):
     subscribers: int = 1
     typed_topic: bool = False
     """Whether there is a second topic, with a schema."""
+    sinks: int = 0
+    """Queries that publish batches of staged rows. Each has a name; the third takes over that of the first."""
     conditional_appends: bool = False
     """Whether some appends name the position that they must get."""
     append_pause: float = 0.05
@@ -40,6 +42,8 @@ class ShippedOptions(Struct, frozen=True):
     kill_client_every: float = 0.0
     reads_every: float = 0.2
     cursors_every: float = 0.0
+    scans_every: float = 0.0
+    """Ranges that are planned and read in parts, as Spark does."""
     trim_every: float = 0.0
     change_topics_every: float = 0.0
     operate_every: float = 0.0
@@ -159,6 +163,8 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_failures": (0.01, 0.1),
     "conditional_appends": (True,),
     "careful": (True,),
+    "scans_every": (0.2, 0.5),
+    "sinks": (1, 1, 3),
 }
 
 

@@ -24,6 +24,7 @@ from cutwater.testing.simulator.record import SimOutcome
 from cutwater.testing.simulator.world import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.careful_clients import CarefulAppender, CarefulReader, PromptSubscriber
+from cutwater.testing.virtual.client_checks import check_clients
 from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
 from cutwater.testing.virtual.evidence import EvidenceRoom
 from cutwater.testing.virtual.history import ClientHistory
@@ -32,7 +33,9 @@ from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.nemesis import VirtualNemesis
 from cutwater.testing.virtual.operations import TopicChanger, VirtualOperator, VirtualTrimmer
 from cutwater.testing.virtual.options import ShippedOptions
+from cutwater.testing.virtual.publishers import WORKERS_PER_SINK, StagingWorker, VirtualSink
 from cutwater.testing.virtual.readers import VirtualReader
+from cutwater.testing.virtual.scanners import VirtualScanner
 from cutwater.testing.virtual.system import run_simulated
 from cutwater.testing.virtual.trace import Trace
 from cutwater.testing.virtual.workload import (
@@ -51,6 +54,8 @@ APPEND_AGAIN_SECONDS = 60.0
 CONVERGE_SECONDS = 120.0
 """After the clients have stopped, replicas converge and subscribers get everything within this time."""
 LOOK_SECONDS = 0.1
+QUERIES_MAX = 2
+"""Sinks have so many names; more sinks take them over."""
 LATE_SECONDS = 3.0
 """After this time subscribers have also got the records of appends with an unknown outcome."""
 
@@ -97,6 +102,7 @@ class ShippedSimulation:
         self.is_stopping = False
         self.clients: list[VirtualClient] = []
         self.readers: list[VirtualSubscriber] = []
+        self.sinks: list[VirtualSink] = []
         self.nemesis = VirtualNemesis(self, Random(self.random.getrandbits(64)))
         for machine in self.cluster.machines:
             self.watch(machine)
@@ -166,8 +172,24 @@ class ShippedSimulation:
             self._add(CarefulReader(self, "careful reader", "127.0.2.36"))
         if options.prompt_seconds:
             self._add(PromptSubscriber(self, "prompt subscriber", "127.0.2.37"))
+        if options.scans_every:
+            for i, topic in enumerate(topics):
+                self._add(VirtualScanner(self, f"scanner{i}", f"127.0.2.{i + 61}", topic))
+        for i in range(options.sinks):
+            self._add_sink(i)
         for client in self.clients:
             client.start()
+
+    def _add_sink(self, number: int) -> None:
+        delay = self.random.uniform(0.0, self.options.seconds / 2) if number >= QUERIES_MAX else 0.0
+        query = f"query{number % QUERIES_MAX}"
+        sink = VirtualSink(self, f"sink{number}", f"127.0.2.{number + 41}", query, delay)
+        self.sinks.append(sink)
+        self._add(sink)
+        for i in range(WORKERS_PER_SINK):
+            worker = StagingWorker(self, f"worker{number}.{i}", f"127.0.2.{51 + number * WORKERS_PER_SINK + i}")
+            sink.workers.append(worker)
+            self._add(worker)
 
     def _add(self, client: VirtualClient) -> None:
         self.clients.append(client)
@@ -225,6 +247,11 @@ class ShippedSimulation:
         for op in self.history.appends:
             if op.outcome is SimOutcome.PENDING:
                 return f"append {op.payload} has no outcome"
+        for sink in self.sinks:
+            if not sink.is_done:
+                return f"{sink.name} has published nothing after the faults ended"
+        for run in leader.state.runs.publishing:
+            return f"batch {run.batch} of run {run.run} is decided and not published"
         return self._unrest_of(leader)
 
     def _unrest_of(self, leader: OrderLayer) -> str | None:
@@ -267,9 +294,9 @@ class ShippedSimulation:
 
     def _unread(self) -> str | None:
         for reader in self.readers:
-            last = self.history.last_acknowledged(reader.topic)
+            last = max(self.history.last_acknowledged(reader.topic), self.cluster.last_published(reader.topic))
             if last >= reader.next_glsn:
-                return f"{reader.name} stands at {reader.next_glsn}, and {last} was acknowledged"
+                return f"{reader.name} stands at {reader.next_glsn}, and {last} was acknowledged or published"
         return None
 
     def _unfinished(self) -> str | None:
@@ -293,7 +320,7 @@ class ShippedSimulation:
         self._check_complaints()
         inspector = self.cluster.new_process("inspector", "127.0.3.3")
         room = EvidenceRoom(self.cluster, self.history, state)
-        check_all(inspector.context.run(room.collect, self.readers))
+        check_clients(check_all(inspector.context.run(room.collect, self.readers)), self.history)
 
 
 def simulate_shipped(seed: int, options: ShippedOptions, lines: list[str] | None = None) -> ShippedResult:
@@ -356,4 +383,6 @@ def _operations(world: ShippedSimulation) -> dict[str, int]:
     found["subscribe"] = sum(len(reader.records) for reader in world.readers)
     found["read"], found["tail"] = len(history.reads), len(history.tails)
     found["cursor"] = len(history.cursors)
+    found["scan"] = len(history.scans)
+    found["stage"], found["publish"] = len(history.staged), len(history.published)
     return {name: count for name, count in found.items() if count}
