@@ -55,6 +55,8 @@ class StageTask:
 class StagingWorker(VirtualClient):
     """Stages the rows of tasks. Every attempt has rows of its own, so that the log shows which one was published."""
 
+    has_end = False
+
     def __init__(self, world: ShippedSimulation, name: str, host: str) -> None:
         super().__init__(world, name, host)
         self.tasks: list[StageTask] = []
@@ -118,8 +120,6 @@ class VirtualSink(VirtualClient):
         self.committed = -1
         self.published = 0
         self.is_fenced = False
-        self.is_done = False
-        """Whether it asks for nothing more."""
         self.workers: list[StagingWorker] = []
         self.staged: list[Part] = []
         """The parts of the batch that is under way."""
