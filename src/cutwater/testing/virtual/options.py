@@ -44,10 +44,12 @@ class ShippedOptions(Struct, frozen=True):
     cursors_every: float = 0.0
     scans_every: float = 0.0
     """Ranges that are planned and read in parts, as Spark does."""
+    declare_every: float = 0.0
+    """Declarations of watermarks and idleness, and questions for watermarks."""
     trim_every: float = 0.0
     change_topics_every: float = 0.0
     operate_every: float = 0.0
-    """Seals, finished log streams, moved replicas, added storage nodes."""
+    """Seals, finished log streams, moved replicas, added and removed storage nodes."""
     disk_loss: str = ""
     """What happens once to a node whose records others hold too: its disk is gone ("empty"), or is as it was some time
     before ("old"), or lacks a replica ("replica")."""
@@ -58,7 +60,9 @@ class ShippedOptions(Struct, frozen=True):
     power_all_every: float = 0.0
     pause_every: float = 0.0
     restart_every: float = 0.0
-    """A clean stop and start, one machine after the other."""
+    """A clean stop and start of one machine."""
+    roll_every: float = 0.0
+    """Clean stops and starts of all machines, one after the other."""
     down_seconds_max: float = 1.0
     clock_jump_every: float = 0.0
     drift: float = 0.0
@@ -150,6 +154,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "power_all_every": (3.0,),
     "pause_every": (1.0, 2.0),
     "restart_every": (1.5,),
+    "roll_every": (1.0, 2.0),
     "down_seconds_max": (0.1, 3.0),
     "clock_jump_every": (1.0,),
     "drift": (0.01, 0.2),
@@ -179,6 +184,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_failures": (0.01, 0.1),
     "conditional_appends": (True,),
     "careful": (True,),
+    "declare_every": (0.1, 0.4),
     "scans_every": (0.2, 0.5),
     "sinks": (1, 1, 3),
 }
