@@ -205,8 +205,6 @@ class VirtualNemesis:
         # Where a disk rots, the others have the only copy of what it lost.
         candidates = [self._rot.machine] if self._rot is not None else self._cluster.nodes
         machine = self._random.choice(candidates)
-        if machine.is_retired:
-            return
         while machine.is_paused:
             await asyncio.sleep(0.01)
         before = machine.disk.copy()
