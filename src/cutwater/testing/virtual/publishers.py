@@ -153,6 +153,7 @@ class VirtualSink(VirtualClient):
         self.staged = []
         if run.last_batch != batch or self.random.random() < 0.5:
             await self._stage(run, batch)
+        self.world.history.offered.append((run.run, batch, tuple(part.part for part in self.staged)))
         published = await log.publish(run, batch, self.staged)
         self.published += 1
         self.staged = []
