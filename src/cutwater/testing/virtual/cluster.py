@@ -17,6 +17,7 @@ from cutwater.errors import CutwaterError
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
+from cutwater.storagenode.repair.scrubbing import ScrubOptions
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.testing.virtual.loop import VirtualLoop
 from cutwater.testing.virtual.machines import SimMachine
@@ -44,6 +45,14 @@ class ClusterShape(Struct, frozen=True):
     segment_bytes: int = 16 * 1024
     may_wait_for_disk: bool = False
     store: str = "memory"
+    scrub_every: float = 0.0
+    """Seconds between two passes of the scrub; 0 means as usual."""
+
+    @property
+    def scrub(self) -> ScrubOptions:
+        if not self.scrub_every:
+            return ScrubOptions()
+        return ScrubOptions(first_after_seconds=self.scrub_every, every_seconds=self.scrub_every)
 
     @property
     def segments(self) -> SegmentOptions:
@@ -106,6 +115,7 @@ class VirtualCluster:
             segments=shape.segments,
             may_wait_for_disk=shape.may_wait_for_disk,
             staged_ask_seconds=STAGED_ASK_SECONDS,
+            scrub=shape.scrub,
         )
 
         async def serve(machine: SimMachine) -> None:

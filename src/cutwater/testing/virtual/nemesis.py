@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.testing.stores.etcd_model import EtcdFaults
 from cutwater.testing.virtual.machines import SimDisk, SimMachine
+from cutwater.testing.virtual.rot import DiskRot
 from cutwater.types import StorageNodeId
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class VirtualNemesis:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         self._struck: Counter[str] = Counter()
+        self._rot = DiskRot(self._cluster, world.options, random) if world.options.rots else None
 
     @property
     def struck(self) -> dict[str, int]:
@@ -70,6 +72,9 @@ class VirtualNemesis:
         self._every(options.half_open_every, self._half_open)
         self._every(options.throttle_every, self._throttle)
         self._every(options.kill_client_every, self._kill_client)
+        if self._rot is not None:
+            self._rot.start()
+            self._every(options.rot_every, self._rot.strike)
         if options.disk_loss:
             self._tasks.append(self._world.loop.create_task(self._lose_disk(options.disk_loss)))
 
@@ -197,7 +202,9 @@ class VirtualNemesis:
         """Let one storage node lose what it stored, when other nodes hold all of it."""
         seconds = self._world.options.seconds
         await asyncio.sleep(self._random.uniform(0.0, seconds / 2))
-        machine = self._random.choice([machine for machine in self._cluster.nodes if not machine.is_retired])
+        nodes = [machine for machine in self._cluster.nodes if not machine.is_retired]
+        # Where a disk rots, the others have the only copy of what it lost.
+        machine = self._rot.machine if self._rot is not None else self._random.choice(nodes)
         while machine.is_paused:
             await asyncio.sleep(0.01)
         before = machine.disk.copy()

@@ -55,6 +55,8 @@ class StageTask:
 class StagingWorker(VirtualClient):
     """Stages the rows of tasks. Every attempt has rows of its own, so that the log shows which one was published."""
 
+    has_end = False
+
     def __init__(self, world: ShippedSimulation, name: str, host: str) -> None:
         super().__init__(world, name, host)
         self.tasks: list[StageTask] = []
@@ -118,8 +120,6 @@ class VirtualSink(VirtualClient):
         self.committed = -1
         self.published = 0
         self.is_fenced = False
-        self.is_done = False
-        """Whether it asks for nothing more."""
         self.workers: list[StagingWorker] = []
         self.staged: list[Part] = []
         """The parts of the batch that is under way."""
@@ -144,7 +144,6 @@ class VirtualSink(VirtualClient):
             if self.world.is_stopping and healed is None:
                 # One more batch, now that nothing fails.
                 healed = self.published
-        self.is_done = True
 
     async def _publish_next(self, log: AsyncClient, start: RunStart) -> None:
         run = await log.open_run(self.query, self.key, start=start)

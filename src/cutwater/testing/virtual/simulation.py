@@ -36,6 +36,7 @@ from cutwater.testing.virtual.operations import TopicChanger, VirtualOperator, V
 from cutwater.testing.virtual.options import ShippedOptions
 from cutwater.testing.virtual.publishers import WORKERS_PER_SINK, StagingWorker, VirtualSink
 from cutwater.testing.virtual.readers import VirtualReader
+from cutwater.testing.virtual.rot import ScrubWatch, VerifyWatch
 from cutwater.testing.virtual.scanners import VirtualScanner
 from cutwater.testing.virtual.system import run_simulated
 from cutwater.testing.virtual.trace import Trace
@@ -57,6 +58,8 @@ CONVERGE_SECONDS = 120.0
 LOOK_SECONDS = 0.1
 QUERIES_MAX = 2
 """Sinks have so many names; more sinks take them over."""
+VERIFY_SECONDS = 0.5
+"""An operator waits so long before verifying again."""
 LATE_SECONDS = 3.0
 """After this time subscribers have also got the records of appends with an unknown outcome."""
 
@@ -93,6 +96,7 @@ class ShippedSimulation:
             options.segment_bytes,
             options.may_wait_for_disk,
             options.store,
+            options.scrub_every,
         )
         self.cluster = VirtualCluster(loop, shape, Random(self.random.getrandbits(64)))
         self.history = ClientHistory()
@@ -221,10 +225,26 @@ class ShippedSimulation:
         self.is_stopping = True
         releasing = self.loop.create_task(self._release_held())
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
+        if self.options.rots:
+            await self._mend()
         await self._until(self._unread, CONVERGE_SECONDS, "7 subscribe")
-        # Later records may exist whose appenders heard nothing.
+        # Later records and decisions may exist whose clients heard nothing, because they were killed.
         await asyncio.sleep(LATE_SECONDS)
+        await self._until(self._unfinished, CONVERGE_SECONDS, "15 liveness")
+        await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         releasing.cancel()
+
+    async def _mend(self) -> None:
+        """13: all damage is found and repaired, by scrubs or by an operator who verifies the log."""
+        if self.options.scrub_every:
+            await self._until(ScrubWatch(self.cluster).problem, CONVERGE_SECONDS, "13 damage")
+        else:
+            watch = VerifyWatch(self.cluster)
+            verifying = self.loop.create_task(watch.verify_until_clean(lambda: asyncio.sleep(VERIFY_SECONDS)))
+            await self._until(watch.problem, CONVERGE_SECONDS, "13 damage")
+            verifying.cancel()
+        # A replica that was repaired may have been opened again.
+        await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
 
     async def _until(self, problem: Callable[[], str | None], seconds: float, guarantee: str) -> None:
         deadline, before = self.loop.now + seconds, None
@@ -308,6 +328,13 @@ class ShippedSimulation:
             if last >= reader.next_glsn:
                 return f"{reader.name} stands at {reader.next_glsn}, and {last} was acknowledged or published"
         return None
+
+    def _unfinished(self) -> str | None:
+        """A client that has not finished may still change the cluster."""
+        return next(
+            (f"{client.name} has not finished" for client in self.clients if client.has_end and not client.is_done),
+            None,
+        )
 
     # Inspection.
 
