@@ -427,7 +427,7 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
         # Nodes.
         plant(
             work.node_removed_with_the_last_copy,
-            0,
+            2,
             "a storage node is removed that holds the last copy of a log stream",
             storage_nodes=3,
             replication=1,

@@ -18,7 +18,7 @@ from cutwater.core.publish import run_requests
 from cutwater.core.publish.runs import RunRegistry
 from cutwater.core.read.watermark import WatermarkClock
 from cutwater.core.requests import Done
-from cutwater.errors import Refused, Trimmed
+from cutwater.errors import LastCopy, Trimmed
 from cutwater.storagenode.publish.group_entries import Source
 from cutwater.storagenode.publish.publishing import Publishing
 from cutwater.storagenode.serving.reading import FoundEntries
@@ -151,7 +151,7 @@ def node_removed_with_the_last_copy() -> list[Patch]:
     def remove(request, state, around):
         try:
             return right(request, state, around)
-        except Refused:
+        except LastCopy:
             node = request.node
             moves = [
                 d.AssignReplicas(stream.stream, tuple(other for other in stream.replicas if other != node))
