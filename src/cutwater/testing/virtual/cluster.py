@@ -13,6 +13,7 @@ from msgspec import Struct
 from cutwater.admin.operations import Admin
 from cutwater.core.order.decisions import CreateTopic, GroupPublished
 from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.options import OrderOptions
 from cutwater.errors import CutwaterError
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.storage.replica.segment_log import SegmentOptions
@@ -47,6 +48,7 @@ class ClusterShape(Struct, frozen=True):
     store: str = "memory"
     scrub_every: float = 0.0
     """Seconds between two passes of the scrub; 0 means as usual."""
+    min_replication: int = 1
 
     @property
     def scrub(self) -> ScrubOptions:
@@ -97,7 +99,8 @@ class VirtualCluster:
     def _serve_metadata(self, number: int) -> Callable[[SimMachine], Coroutine[Any, Any, None]]:
         async def serve(machine: SimMachine) -> None:
             node = MetadataNodeId(number)
-            options = MetadataOptions(CLUSTER, node, machine.host, METADATA_PORT, key=machine.key)
+            order = OrderOptions(min_replication=self.shape.min_replication)
+            options = MetadataOptions(CLUSTER, node, machine.host, METADATA_PORT, order=order, key=machine.key)
             server = MetadataServer(options, self.store.store(machine.random))
             await server.start()
             machine.server = server

@@ -31,7 +31,7 @@ class VirtualNemesis:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         self._struck: Counter[str] = Counter()
-        self._rot = DiskRot(self._cluster, world.options, random) if world.options.rots else None
+        self._rot = DiskRot(self._cluster, world.options, random) if world.options.min_replication > 1 else None
 
     @property
     def struck(self) -> dict[str, int]:

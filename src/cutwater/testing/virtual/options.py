@@ -117,6 +117,11 @@ class ShippedOptions(Struct, frozen=True):
     def rots(self) -> bool:
         return bool(self.rot_every or self.wrong_reads or self.stray_writes)
 
+    @property
+    def min_replication(self) -> int:
+        """How many nodes have a record before it is acknowledged; a disk rots only where another one has a copy."""
+        return 2 if self.rots and self.replication > 1 else 1
+
     def faults(self) -> dict[str, object]:
         """Return the options that differ from a cluster without faults, for display."""
         quiet = ShippedOptions()
@@ -219,8 +224,10 @@ def shipped_options(seed: int) -> ShippedOptions:
         timeout=random.choice((0.5, 3.0, 10.0)),
     )
     changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
-    options = structs.replace(options, replication=min(options.replication, options.storage_nodes))
-    return structs.replace(options, **changes)
+    options = structs.replace(options, **changes)
+    # A disk rots only where another one has a copy.
+    replication = max(2, options.replication) if options.rots else options.replication
+    return structs.replace(options, replication=min(replication, options.storage_nodes))
 
 
 def shipped_storm_options(seed: int) -> ShippedOptions:

@@ -97,6 +97,7 @@ class ShippedSimulation:
             options.may_wait_for_disk,
             options.store,
             options.scrub_every,
+            options.min_replication,
         )
         self.cluster = VirtualCluster(loop, shape, Random(self.random.getrandbits(64)))
         self.history = ClientHistory()
@@ -225,7 +226,7 @@ class ShippedSimulation:
         self.is_stopping = True
         releasing = self.loop.create_task(self._release_held())
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
-        if self.options.rots:
+        if self.options.min_replication > 1:
             await self._mend()
         await self._until(self._unread, CONVERGE_SECONDS, "7 subscribe")
         # Later records and decisions may exist whose clients heard nothing, because they were killed.
