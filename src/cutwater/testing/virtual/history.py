@@ -36,6 +36,7 @@ from cutwater.types import (
     ProducerEpoch,
     ProducerId,
     ProducerTag,
+    RunId,
     TopicId,
 )
 from cutwater.types import (
@@ -108,6 +109,8 @@ class ClientHistory(SimHistory):
 
     def __init__(self) -> None:
         super().__init__()
+        self.offered: list[tuple[RunId, int, tuple[str, ...]]] = []
+        """The names of the parts with which drivers asked to publish a batch of a run."""
         self.scans: list[ScanOp] = []
         self.declared: dict[EventTime, DeclareOp] = {}
         self.watermarks: list[WatermarkOp] = []

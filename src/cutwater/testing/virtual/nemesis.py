@@ -202,9 +202,9 @@ class VirtualNemesis:
         """Let one storage node lose what it stored, when other nodes hold all of it."""
         seconds = self._world.options.seconds
         await asyncio.sleep(self._random.uniform(0.0, seconds / 2))
+        nodes = [machine for machine in self._cluster.nodes if not machine.is_retired]
         # Where a disk rots, the others have the only copy of what it lost.
-        candidates = [self._rot.machine] if self._rot is not None else self._cluster.nodes
-        machine = self._random.choice(candidates)
+        machine = self._rot.machine if self._rot is not None else self._random.choice(nodes)
         while machine.is_paused:
             await asyncio.sleep(0.01)
         before = machine.disk.copy()
