@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.testing.stores.etcd_model import EtcdFaults
 from cutwater.testing.virtual.machines import SimDisk, SimMachine
+from cutwater.testing.virtual.workload import VirtualProducer
 from cutwater.types import StorageNodeId
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 PAUSE_SECONDS_MAX = 2.0
 PARTITION_SECONDS_MAX = 2.0
+LAG_SECONDS_MAX = 0.5
+RIVALS_MAX = 3
 THROTTLED_BYTES_PER_SECOND = 20_000.0
 
 
@@ -67,6 +70,8 @@ class VirtualNemesis:
         self._every(options.reset_every, self._reset)
         self._every(options.half_open_every, self._half_open)
         self._every(options.throttle_every, self._throttle)
+        self._every(options.lag_every, self._lag)
+        self._every(options.reopen_producer_every, self._reopen_producer)
         self._every(options.kill_client_every, self._kill_client)
         if options.disk_loss:
             self._tasks.append(self._world.loop.create_task(self._lose_disk(options.disk_loss)))
@@ -167,6 +172,14 @@ class VirtualNemesis:
             self._say(f"client {client.name} is killed")
             client.kill()
             self._later(self._down_seconds(), self._start_client, client)
+
+    async def _reopen_producer(self) -> None:
+        """Let another client take over the name of a producer, which goes on unaware."""
+        producers = [client for client in self._world.clients if isinstance(client, VirtualProducer)]
+        if producers and len(producers) < self._world.options.producers + RIVALS_MAX:
+            name = self._random.choice(producers).name
+            self._say(f"another client takes over {name}")
+            self._world.begin_client(VirtualProducer(self._world, name, f"127.0.2.{40 + len(producers)}"))
 
     def _start_client(self, client: Any) -> None:
         if client.process.is_dead:
@@ -278,5 +291,18 @@ class VirtualNemesis:
 
         def heal() -> None:
             line.bytes_per_second = None
+
+        self._later(self._random.uniform(0.0, PARTITION_SECONDS_MAX), heal)
+
+    async def _lag(self) -> None:
+        one = self._random.choice(self._cluster.machines).host
+        other = self._random.choice([host for host in self._hosts() if host != one])
+        one, other = self._random.choice(((one, other), (other, one)))
+        line = self._network.line(one, other)
+        self._say(f"{one} is far from {other}")
+        line.delay_seconds_max = LAG_SECONDS_MAX
+
+        def heal() -> None:
+            line.delay_seconds_max = self._network.delay_seconds_max
 
         self._later(self._random.uniform(0.0, PARTITION_SECONDS_MAX), heal)

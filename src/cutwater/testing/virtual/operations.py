@@ -129,3 +129,19 @@ class VirtualOperator(VirtualClient):
                 self.world.note(f"the operator has added {machine.name}")
                 return
             await asyncio.sleep(0.2)
+
+
+class VirtualSealer(VirtualClient):
+    """Seals log streams and opens them again at once, so that what was under way meets another epoch."""
+
+    async def run(self, log: AsyncClient) -> None:
+        async with Admin(self.world.cluster.addresses, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+            while not self.world.is_stopping:
+                await self.pause(self.world.options.seal_every)
+                with suppress(CutwaterError):
+                    streams = [s.stream for s in (await admin.describe()).streams if not s.final and s.is_open]
+                    if streams:
+                        stream = self.random.choice(streams)
+                        self.world.note(f"the operator seals and opens log stream {stream}")
+                        await admin.seal(stream)
+                        await admin.unseal(stream)

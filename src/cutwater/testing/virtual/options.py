@@ -44,9 +44,18 @@ class ShippedOptions(Struct, frozen=True):
     change_topics_every: float = 0.0
     operate_every: float = 0.0
     """Seals, finished log streams, moved replicas, added storage nodes."""
+    seal_every: float = 0.0
+    """A log stream is sealed and opened again at once."""
     disk_loss: str = ""
     """What happens once to a node whose records others hold too: its disk is gone ("empty"), or is as it was some time
     before ("old"), or lacks a replica ("replica")."""
+
+    reopen_producer_every: float = 0.0
+    """Another client takes over the name of a producer, which goes on unaware."""
+    forge_every: float = 0.0
+    """A client sends what only servers may send."""
+    event_time_ahead: float = 0.0
+    """How far event times may be ahead of the clocks of storage nodes, which differ; 0 means any time."""
 
     # Processes.
     kill_every: float = 0.0
@@ -67,6 +76,8 @@ class ShippedOptions(Struct, frozen=True):
     reset_every: float = 0.0
     half_open_every: float = 0.0
     throttle_every: float = 0.0
+    lag_every: float = 0.0
+    """What one host sends to another takes long for a while, and what others send does not."""
     lost_connects: float = 0.0
 
     # Disks and store.
@@ -85,6 +96,8 @@ class ShippedOptions(Struct, frozen=True):
     store_delay_max: float = 0.001
     store_lost_answers: float = 0.0
     store_failures: float = 0.0
+    roll_back_store: bool = False
+    """At the end an old copy of the store in memory is put back for a while."""
 
     def disk_rules(self) -> list[DiskFaultRule]:
         """Return the faults of each disk."""
@@ -159,6 +172,11 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_failures": (0.01, 0.1),
     "conditional_appends": (True,),
     "careful": (True,),
+    "lag_every": (0.3, 1.0),
+    "reopen_producer_every": (0.5, 1.5),
+    "forge_every": (0.1, 0.5),
+    "seal_every": (0.2, 1.0),
+    "event_time_ahead": (0.02, 1.0),
 }
 
 
