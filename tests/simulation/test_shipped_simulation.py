@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.subscribe.subscriptions import AsyncSubscription
 from cutwater.storage.replica.segment_log import SUFFIX as ENTRIES
 from cutwater.testing.fault_files import FaultFile
+from cutwater.testing.virtual.operations import TopicChanger
 from cutwater.testing.virtual.options import SHIPPED_PROFILES, ShippedOptions
 from cutwater.testing.virtual.simulation import simulate_shipped
+from cutwater.testing.virtual.workload import PLAIN
 from cutwater.types import Ack
 from tests.soak import rounds
 
@@ -55,6 +58,22 @@ def test_a_replica_whose_disk_failed_when_it_was_opened_is_opened_again(seed: in
         power_all_every=0.4,
     )
     assert simulate_shipped(seed, options).violation is None
+
+
+def test_the_last_inspection_waits_for_clients_that_still_change_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new log stream would not be on all of its nodes yet."""
+    changed: list[bool] = []
+
+    async def change_late(self: TopicChanger, log: AsyncClient) -> None:
+        while not self.world.is_stopping:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(20.0)
+        await log.change_topic(PLAIN, streams=4)
+        changed.append(True)
+
+    monkeypatch.setattr(TopicChanger, "run", change_late)
+    assert simulate_shipped(1, ShippedOptions(seconds=0.5, change_topics_every=1.0)).violation is None
+    assert changed
 
 
 def test_a_quiet_cluster_acknowledges_everything() -> None:

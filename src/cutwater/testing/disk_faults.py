@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,6 +19,8 @@ class DiskFault(StrEnum):
     """A read returns one wrong bit. The next one may be right."""
     STALE_READ = "stale read"
     """A read returns what was there before one of the last writes."""
+    MISDIRECTED_READ = "misdirected read"
+    """A read returns what is in another place of the file."""
     WRITE_ERROR = "write error"
     """A write or a change of a name fails (EIO). A part of the write may be done."""
     FULL = "full"
@@ -50,6 +52,8 @@ class DiskFaultRule(Struct, frozen=True):
     pattern: str = "*"
     seconds: tuple[float, float] | None = None
     """Least and most seconds that a slow or hung sync takes."""
+    only: Callable[[Path | str], bool] | None = None
+    """Whether the fault may strike this path now."""
 
 
 class ProcessDied(BaseException):
@@ -99,7 +103,8 @@ class DiskFaults:
 
     def _striking(self, fault: DiskFault, operation: str, path: Path | str) -> DiskFaultRule | None:
         for rule in self._rules.get(fault, ()):
-            if fnmatchcase(str(path), rule.pattern) and self.rng.random() < rule.probability:
+            strikes = fnmatchcase(str(path), rule.pattern) and self.rng.random() < rule.probability
+            if strikes and (rule.only is None or rule.only(path)):
                 self.struck[fault, operation] += 1
                 return rule
         return None

@@ -507,6 +507,8 @@ def check_groups(log: SimLog, evidence: Evidence) -> None:
                     raise Violation("groups", f"{what} was decided and is not in the log")
                 continue
             payloads = [payload for part in plan.parts for payload in record.staged[part.part]]
+            if any(part.ordered for part in plan.parts):
+                payloads.sort(key=record.positions.__getitem__)
             _check_group(log, what, rows, payloads)
             told = published.get((decision.run, decision.batch, plan.topic))
             if told is not None and (told.glsn, told.count) != (rows[0][0], sum(count for *_, count in rows)):
@@ -526,12 +528,19 @@ def check_groups(log: SimLog, evidence: Evidence) -> None:
 def check_names(log: SimLog, evidence: Evidence) -> None:
     """A new run begins under a name that has published only if it requests that: its output would be there twice."""
     names: dict[RunId, str] = {}
+    newest: dict[str, RunId] = {}
     published: set[str] = set()
     for decision in evidence.decisions:
         if isinstance(decision, d.OpenRun) and decision.name and not decision.once:
             if decision.name in published and decision.key not in evidence.record.replays:
                 raise Violation("names", f"{decision} begins anew under a name that has published, without a word")
             names[decision.run] = decision.name
+            newest[decision.name] = decision.run
+        elif (
+            isinstance(decision, d.DecideBatch)
+            and newest.get(names.get(decision.run, ""), decision.run) != decision.run
+        ):
+            raise Violation("names", f"{decision} was decided after another run had taken over the name")
         elif isinstance(decision, d.GroupPublished) and decision.run in names:
             published.add(names[decision.run])
 
@@ -568,7 +577,8 @@ CHECKS: dict[str, Callable[[SimLog, Evidence], None]] = {
 """Replaying the decisions checks 12 (``SimLog``); 13 to 16 need the running cluster, see ``cluster.py``."""
 
 
-def check_all(evidence: Evidence) -> None:
+def check_all(evidence: Evidence) -> SimLog:
     log = SimLog(evidence)
     for check in CHECKS.values():
         check(log, evidence)
+    return log

@@ -129,6 +129,8 @@ class SimHistory:
         self.staged: dict[str, list[int]] = {}
         """The payloads of each staged part, in order."""
         self.opens: list[OpenOp] = []
+        self.positions: dict[int, bytes] = {}
+        """The position of each payload that was staged with one: ordered parts are merged by it."""
         self.published: list[PublishOp] = []
         self.replays: set[str] = set()
         """Keys of runs that asked to publish again what their name has published."""

@@ -111,6 +111,8 @@ class CarefulReader(VirtualClient):
 class PromptSubscriber(VirtualClient):
     """Follows a topic without faults, and expects each record soon after its acknowledgement."""
 
+    has_end = False
+
     async def run(self, log: AsyncClient) -> None:
         loop, history, limit = self.world.loop, self.world.history, self.world.options.prompt_seconds
         seen = 0

@@ -11,18 +11,20 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from cutwater.admin.operations import Admin
+from cutwater.core.order.decisions import CreateTopic, GroupPublished
 from cutwater.core.order.leader import OrderLayer
 from cutwater.errors import CutwaterError
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
+from cutwater.storagenode.repair.scrubbing import ScrubOptions
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.testing.virtual.loop import VirtualLoop
 from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.network import SimNetwork
 from cutwater.testing.virtual.processes import SimProcess
 from cutwater.testing.virtual.store import SharedStore
-from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
+from cutwater.types import GLSN, ClusterId, MetadataNodeId, StorageNodeId, TopicId
 from cutwater.wire.addresses import format_address
 
 T = TypeVar("T")
@@ -31,6 +33,8 @@ CLUSTER = ClusterId(1)
 METADATA_PORT, NODE_PORT = 7_100, 7_000
 VOLUME = Path("/volume")
 COMMITS_PER_FILE = 64
+STAGED_ASK_SECONDS = 1.0
+"""Storage nodes ask this often which staged parts they may drop; runs are too short for the usual time."""
 
 
 class ClusterShape(Struct, frozen=True):
@@ -41,6 +45,14 @@ class ClusterShape(Struct, frozen=True):
     segment_bytes: int = 16 * 1024
     may_wait_for_disk: bool = False
     store: str = "memory"
+    scrub_every: float = 0.0
+    """Seconds between two passes of the scrub; 0 means as usual."""
+
+    @property
+    def scrub(self) -> ScrubOptions:
+        if not self.scrub_every:
+            return ScrubOptions()
+        return ScrubOptions(first_after_seconds=self.scrub_every, every_seconds=self.scrub_every)
 
     @property
     def segments(self) -> SegmentOptions:
@@ -102,6 +114,8 @@ class VirtualCluster:
             self.addresses,
             segments=shape.segments,
             may_wait_for_disk=shape.may_wait_for_disk,
+            staged_ask_seconds=STAGED_ASK_SECONDS,
+            scrub=shape.scrub,
         )
 
         async def serve(machine: SimMachine) -> None:
@@ -157,6 +171,17 @@ class VirtualCluster:
             if term is not None and term.epoch == self.store.epoch:
                 return term.layer
         return None
+
+    def topic(self, name: str) -> TopicId:
+        """Return the number of a topic that was created."""
+        created = (decision for decision in self.store.history if isinstance(decision, CreateTopic))
+        return next(decision.topic for decision in created if decision.name == name)
+
+    def last_published(self, name: str) -> GLSN:
+        """Return the last position of rows that were published to a topic."""
+        topic = self.topic(name)
+        groups = (decision for decision in self.store.history if isinstance(decision, GroupPublished))
+        return max((GLSN(group.glsn + group.count - 1) for group in groups if group.topic == topic), default=GLSN(0))
 
     def node_server(self, node: StorageNodeId) -> StorageNodeServer | None:
         machine = self.nodes[node - 1]

@@ -32,7 +32,7 @@ class EvidenceRoom:
     def __init__(self, cluster: VirtualCluster, history: ClientHistory, state: OrderState) -> None:
         self._cluster, self._history, self._state = cluster, history, state
         self._topics = _topics_of_streams(cluster.store.history)
-        self._raw: dict[tuple[LogStreamId, LLSN], Entry] = {}
+        self._raw: dict[tuple[LogStreamId, LLSN], bytes] = {}
         self.written: dict[tuple[LogStreamId, Epoch, LLSN], Batch] = {}
         self.applied: dict[LogStreamId, list[CommitContext]] = {}
 
@@ -83,8 +83,8 @@ class EvidenceRoom:
                 entry = frame.entry
                 if entry.last_llsn > committed:
                     raise Violation("8 batches", f"node {node}: {stream}/{entry.first_llsn} is committed in part")
-                known = self._raw.setdefault((stream, entry.first_llsn), entry)
-                if known != entry:
+                data = bytes(frame.data)
+                if self._raw.setdefault((stream, entry.first_llsn), data) != data:
                     raise Violation("1 unique", f"node {node} holds other bytes at {stream}/{entry.first_llsn}")
                 entries += self._history.entries(entry, schemas)
                 llsn = LLSN(entry.last_llsn + 1)

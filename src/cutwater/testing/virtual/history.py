@@ -32,9 +32,11 @@ from cutwater.types import (
     CutTime,
     Entry,
     EventTime,
+    Part,
     ProducerEpoch,
     ProducerId,
     ProducerTag,
+    TopicId,
 )
 from cutwater.types import (
     Sequence as SequenceNumber,
@@ -66,6 +68,17 @@ class Found(Struct, frozen=True):
     time_us: int
 
 
+class ScanOp(Struct):
+    """What a query read of a topic above ``start`` up to ``end``: GLSN, log stream, LLSN and content of each record, in
+    no order. ``gaps`` are the ranges that it was told are trimmed."""
+
+    topic: TopicId
+    start: GLSN
+    end: GLSN
+    found: list[tuple[int, int, int, Found]] = []
+    gaps: list[tuple[GLSN, GLSN]] = []
+
+
 class ClientHistory(SimHistory):
     """The history of a run, written by shipped clients."""
 
@@ -76,6 +89,7 @@ class ClientHistory(SimHistory):
         self._calls: dict[str, int] = {}
         self.violations: list[Violation] = []
         """What was found wrong when it was noted."""
+        self.scans: list[ScanOp] = []
         self._topics: dict[int, str] = {}
         """The topic of each append."""
         self._cache: dict[tuple[bytes, int], list[Found]] = {}
@@ -109,6 +123,12 @@ class ClientHistory(SimHistory):
         """Note that a client has opened a producer. Return the number of this opening."""
         self.opens.append(OpenOp(ProducerId(producer), invoked, now))
         return len(self.opens)
+
+    def stage(self, part: Part, ops: Sequence[AppendOp]) -> None:
+        """Note the rows of a part, which is staged."""
+        self.staged[part.part] = [op.payload for op in ops]
+        for op in ops:
+            op.part = part.part
 
     def topic_of(self, op: AppendOp) -> str:
         return self._topics[op.payload]
@@ -195,8 +215,12 @@ def _of_value(value: bytes, time_us: int) -> Found:
 
 def _decode(batch: Batch, schemas: Sequence[pa.Schema]) -> list[Found]:
     schema = KEY_VALUE if batch.schema == 0 else schemas[batch.schema - 1]
-    rows = pa.ipc.read_record_batch(pa.py_buffer(batch.body), schema)
-    if batch.schema == 0:
+    return found_in(pa.ipc.read_record_batch(pa.py_buffer(batch.body), schema))
+
+
+def found_in(rows: pa.RecordBatch) -> list[Found]:
+    """Return the records of a stored batch, which has at least the columns that say which records they are."""
+    if "value" in rows.schema.names:
         times = rows.column("timestamp").view(pa.int64()).to_pylist()
         return [_of_value(value, time) for value, time in zip(rows.column("value").to_pylist(), times, strict=True)]
     times = rows.column("at").view(pa.int64()).to_pylist()

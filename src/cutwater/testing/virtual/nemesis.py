@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.testing.stores.etcd_model import EtcdFaults
 from cutwater.testing.virtual.machines import SimDisk, SimMachine
+from cutwater.testing.virtual.rot import DiskRot
 from cutwater.testing.virtual.workload import VirtualProducer
 from cutwater.types import StorageNodeId
 
@@ -32,6 +33,7 @@ class VirtualNemesis:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         self._struck: Counter[str] = Counter()
+        self._rot = DiskRot(self._cluster, world.options, random) if world.options.rots else None
 
     @property
     def struck(self) -> dict[str, int]:
@@ -73,6 +75,9 @@ class VirtualNemesis:
         self._every(options.lag_every, self._lag)
         self._every(options.reopen_producer_every, self._reopen_producer)
         self._every(options.kill_client_every, self._kill_client)
+        if self._rot is not None:
+            self._rot.start()
+            self._every(options.rot_every, self._rot.strike)
         if options.disk_loss:
             self._tasks.append(self._world.loop.create_task(self._lose_disk(options.disk_loss)))
 
@@ -179,7 +184,7 @@ class VirtualNemesis:
         if producers and len(producers) < self._world.options.producers + RIVALS_MAX:
             name = self._random.choice(producers).name
             self._say(f"another client takes over {name}")
-            self._world.begin_client(VirtualProducer(self._world, name, f"127.0.2.{40 + len(producers)}"))
+            self._world.begin_client(VirtualProducer(self._world, name, f"127.0.2.{90 + len(producers)}"))
 
     def _start_client(self, client: Any) -> None:
         if client.process.is_dead:
@@ -191,7 +196,8 @@ class VirtualNemesis:
         """Let one storage node lose what it stored, when other nodes hold all of it."""
         seconds = self._world.options.seconds
         await asyncio.sleep(self._random.uniform(0.0, seconds / 2))
-        machine = self._random.choice(self._cluster.nodes)
+        # Where a disk rots, the others have the only copy of what it lost.
+        machine = self._rot.machine if self._rot is not None else self._random.choice(self._cluster.nodes)
         while machine.is_paused:
             await asyncio.sleep(0.01)
         before = machine.disk.copy()
@@ -211,12 +217,16 @@ class VirtualNemesis:
         self._later(self._down_seconds(), self._start, machine)
 
     def _is_spare(self, node: StorageNodeId) -> bool:
-        """Whether every log stream of this node has another member, which then holds every committed record."""
+        """Whether every log stream of this node has another member, which then holds every committed record, and every
+        part that may still be published has another holder."""
         leader = self._cluster.leader()
         if leader is None:
             return False
         own = [stream for stream in leader.state.streams.values() if node in stream.replicas]
-        return all(stream.is_open and set(stream.members) - {node} for stream in own)
+        parts = [part for sink in self._world.sinks for part in sink.staged]
+        parts += [part for run in leader.state.runs for group in run.groups for part in group.parts]
+        is_staged_elsewhere = all(set(part.holders) - {node} for part in parts)
+        return is_staged_elsewhere and all(stream.is_open and set(stream.members) - {node} for stream in own)
 
     def _is_replaceable(self) -> bool:
         return self._world.options.storage_nodes > self._world.options.replication

@@ -28,6 +28,8 @@ class ShippedOptions(Struct, frozen=True):
     subscribers: int = 1
     typed_topic: bool = False
     """Whether there is a second topic, with a schema."""
+    sinks: int = 0
+    """Queries that publish batches of staged rows. Each has a name; the third takes over that of the first."""
     conditional_appends: bool = False
     """Whether some appends name the position that they must get."""
     append_pause: float = 0.05
@@ -40,6 +42,8 @@ class ShippedOptions(Struct, frozen=True):
     kill_client_every: float = 0.0
     reads_every: float = 0.2
     cursors_every: float = 0.0
+    scans_every: float = 0.0
+    """Ranges that are planned and read in parts, as Spark does."""
     trim_every: float = 0.0
     change_topics_every: float = 0.0
     operate_every: float = 0.0
@@ -87,6 +91,14 @@ class ShippedOptions(Struct, frozen=True):
     disk_full: float = 0.0
     hung_syncs: float = 0.0
     kill_in_write_every: float = 0.0
+    rot_every: float = 0.0
+    """How often bits on the disk of one storage node change, or a block becomes unreadable, see ``rot``."""
+    wrong_reads: float = 0.0
+    """Share of the reads of that disk that each kind of wrong read strikes."""
+    stray_writes: float = 0.0
+    """Share of the writes to that disk that go to another place of the file."""
+    scrub_every: float = 0.0
+    """How often storage nodes read and check everything; 0 means that it takes too long to matter."""
     store: str = "memory"
     """Where decisions are kept: "memory", or "etcd" for the shipped store on a model of etcd."""
     etcd_faults: float = 0.0
@@ -109,6 +121,10 @@ class ShippedOptions(Struct, frozen=True):
             DiskFaultRule(DiskFault.FULL, self.disk_full),
         ]
         return [rule for rule in rules if rule.probability]
+
+    @property
+    def rots(self) -> bool:
+        return bool(self.rot_every or self.wrong_reads or self.stray_writes)
 
     def faults(self) -> dict[str, object]:
         """Return the options that differ from a cluster without faults, for display."""
@@ -164,6 +180,10 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "disk_full": (0.0005, 0.005),
     "hung_syncs": (0.0005, 0.003),
     "kill_in_write_every": (0.5, 2.0),
+    "rot_every": (0.1, 0.5),
+    "wrong_reads": (0.002, 0.02),
+    "stray_writes": (0.001, 0.01),
+    "scrub_every": (0.3, 1.0),
     "store": ("etcd",),
     "etcd_faults": (0.002, 0.02),
     "etcd_every": (0.5, 2.0),
@@ -177,6 +197,8 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "forge_every": (0.1, 0.5),
     "seal_every": (0.2, 1.0),
     "event_time_ahead": (0.02, 1.0),
+    "scans_every": (0.2, 0.5),
+    "sinks": (1, 1, 3),
 }
 
 

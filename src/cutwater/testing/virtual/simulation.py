@@ -25,6 +25,7 @@ from cutwater.testing.simulator.record import SimOutcome
 from cutwater.testing.simulator.world import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.careful_clients import CarefulAppender, CarefulReader, PromptSubscriber
+from cutwater.testing.virtual.client_checks import check_clients
 from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
 from cutwater.testing.virtual.evidence import EvidenceRoom
 from cutwater.testing.virtual.history import ClientHistory
@@ -34,8 +35,11 @@ from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.nemesis import VirtualNemesis
 from cutwater.testing.virtual.operations import TopicChanger, VirtualOperator, VirtualSealer, VirtualTrimmer
 from cutwater.testing.virtual.options import ShippedOptions
+from cutwater.testing.virtual.publishers import WORKERS_PER_SINK, StagingWorker, VirtualSink
 from cutwater.testing.virtual.readers import VirtualReader
 from cutwater.testing.virtual.rollback import roll_back
+from cutwater.testing.virtual.rot import ScrubWatch, VerifyWatch
+from cutwater.testing.virtual.scanners import VirtualScanner
 from cutwater.testing.virtual.system import run_simulated
 from cutwater.testing.virtual.trace import Trace
 from cutwater.testing.virtual.watchdog import Watchdog
@@ -59,6 +63,10 @@ AHEAD_SHARE = 1.2
 BACKUP_AT = 0.6
 """The part of the time with faults after which the store is copied, for clusters that get an old copy back."""
 LOOK_SECONDS = 0.1
+QUERIES_MAX = 2
+"""Sinks have so many names; more sinks take them over."""
+VERIFY_SECONDS = 0.5
+"""An operator waits so long before verifying again."""
 LATE_SECONDS = 3.0
 """After this time subscribers have also got the records of appends with an unknown outcome."""
 
@@ -95,6 +103,7 @@ class ShippedSimulation:
             options.segment_bytes,
             options.may_wait_for_disk,
             options.store,
+            options.scrub_every,
         )
         self.cluster = VirtualCluster(loop, shape, Random(self.random.getrandbits(64)))
         self.history = ClientHistory(lambda: self.cluster.store.high_watermark)
@@ -105,6 +114,7 @@ class ShippedSimulation:
         self.is_stopping = False
         self.clients: list[VirtualClient] = []
         self.readers: list[VirtualSubscriber] = []
+        self.sinks: list[VirtualSink] = []
         self.nemesis = VirtualNemesis(self, Random(self.random.getrandbits(64)))
         self.watchdog = Watchdog(self)
         for machine in self.cluster.machines:
@@ -190,6 +200,11 @@ class ShippedSimulation:
             self._add(CarefulReader(self, "careful reader", "127.0.2.36"))
         if options.prompt_seconds:
             self._add(PromptSubscriber(self, "prompt subscriber", "127.0.2.37"))
+        if options.scans_every:
+            for i, topic in enumerate(topics):
+                self._add(VirtualScanner(self, f"scanner{i}", f"127.0.2.{i + 61}", topic))
+        for i in range(options.sinks):
+            self._add_sink(i)
         for client in self.clients:
             client.start()
 
@@ -197,6 +212,17 @@ class ShippedSimulation:
         """Start one more client."""
         self._add(client)
         client.start()
+
+    def _add_sink(self, number: int) -> None:
+        delay = self.random.uniform(0.0, self.options.seconds / 2) if number >= QUERIES_MAX else 0.0
+        query = f"query{number % QUERIES_MAX}"
+        sink = VirtualSink(self, f"sink{number}", f"127.0.2.{number + 41}", query, delay)
+        self.sinks.append(sink)
+        self._add(sink)
+        for i in range(WORKERS_PER_SINK):
+            worker = StagingWorker(self, f"worker{number}.{i}", f"127.0.2.{51 + number * WORKERS_PER_SINK + i}")
+            sink.workers.append(worker)
+            self._add(worker)
 
     def _add(self, client: VirtualClient) -> None:
         self.clients.append(client)
@@ -219,9 +245,13 @@ class ShippedSimulation:
         self.is_stopping = True
         releasing = self.loop.create_task(self._release_held())
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
+        if self.options.rots:
+            await self._mend()
         await self._until(self._unread, CONVERGE_SECONDS, "7 subscribe")
-        # Later records may exist whose appenders heard nothing.
+        # Later records and decisions may exist whose clients heard nothing, because they were killed.
         await asyncio.sleep(LATE_SECONDS)
+        await self._until(self._unfinished, CONVERGE_SECONDS, "15 liveness")
+        await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         releasing.cancel()
 
     def _open_streams(self) -> set[LogStreamId]:
@@ -231,6 +261,18 @@ class ShippedSimulation:
             return set()
         topic = next(topic.topic for topic in leader.state.topics.values() if topic.name == PLAIN)
         return {stream.stream for stream in leader.state.streams.values() if stream.is_open and stream.topic == topic}
+
+    async def _mend(self) -> None:
+        """13: all damage is found and repaired, by scrubs or by an operator who verifies the log."""
+        if self.options.scrub_every:
+            await self._until(ScrubWatch(self.cluster).problem, CONVERGE_SECONDS, "13 damage")
+        else:
+            watch = VerifyWatch(self.cluster)
+            verifying = self.loop.create_task(watch.verify_until_clean(lambda: asyncio.sleep(VERIFY_SECONDS)))
+            await self._until(watch.problem, CONVERGE_SECONDS, "13 damage")
+            verifying.cancel()
+        # A replica that was repaired may have been opened again.
+        await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
 
     async def _until(self, problem: Callable[[], str | None], seconds: float, guarantee: str) -> None:
         deadline, before = self.loop.now + seconds, None
@@ -264,6 +306,11 @@ class ShippedSimulation:
         for op in self.history.appends:
             if op.outcome is SimOutcome.PENDING:
                 return f"append {op.payload} has no outcome"
+        for sink in self.sinks:
+            if not sink.is_done:
+                return f"{sink.name} has published nothing after the faults ended"
+        for run in leader.state.runs.publishing:
+            return f"batch {run.batch} of run {run.run} is decided and not published"
         return self._unrest_of(leader)
 
     def _unrest_of(self, leader: OrderLayer) -> str | None:
@@ -306,10 +353,17 @@ class ShippedSimulation:
 
     def _unread(self) -> str | None:
         for reader in self.readers:
-            last = self.history.last_acknowledged(reader.topic)
+            last = max(self.history.last_acknowledged(reader.topic), self.cluster.last_published(reader.topic))
             if last >= reader.next_glsn:
-                return f"{reader.name} stands at {reader.next_glsn}, and {last} was acknowledged"
+                return f"{reader.name} stands at {reader.next_glsn}, and {last} was acknowledged or published"
         return None
+
+    def _unfinished(self) -> str | None:
+        """A client that has not finished may still change the cluster."""
+        return next(
+            (f"{client.name} has not finished" for client in self.clients if client.has_end and not client.is_done),
+            None,
+        )
 
     # Inspection.
 
@@ -326,7 +380,7 @@ class ShippedSimulation:
         self._check_complaints()
         inspector = self.cluster.new_process("inspector", "127.0.3.3")
         room = EvidenceRoom(self.cluster, self.history, state)
-        check_all(inspector.context.run(room.collect, self.readers))
+        check_clients(check_all(inspector.context.run(room.collect, self.readers)), self.history)
 
 
 def simulate_shipped(seed: int, options: ShippedOptions, lines: list[str] | None = None) -> ShippedResult:
@@ -389,4 +443,6 @@ def _operations(world: ShippedSimulation) -> dict[str, int]:
     found["subscribe"] = sum(len(reader.records) for reader in world.readers)
     found["read"], found["tail"] = len(history.reads), len(history.tails)
     found["cursor"] = len(history.cursors)
+    found["scan"] = len(history.scans)
+    found["stage"], found["publish"] = len(history.staged), len(history.published)
     return {name: count for name, count in found.items() if count}

@@ -1,5 +1,5 @@
-"""Looks at the running servers of a simulated cluster from outside, and finds what no client could notice yet: an alarm,
-a commit that the leader forgot too early, a history that is never forgotten."""
+"""Looks at the running servers of a simulated cluster from outside, and finds what no client could notice yet: an
+alarm, a commit that the leader forgot too early, a history that is never forgotten."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Watchdog:
             await asyncio.sleep(LOOK_SECONDS)
 
     def check_alarms(self) -> None:
-        """Raise the first alarm of a server, unless a disk was lost on purpose: no other fault justifies one."""
+        """Raise the first alarm of a server, unless a disk was lost or is rotten: no other fault justifies one."""
         alarms = self._world.loop.alarms
-        if alarms and not self._world.options.disk_loss:
+        options = self._world.options
+        if alarms and not (options.disk_loss or options.rots):
             guarantee = "13 damage" if isinstance(alarms[0], ImpossibleReport) else "12 one cut sequence"
             raise Violation(guarantee, f"alarm: {alarms[0]}")
 

@@ -42,11 +42,16 @@ EVENT_TIME_START_US = 1_700_000_000_000_000
 class VirtualClient:
     """One client process. ``run`` is its program, which begins again after a kill."""
 
+    has_end = True
+    """Whether the program ends when the world stops."""
+
     def __init__(self, world: ShippedSimulation, name: str, host: str) -> None:
         self.world, self.name, self.host = world, name, host
         self.random = Random(world.random.getrandbits(64))
         self.process: SimProcess | None = None
         self.starts = 0
+        self.is_done = False
+        """Whether the program has ended: nothing that it called is under way."""
         self._appends: list[AppendOp] = []
         """What this life has begun to append."""
 
@@ -85,6 +90,7 @@ class VirtualClient:
             except CutwaterError:
                 await asyncio.sleep(AGAIN_SECONDS)
         await self.run(log)
+        self.is_done = True
 
     async def run(self, log: AsyncClient) -> None:
         raise NotImplementedError
@@ -212,6 +218,8 @@ class VirtualProducer(VirtualClient):
 
 class VirtualSubscriber(VirtualClient):
     """Subscribes to one topic, and goes on after its last record in its next life."""
+
+    has_end = False
 
     def __init__(self, world: ShippedSimulation, name: str, host: str, topic: str) -> None:
         super().__init__(world, name, host)
