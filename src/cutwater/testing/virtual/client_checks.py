@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cutwater.testing.simulator.checkers import SimLog
-from cutwater.testing.simulator.record import event_times
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.guarantees import SimLog
+from cutwater.testing.checkers.record import event_times
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual.history import ClientHistory, Found, ScanOp
 from cutwater.types import BatchKind, TopicId
 

@@ -21,8 +21,8 @@ from cutwater.client.convert.schemas import KEY_VALUE
 from cutwater.client.read.records import Record
 from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.format.checksum import crc32c
-from cutwater.testing.simulator.record import AppendOp, OpenOp, SimHistory, SimOutcome
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.record import AppendOp, OpenOp, SimHistory, SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.types import (
     GLSN,
     LLSN,

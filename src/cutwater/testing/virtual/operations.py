@@ -11,7 +11,7 @@ from cutwater.admin.operations import Admin
 from cutwater.client.async_client import AsyncClient
 from cutwater.core.requests import StreamDescription
 from cutwater.errors import CutwaterError
-from cutwater.testing.simulator.record import TrimOp
+from cutwater.testing.checkers.record import TrimOp
 from cutwater.testing.virtual.cluster import NODE_PORT
 from cutwater.testing.virtual.workload import PLAIN, AppendingClient, VirtualClient
 from cutwater.types import GLSN

@@ -20,9 +20,9 @@ from cutwater.core.order.decisions import Cut, Seal
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.replica.replica import Replica
 from cutwater.errors import CutwaterError, Damaged
-from cutwater.testing.simulator.checkers import check_all
-from cutwater.testing.simulator.record import SimOutcome
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.guarantees import check_all
+from cutwater.testing.checkers.record import SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.careful_clients import CarefulAppender, CarefulReader, PromptSubscriber
 from cutwater.testing.virtual.client_checks import check_clients

@@ -25,7 +25,7 @@ from cutwater.metadata.stores.store_interface import (
     LoadedState,
     MetadataStore,
 )
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.stores.etcd_model import EtcdFaults, EtcdModel
 from cutwater.types import GLSN, ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 

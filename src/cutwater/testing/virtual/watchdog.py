@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.state import LogStream
 from cutwater.errors import ImpossibleReport
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.violation import Violation
 from cutwater.types import LLSN, ReplicaState
 
 if TYPE_CHECKING:

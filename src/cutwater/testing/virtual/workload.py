@@ -24,8 +24,8 @@ from cutwater.errors import (
     SequenceReused,
     Trimmed,
 )
-from cutwater.testing.simulator.record import AppendOp, SimOutcome
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.record import AppendOp, SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.processes import SimProcess
 from cutwater.types import GLSN, Ack

@@ -18,8 +18,8 @@ from cutwater.core.read import watermark
 from cutwater.core.read.time_marks import Clock
 from cutwater.core.read.watermark import BoundedOutOfOrderness, WatermarkClock
 from cutwater.errors import CutwaterError
-from cutwater.testing.simulator.record import SimHistory, SimOutcome, Subscribed, event_times
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.record import SimHistory, SimOutcome, Subscribed, event_times
+from cutwater.testing.checkers.violation import Violation
 from cutwater.types import (
     GLSN,
     LLSN,
