@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PAUSE_SECONDS_MAX = 2.0
 PARTITION_SECONDS_MAX = 2.0
 LAG_SECONDS_MAX = 0.5
-RIVALS_MAX = 3
+RIVALS_MAX = 6
 THROTTLED_BYTES_PER_SECOND = 20_000.0
 
 
@@ -196,8 +196,7 @@ class VirtualNemesis:
         """Let one storage node lose what it stored, when other nodes hold all of it."""
         seconds = self._world.options.seconds
         await asyncio.sleep(self._random.uniform(0.0, seconds / 2))
-        # Where a disk rots, the others have the only copy of what it lost.
-        machine = self._rot.machine if self._rot is not None else self._random.choice(self._cluster.nodes)
+        machine = self._machine_that_loses(how)
         while machine.is_paused:
             await asyncio.sleep(0.01)
         before = machine.disk.copy()
@@ -212,9 +211,20 @@ class VirtualNemesis:
         elif how == "empty":
             machine.replace_disk(SimDisk(machine.random, machine.disk.clock), "has lost its disk")
             machine.is_retired = True
+        elif how == "state":
+            self._lose_state(machine)
         else:
             self._lose_replica(machine)
         self._later(self._down_seconds(), self._start, machine)
+
+    def _machine_that_loses(self, how: str) -> SimMachine:
+        if self._rot is None:
+            return self._random.choice(self._cluster.nodes)
+        if how == "state":
+            # All records stay, and may be the only copy of what another disk lost.
+            return self._random.choice([machine for machine in self._cluster.nodes if machine is not self._rot.machine])
+        # Where a disk rots, the others have the only copy of what it lost.
+        return self._rot.machine
 
     def _is_spare(self, node: StorageNodeId) -> bool:
         """Whether every log stream of this node has another member, which then holds every committed record, and every
@@ -240,6 +250,14 @@ class VirtualNemesis:
                 if path.parent == lost:
                     machine.disk.unlink(path)
             machine.disk.remove_dir(lost)
+            machine.disk.sync_dir(lost.parent)
+
+    def _lose_state(self, machine: SimMachine) -> None:
+        files = [path for path in machine.disk.paths() if path.name == "state" and path.parent.name.startswith("lsid=")]
+        if files:
+            lost = self._random.choice(files)
+            self._say(f"{machine.name} loses {lost}")
+            machine.disk.unlink(lost)
             machine.disk.sync_dir(lost.parent)
 
     # The store.

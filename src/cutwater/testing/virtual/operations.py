@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ADMIN_TIMEOUT_MS = 2_000
 NODES_ADDED_MAX = 2
 STREAMS_MAX = 4
+SEALED_SECONDS_MAX = 0.3
 
 
 class VirtualTrimmer(VirtualClient):
@@ -48,7 +49,7 @@ class TopicChanger(AppendingClient):
     made = 0
 
     async def run(self, log: AsyncClient) -> None:
-        while not self.world.is_stopping:
+        while not self.world.is_healed:
             await self.pause(self.world.options.change_topics_every)
             with suppress(CutwaterError):
                 if self.random.random() < 0.5:
@@ -77,7 +78,7 @@ class VirtualOperator(VirtualClient):
     async def run(self, log: AsyncClient) -> None:
         work: list[Callable[[Admin], Coroutine[Any, Any, None]]] = [self._seal, self._finish, self._replace, self._add]
         async with Admin(self.world.cluster.addresses, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
-            while not self.world.is_stopping:
+            while not self.world.is_healed:
                 await self.pause(self.world.options.operate_every)
                 with suppress(CutwaterError):
                     await self.random.choice(work)(admin)
@@ -132,11 +133,11 @@ class VirtualOperator(VirtualClient):
 
 
 class VirtualSealer(VirtualClient):
-    """Seals log streams and opens them again at once, so that what was under way meets another epoch."""
+    """Seals log streams and opens them again soon, so that what was under way meets another epoch."""
 
     async def run(self, log: AsyncClient) -> None:
         async with Admin(self.world.cluster.addresses, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
-            while not self.world.is_stopping:
+            while not self.world.is_healed:
                 await self.pause(self.world.options.seal_every)
                 with suppress(CutwaterError):
                     streams = [s.stream for s in (await admin.describe()).streams if not s.final and s.is_open]
@@ -144,4 +145,5 @@ class VirtualSealer(VirtualClient):
                         stream = self.random.choice(streams)
                         self.world.note(f"the operator seals and opens log stream {stream}")
                         await admin.seal(stream)
+                        await asyncio.sleep(self.random.choice((0.0, self.random.uniform(0.0, SEALED_SECONDS_MAX))))
                         await admin.unseal(stream)

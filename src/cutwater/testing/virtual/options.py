@@ -49,10 +49,10 @@ class ShippedOptions(Struct, frozen=True):
     operate_every: float = 0.0
     """Seals, finished log streams, moved replicas, added storage nodes."""
     seal_every: float = 0.0
-    """A log stream is sealed and opened again at once."""
+    """A log stream is sealed and opened again soon."""
     disk_loss: str = ""
     """What happens once to a node whose records others hold too: its disk is gone ("empty"), or is as it was some time
-    before ("old"), or lacks a replica ("replica")."""
+    before ("old"), or lacks a replica ("replica") or the small state of one ("state")."""
 
     reopen_producer_every: float = 0.0
     """Another client takes over the name of a producer, which goes on unaware."""
