@@ -18,7 +18,6 @@ from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES
 from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
 from cutwater.testing.virtual.loop import VirtualLoop
 from cutwater.testing.virtual.options import ShippedOptions
-from cutwater.testing.virtual.rot import is_held_elsewhere
 from cutwater.testing.virtual.simulation import simulate_shipped
 from cutwater.testing.virtual.system import run_simulated
 from cutwater.testing.virtual.trace import Trace
@@ -26,7 +25,7 @@ from cutwater.types import LogStreamId, StorageNodeId
 from tests.soak import rounds
 
 STREAM, NODE = LogStreamId(1), StorageNodeId(1)
-SHAPE = ClusterShape(storage_nodes=2, metadata_nodes=1, segment_bytes=16 * 1024, scrub_every=0.5)
+SHAPE = ClusterShape(storage_nodes=2, metadata_nodes=1, segment_bytes=16 * 1024, scrub_every=0.5, min_replication=2)
 WAIT_SECONDS = 20.0
 
 
@@ -118,16 +117,6 @@ def test_a_node_starts_from_the_copy_if_its_own_file_cannot_be_read() -> None:
         scene.machine.disk.spoil(scene.paths("node")[0], 0)
         scene.machine.start()
         await scene.until(scene.is_whole)
-
-    play(work)
-
-
-def test_what_one_node_alone_holds_is_not_struck() -> None:
-    async def work(scene: Scene) -> None:
-        await scene.append(5)
-        assert is_held_elsewhere(scene.cluster, STREAM, NODE)
-        scene.cluster.nodes[1].kill()
-        await scene.until(lambda: not is_held_elsewhere(scene.cluster, STREAM, NODE))
 
     play(work)
 

@@ -152,16 +152,6 @@ def test_a_misdirected_read_shows_another_sector() -> None:
     assert files.content(A) == content
 
 
-def test_a_rule_may_strike_some_paths_only_at_some_times() -> None:
-    allowed: list[str] = []
-    files = disk(DiskFaultRule(DiskFault.READ_ERROR, 1.0, only=lambda path: str(path) in allowed))
-    file = durable(files, A, b"a")
-    assert file.pread(1, 0) == b"a"
-    allowed.append(str(A))
-    with pytest.raises(OSError, match="Input/output error"):
-        file.pread(1, 0)
-
-
 def test_a_misdirected_write_shows_when_the_cache_is_gone() -> None:
     files = disk()
     content = bytes([1]) * 4_096

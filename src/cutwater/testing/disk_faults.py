@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -52,8 +52,6 @@ class DiskFaultRule(Struct, frozen=True):
     pattern: str = "*"
     seconds: tuple[float, float] | None = None
     """Least and most seconds that a slow or hung sync takes."""
-    only: Callable[[Path | str], bool] | None = None
-    """Whether the fault may strike this path now."""
 
 
 class ProcessDied(BaseException):
@@ -103,8 +101,7 @@ class DiskFaults:
 
     def _striking(self, fault: DiskFault, operation: str, path: Path | str) -> DiskFaultRule | None:
         for rule in self._rules.get(fault, ()):
-            strikes = fnmatchcase(str(path), rule.pattern) and self.rng.random() < rule.probability
-            if strikes and (rule.only is None or rule.only(path)):
+            if fnmatchcase(str(path), rule.pattern) and self.rng.random() < rule.probability:
                 self.struck[fault, operation] += 1
                 return rule
         return None

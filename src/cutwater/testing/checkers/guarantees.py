@@ -389,13 +389,13 @@ class _WatermarkWalk:
         self._strategy = BoundedOutOfOrderness(50 * MILLISECOND, idle_after_us=300 * MILLISECOND)
         self._topics: dict[LogStreamId, TopicId] = {}
         self._clocks: dict[TopicId, WatermarkClock] = {}
-        self._oracles: dict[TopicId, _SourceOracle] = {}
+        self._oracles: dict[TopicId, SourceOracle] = {}
         self._reached = self._expected = -(2**63)
 
     def create(self, created: d.CreateStream) -> None:
         topic = self._topics[created.stream] = created.topic
         self._clocks.setdefault(topic, WatermarkClock()).add_stream(created.stream, self._strategy, created.time)
-        oracle = self._oracles.setdefault(topic, _SourceOracle(50 * MILLISECOND, 300 * MILLISECOND))
+        oracle = self._oracles.setdefault(topic, SourceOracle(51 * MILLISECOND, 300 * MILLISECOND))
         oracle.streams[created.stream] = (None, created.time, False)
         oracle.created.add(created.stream)
 
@@ -445,14 +445,14 @@ class _WatermarkWalk:
             raise Violation("watermark", f"all topics: {self._reached} at {glsn}, not {self._expected}")
 
 
-class _SourceOracle:
-    """Computes the watermark of one source anew at every entry and mark: the minimum of maximum − bound − 1 ms over the
+class SourceOracle:
+    """Computes the watermark of one source anew at every entry and mark: the minimum of maximum − lag over the
     streams that are not idle, or the maximum over all if all are idle. Streams: newest event time, last entry, whether
     that entry declares idleness. A stream that was created since the last evaluation keeps the source from being idle,
     unless it was sealed permanently meanwhile."""
 
-    def __init__(self, bound_us: int, idle_after_us: int) -> None:
-        self.lag_us, self.idle_after_us = bound_us + MILLISECOND, idle_after_us
+    def __init__(self, lag_us: int, idle_after_us: int) -> None:
+        self.lag_us, self.idle_after_us = lag_us, idle_after_us
         self.streams: dict[LogStreamId, tuple[int | None, int, bool]] = {}
         self.created: set[LogStreamId] = set()
         self.watermark = -(2**63)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from cutwater.admin.operations import Admin
 from cutwater.core.order.decisions import CreateTopic, GroupPublished
 from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.options import OrderOptions
 from cutwater.errors import CutwaterError
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.storage.replica.segment_log import SegmentOptions
@@ -36,6 +37,23 @@ COMMITS_PER_FILE = 64
 STAGED_ASK_SECONDS = 1.0
 """Storage nodes ask this often which staged parts they may drop; runs are too short for the usual time."""
 
+HASTY = OrderOptions(
+    node_dead_after_us=250 * MILLISECOND,
+    reopen_patience_us=60 * MILLISECOND,
+    retry_us_min=80 * MILLISECOND,
+    retry_us_max=640 * MILLISECOND,
+    tick_us_min=100 * MILLISECOND,
+    tick_us_max=800 * MILLISECOND,
+    compact_every_decisions=16,
+    replace_node_after_us=600 * MILLISECOND,
+    replace_stream_after_us=400 * MILLISECOND,
+    publish_again_us=40 * MILLISECOND,
+    publish_wait_us=200 * MILLISECOND,
+    first_reports_wait_us=200 * MILLISECOND,
+    staged_expire_after_us=500 * MILLISECOND,
+)
+"""As shipped, only much faster, so that much happens in a few simulated seconds."""
+
 
 class ClusterShape(Struct, frozen=True):
     """How many servers there are, and the sizes of their files."""
@@ -47,12 +65,19 @@ class ClusterShape(Struct, frozen=True):
     store: str = "memory"
     scrub_every: float = 0.0
     """Seconds between two passes of the scrub; 0 means as usual."""
+    min_replication: int = 1
 
     @property
     def scrub(self) -> ScrubOptions:
         if not self.scrub_every:
             return ScrubOptions()
         return ScrubOptions(first_after_seconds=self.scrub_every, every_seconds=self.scrub_every)
+
+    is_hasty: bool = False
+
+    @property
+    def order(self) -> OrderOptions:
+        return HASTY if self.is_hasty else OrderOptions()
 
     @property
     def segments(self) -> SegmentOptions:
@@ -97,7 +122,8 @@ class VirtualCluster:
     def _serve_metadata(self, number: int) -> Callable[[SimMachine], Coroutine[Any, Any, None]]:
         async def serve(machine: SimMachine) -> None:
             node = MetadataNodeId(number)
-            options = MetadataOptions(CLUSTER, node, machine.host, METADATA_PORT, key=machine.key)
+            order = OrderOptions(min_replication=self.shape.min_replication)
+            options = MetadataOptions(CLUSTER, node, machine.host, METADATA_PORT, order=order, key=machine.key)
             server = MetadataServer(options, self.store.store(machine.random))
             await server.start()
             machine.server = server

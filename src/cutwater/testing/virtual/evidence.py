@@ -86,7 +86,7 @@ class EvidenceRoom:
                 data = bytes(frame.data)
                 if self._raw.setdefault((stream, entry.first_llsn), data) != data:
                     raise Violation("1 unique", f"node {node} holds other bytes at {stream}/{entry.first_llsn}")
-                entries += self._history.entries(entry, schemas)
+                entries += self._history.entries(stream, entry, schemas)
                 llsn = LLSN(entry.last_llsn + 1)
         for entry in entries:
             self.written[stream, entry.epoch, entry.first_llsn] = entry.batch
@@ -113,7 +113,7 @@ class EvidenceRoom:
                 body = bytes(view[offset + header.header_bytes : offset + header.header_bytes + header.body_bytes])
                 if end > len(view):
                     return
-                for entry in self._history.entries(header.entry(body), self._schemas(stream)):
+                for entry in self._history.entries(stream, header.entry(body), self._schemas(stream)):
                     self.written[stream, entry.epoch, entry.first_llsn] = entry.batch
             offset += header.frame_bytes
 

@@ -32,6 +32,7 @@ from cutwater.types import (
     CutTime,
     Entry,
     EventTime,
+    LogStreamId,
     Part,
     ProducerEpoch,
     ProducerId,
@@ -79,6 +80,30 @@ class ScanOp(Struct):
     gaps: list[tuple[GLSN, GLSN]] = []
 
 
+class DeclareOp(Struct):
+    """A declaration without records, for one log stream or several. Each that has it gets an append of its own."""
+
+    invoked: int
+    topic: str
+    time: EventTime
+    idle: bool
+    acks: list[Ack] = []
+    is_refused: bool = False
+    appends: dict[LogStreamId, AppendOp] = {}
+
+
+class WatermarkOp(Struct):
+    """A watermark that a client was told. ``bound_us`` is None if declarations count."""
+
+    topic: TopicId
+    glsn: int
+    bound_us: int | None
+    idle_after_us: int
+    watermark: int | None
+    is_trimmed: bool
+    """Whether the topic had been trimmed before. Then the true watermark may be higher."""
+
+
 class ClientHistory(SimHistory):
     """The history of a run, written by shipped clients."""
 
@@ -90,6 +115,9 @@ class ClientHistory(SimHistory):
         self.violations: list[Violation] = []
         """What was found wrong when it was noted."""
         self.scans: list[ScanOp] = []
+        self.declared: dict[EventTime, DeclareOp] = {}
+        self.watermarks: list[WatermarkOp] = []
+        self._times: set[int] = set()
         self._topics: dict[int, str] = {}
         """The topic of each append."""
         self._cache: dict[tuple[bytes, int], list[Found]] = {}
@@ -130,6 +158,13 @@ class ClientHistory(SimHistory):
         for op in ops:
             op.part = part.part
 
+    def new_declaration(self, time_us: int) -> EventTime:
+        """Return this time or the next one that nothing else declares."""
+        while time_us in self._times:
+            time_us += 1
+        self._times.add(time_us)
+        return EventTime(time_us)
+
     def topic_of(self, op: AppendOp) -> str:
         return self._topics[op.payload]
 
@@ -151,9 +186,11 @@ class ClientHistory(SimHistory):
             i += batch.count
         return runs
 
-    def entries(self, entry: Entry, schemas: Sequence[pa.Schema]) -> list[Entry]:
+    def entries(self, stream: LogStreamId, entry: Entry, schemas: Sequence[pa.Schema]) -> list[Entry]:
         """Return an entry of a log stream as one entry for each append in it."""
         batch = entry.batch
+        if batch.kind is BatchKind.DECLARATION:
+            return [structs.replace(entry, batch=self._declaration(stream, batch))]
         if batch.kind is not BatchKind.DATA:
             return [entry]
         found = self._found(batch, schemas)
@@ -163,7 +200,28 @@ class ClientHistory(SimHistory):
             logical = self._batch(found[i : i + max(1, found[i].count)])
             entries.append(Entry(LLSN(llsn + i), entry.epoch, logical))
             i += logical.count
+        declared = [(own.batch.declared, own.batch.idle) for own in entries]
+        if declared != [(None, False)] * (len(entries) - 1) + [(batch.declared, batch.idle)]:
+            return [structs.replace(entry, batch=_of_nobody(found, f"declares {batch.declared}, {batch.idle}"))]
         return entries
+
+    def _declaration(self, stream: LogStreamId, batch: Batch) -> Batch:
+        call = self.declared.get(batch.declared or EventTime(0))
+        if call is None or (call.time, call.idle) != (batch.declared, batch.idle):
+            return batch
+        op = call.appends.get(stream)
+        if op is None:
+            op = call.appends[stream] = self.begin(call.invoked, call.topic, 1, 0)
+            op.batch = structs.replace(op.batch, kind=BatchKind.DECLARATION, declared=call.time, idle=call.idle)
+            op.outcome = SimOutcome.FAIL if call.is_refused else SimOutcome.UNKNOWN
+        return op.batch
+
+    def op_of(self, batch: Batch) -> AppendOp | None:
+        """Return the append that sent this batch, found by its body; None if none did."""
+        number = batch.body.split(b":")[0]
+        payload = int(number) if number.isdigit() else 0
+        op = self.appends[payload - 1] if 1 <= payload <= len(self.appends) else None
+        return op if op is not None and op.batch == batch else None
 
     def _found(self, batch: Batch, schemas: Sequence[pa.Schema]) -> list[Found]:
         key = (batch.body, batch.schema)
@@ -181,8 +239,13 @@ class ClientHistory(SimHistory):
             wanted = [Found(op.payload, i, op.batch.count, start + i * RECORD_US) for i in range(op.batch.count)]
             if found == wanted:
                 return op.batch
-        body = repr(found).encode()
-        return Batch(len(found), body, crc32c(body), EventTime(first.time_us), EventTime(first.time_us))
+        return _of_nobody(found)
+
+
+def _of_nobody(found: Sequence[Found], what: str = "") -> Batch:
+    """Return a batch with these records that no client has sent."""
+    body, time = f"{found} {what}".encode(), EventTime(found[0].time_us)
+    return Batch(len(found), body, crc32c(body), time, time)
 
 
 def _reach(found: Sequence[Record], start: int) -> int:
@@ -238,6 +301,11 @@ def values_of(op: AppendOp, padding: bytes) -> list[bytes]:
 def prefix_of(op: AppendOp, place: int) -> bytes:
     """Return how the value of a record begins."""
     return b"%d:%d:%d|" % (op.payload, place, op.batch.count)
+
+
+def declare_with(op: AppendOp, time: EventTime, *, is_idle: bool) -> None:
+    """Let an append declare a watermark after its records."""
+    op.batch = structs.replace(op.batch, declared=time, idle=is_idle)
 
 
 def times_of(op: AppendOp) -> list[datetime]:

@@ -194,7 +194,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._is_closed or (process is not None and process.is_dead):
             return
         where = "" if process is None else f"{process.name}: "
-        self.complaints.append(f"{where}{context['message']}: {error!r}{_place_of(error)}")
+        self.complaints.append(f"{where}{context['message']}: {error!r}{place_of(error)}")
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
@@ -371,7 +371,7 @@ def _settle(future: asyncio.Future[T], result: Any, error: BaseException | None)
         future.set_exception(error)
 
 
-def _place_of(error: BaseException | None) -> str:
+def place_of(error: BaseException | None) -> str:
     trace = error.__traceback__ if error is not None else None
     if trace is None:
         return ""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cutwater.testing.virtual.simulation import ShippedSimulation
 
 PAUSE_SECONDS_MAX = 2.0
+RESTART_SECONDS_MAX = 1.5
 PARTITION_SECONDS_MAX = 2.0
 LAG_SECONDS_MAX = 0.5
 RIVALS_MAX = 6
@@ -33,7 +34,7 @@ class VirtualNemesis:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         self._struck: Counter[str] = Counter()
-        self._rot = DiskRot(self._cluster, world.options, random) if world.options.rots else None
+        self._rot = DiskRot(self._cluster, world.options, random) if world.options.min_replication > 1 else None
 
     @property
     def struck(self) -> dict[str, int]:
@@ -67,6 +68,7 @@ class VirtualNemesis:
         self._every(options.kill_in_write_every, self._kill_in_write)
         self._every(options.pause_every, self._pause)
         self._every(options.restart_every, self._restart)
+        self._every(options.roll_every, self._restart_all)
         self._every(options.clock_jump_every, self._jump_clock)
         self._every(options.partition_every, self._partition)
         self._every(options.reset_every, self._reset)
@@ -103,6 +105,12 @@ class VirtualNemesis:
     def revive(self, machine: SimMachine) -> None:
         """Start a machine again whose process has ended by itself."""
         self._later(self._random.uniform(0.05, 0.5), self._start, machine)
+
+    def retire(self, machine: SimMachine) -> None:
+        """Switch off a machine for good, because its storage node was removed."""
+        machine.is_retired = True
+        if machine.is_running:
+            machine.kill()
 
     def _start(self, machine: SimMachine) -> None:
         if not machine.is_running:
@@ -167,6 +175,17 @@ class VirtualNemesis:
         if machine is not None:
             machine.stop()
 
+    async def _restart_all(self) -> None:
+        """Stop and start all machines, each when the one before serves again, or does not for a while."""
+        for machine in list(self._cluster.machines):
+            if not machine.is_running or machine.is_paused:
+                continue
+            starts = machine.starts
+            machine.stop()
+            deadline = self._world.loop.now + RESTART_SECONDS_MAX
+            while (machine.starts == starts or machine.server is None) and self._world.loop.now < deadline:
+                await asyncio.sleep(0.02)
+
     async def _jump_clock(self) -> None:
         machine = self._random.choice(self._cluster.machines)
         machine.jump_clock(self._random.choice((-3600.0, -1.0, -0.01, 0.01, 1.0, 3600.0)))
@@ -202,7 +221,7 @@ class VirtualNemesis:
         before = machine.disk.copy()
         await asyncio.sleep(self._random.uniform(0.0, seconds / 2))
         node = StorageNodeId(self._cluster.nodes.index(machine) + 1)
-        if not self._is_spare(node) or (how == "empty" and not self._is_replaceable()):
+        if machine.is_retired or not self._is_spare(node) or (how == "empty" and not self._is_replaceable()):
             return
         if machine.is_running:
             machine.kill()
@@ -239,7 +258,14 @@ class VirtualNemesis:
         return is_staged_elsewhere and all(stream.is_open and set(stream.members) - {node} for stream in own)
 
     def _is_replaceable(self) -> bool:
-        return self._world.options.storage_nodes > self._world.options.replication
+        """Whether enough storage nodes are left if one is lost."""
+        leader = self._cluster.leader()
+        nodes = (
+            []
+            if leader is None
+            else [node for node in leader.state.nodes if not self._cluster.nodes[node - 1].is_retired]
+        )
+        return len(nodes) > self._world.options.replication
 
     def _lose_replica(self, machine: SimMachine) -> None:
         files = [path for path in machine.disk.paths() if path.parent.name.startswith("lsid=")]

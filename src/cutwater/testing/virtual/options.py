@@ -19,6 +19,9 @@ class ShippedOptions(Struct, frozen=True):
     replication: int = 3
     segment_bytes: int = 16 * 1024
     may_wait_for_disk: bool = False
+    is_hasty: bool = False
+    """Whether the leader waits for much shorter times than shipped, so that more happens: it calls nodes dead, replaces
+    them, expires staged rows and makes snapshots."""
     seconds: float = 4.0
     """How long faults and load last."""
 
@@ -44,10 +47,12 @@ class ShippedOptions(Struct, frozen=True):
     cursors_every: float = 0.0
     scans_every: float = 0.0
     """Ranges that are planned and read in parts, as Spark does."""
+    declare_every: float = 0.0
+    """Declarations of watermarks and idleness, and questions for watermarks."""
     trim_every: float = 0.0
     change_topics_every: float = 0.0
     operate_every: float = 0.0
-    """Seals, finished log streams, moved replicas, added storage nodes."""
+    """Seals, finished log streams, moved replicas, added and removed storage nodes."""
     seal_every: float = 0.0
     """A log stream is sealed and opened again soon."""
     disk_loss: str = ""
@@ -67,7 +72,9 @@ class ShippedOptions(Struct, frozen=True):
     power_all_every: float = 0.0
     pause_every: float = 0.0
     restart_every: float = 0.0
-    """A clean stop and start, one machine after the other."""
+    """A clean stop and start of one machine."""
+    roll_every: float = 0.0
+    """Clean stops and starts of all machines, one after the other."""
     down_seconds_max: float = 1.0
     clock_jump_every: float = 0.0
     drift: float = 0.0
@@ -126,6 +133,11 @@ class ShippedOptions(Struct, frozen=True):
     def rots(self) -> bool:
         return bool(self.rot_every or self.wrong_reads or self.stray_writes)
 
+    @property
+    def min_replication(self) -> int:
+        """How many nodes have a record before it is acknowledged; a disk rots only where another one has a copy."""
+        return 2 if self.rots and self.replication > 1 else 1
+
     def faults(self) -> dict[str, object]:
         """Return the options that differ from a cluster without faults, for display."""
         quiet = ShippedOptions()
@@ -163,6 +175,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "power_all_every": (3.0,),
     "pause_every": (1.0, 2.0),
     "restart_every": (1.5,),
+    "roll_every": (1.0, 2.0),
     "down_seconds_max": (0.1, 3.0),
     "clock_jump_every": (1.0,),
     "drift": (0.01, 0.2),
@@ -192,13 +205,15 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_failures": (0.01, 0.1),
     "conditional_appends": (True,),
     "careful": (True,),
+    "declare_every": (0.1, 0.4),
+    "scans_every": (0.2, 0.5),
+    "sinks": (1, 1, 3),
     "lag_every": (0.3, 1.0),
     "reopen_producer_every": (0.5, 1.5),
     "forge_every": (0.1, 0.5),
     "seal_every": (0.2, 1.0),
     "event_time_ahead": (0.02, 1.0),
-    "scans_every": (0.2, 0.5),
-    "sinks": (1, 1, 3),
+    "is_hasty": (True,),
 }
 
 
@@ -231,8 +246,10 @@ def shipped_options(seed: int) -> ShippedOptions:
         timeout=random.choice((0.5, 3.0, 10.0)),
     )
     changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
-    options = structs.replace(options, replication=min(options.replication, options.storage_nodes))
-    return structs.replace(options, **changes)
+    options = structs.replace(options, **changes)
+    # A disk rots only where another one has a copy.
+    replication = max(2, options.replication) if options.rots else options.replication
+    return structs.replace(options, replication=min(replication, options.storage_nodes))
 
 
 def shipped_storm_options(seed: int) -> ShippedOptions:

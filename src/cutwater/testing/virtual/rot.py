@@ -1,8 +1,8 @@
 """A disk that rots: bits on it change, blocks become unreadable, reads return wrong bytes, writes go astray.
 
-Only the disk of one storage node of a cluster rots, and a fault strikes a file of a replica only while another storage
-node holds every committed record of its log stream. So an intact copy of everything is left, and the cluster has to
-find and use it: readers never get wrong bytes, and at the end all replicas are whole again.
+Only the disk of one storage node of a cluster rots, and records are acknowledged only when two nodes have them
+(``min_replication``). So an intact copy of everything is left, and the cluster has to find and use it: readers never
+get wrong bytes, and at the end all replicas are whole again.
 
 A write that goes astray stays in its file, and so does a wrong read: an entry does not name its log stream, so one of
 another replica, from the same place of a file, would look right.
@@ -10,9 +10,7 @@ another replica, from the same place of a file, would look right.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,6 @@ from cutwater.storagenode.server import StorageNodeServer
 from cutwater.testing.disk_faults import DiskFault, DiskFaultRule
 from cutwater.testing.virtual.cluster import VirtualCluster
 from cutwater.testing.virtual.machines import SimMachine
-from cutwater.types import LogStreamId, StorageNodeId
 
 if TYPE_CHECKING:
     from cutwater.testing.virtual.options import ShippedOptions
@@ -32,7 +29,6 @@ VERIFY_MS_MAX = 10_000
 PASSES_MIN = 2
 """The first of them may have begun before the damage was done."""
 FLIPS_MAX = 64
-_STREAM = re.compile(r"/lsid=(\d+)")
 _REPLICAS, _NODE = "*/lsid=*", "*/node"
 WRONG_READS = (DiskFault.FLIPPED_READ, DiskFault.STALE_READ, DiskFault.MISDIRECTED_READ, DiskFault.READ_ERROR)
 
@@ -43,19 +39,17 @@ class DiskRot:
     def __init__(self, cluster: VirtualCluster, options: ShippedOptions, random: Random) -> None:
         self._cluster, self._options, self._random = cluster, options, random
         self.machine = random.choice(cluster.nodes)
-        self.node = StorageNodeId(cluster.nodes.index(self.machine) + 1)
 
     def start(self) -> None:
         """Let reads and writes go wrong."""
         disk, options = self.machine.disk, self._options
-        # What a stray write takes away must not be the only copy of another replica.
         disk.strays = 0.0
         rules = [
-            DiskFaultRule(fault, options.wrong_reads, pattern, only=self._is_spare)
+            DiskFaultRule(fault, options.wrong_reads, pattern)
             for fault in WRONG_READS
             for pattern in (_REPLICAS, _NODE)
         ]
-        rules.append(DiskFaultRule(DiskFault.MISDIRECTED_WRITE, options.stray_writes, _REPLICAS, only=self._is_spare))
+        rules.append(DiskFaultRule(DiskFault.MISDIRECTED_WRITE, options.stray_writes, _REPLICAS))
         for rule in rules:
             if rule.probability:
                 disk.faults.add(rule)
@@ -63,12 +57,12 @@ class DiskRot:
     async def strike(self) -> None:
         """Damage what lies on the disk: a bit, several bits of a sector, or a whole block."""
         disk, random = self.machine.disk, self._random
-        paths = [path for path in disk.paths() if path.name == "node" or _stream_of(path) is not None]
+        paths = [path for path in disk.paths() if path.name == "node" or "/lsid=" in str(path)]
         if self.machine.is_retired or not paths:
             return
         path = random.choice(paths)
         size = len(disk.content(path))
-        if not size or not self._is_spare(path):
+        if not size:
             return
         at = random.randrange(size)
         if random.random() < 0.2:
@@ -82,36 +76,6 @@ class DiskRot:
 
     def _say(self, what: str) -> None:
         self._cluster.loop.trace.say(self._cluster.loop.now, f"{self.machine.name}: {what}")
-
-    def _is_spare(self, path: Path | str) -> bool:
-        """Whether another storage node holds all that counts of this file."""
-        stream = _stream_of(path)
-        return stream is None or is_held_elsewhere(self._cluster, stream, self.node)
-
-
-def _stream_of(path: Path | str) -> LogStreamId | None:
-    match = _STREAM.search(str(path))
-    return LogStreamId(int(match[1])) if match is not None else None
-
-
-def is_held_elsewhere(cluster: VirtualCluster, stream: LogStreamId, node: StorageNodeId) -> bool:
-    """Whether nodes other than this one hold all committed records of a log stream, and count for the next ones."""
-    leader = cluster.leader()
-    if leader is None:
-        return False
-    info = leader.state.streams.get(stream)
-    if info is None:
-        # It was deleted, or is about to be created.
-        return True
-    others = [other for other in info.replicas if other != node]
-    if info.is_open:
-        return bool(set(others) & set(info.members))
-    return any(_has_all(cluster.node_server(other), stream, info.committed_end) for other in others)
-
-
-def _has_all(server: StorageNodeServer | None, stream: LogStreamId, end: int) -> bool:
-    driver = server.node.replicas.get(stream) if server is not None else None
-    return driver is not None and driver.replica.trusted and driver.replica.durable_committed_end >= end
 
 
 class ScrubWatch:

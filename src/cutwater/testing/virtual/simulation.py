@@ -27,6 +27,7 @@ from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.careful_clients import CarefulAppender, CarefulReader, PromptSubscriber
 from cutwater.testing.virtual.client_checks import check_clients
 from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
+from cutwater.testing.virtual.event_time import VirtualDeclarer, WatermarkReader
 from cutwater.testing.virtual.evidence import EvidenceRoom
 from cutwater.testing.virtual.history import ClientHistory
 from cutwater.testing.virtual.hostile_clients import Forger
@@ -104,6 +105,7 @@ class ShippedSimulation:
             options.may_wait_for_disk,
             options.store,
             options.scrub_every,
+            options.min_replication,
         )
         self.cluster = VirtualCluster(loop, shape, Random(self.random.getrandbits(64)))
         self.history = ClientHistory(lambda: self.cluster.store.high_watermark)
@@ -117,6 +119,8 @@ class ShippedSimulation:
         self.clients: list[VirtualClient] = []
         self.readers: list[VirtualSubscriber] = []
         self.sinks: list[VirtualSink] = []
+        self.removed = 0
+        """Number of storage nodes that operators have removed."""
         self.nemesis = VirtualNemesis(self, Random(self.random.getrandbits(64)))
         self.watchdog = Watchdog(self)
         for machine in self.cluster.machines:
@@ -134,6 +138,11 @@ class ShippedSimulation:
 
     def note(self, what: str) -> None:
         self.loop.trace.say(self.loop.now, what)
+
+    @property
+    def nodes_needed(self) -> int:
+        """How many storage nodes have to stay, with one for a disk that may be lost."""
+        return self.options.replication + (self.options.disk_loss == "empty")
 
     def event_time(self) -> int:
         """An event time near the true time, in no strict order."""
@@ -203,6 +212,10 @@ class ShippedSimulation:
             self._add(CarefulReader(self, "careful reader", "127.0.2.36"))
         if options.prompt_seconds:
             self._add(PromptSubscriber(self, "prompt subscriber", "127.0.2.37"))
+        if options.declare_every:
+            self._add(VirtualDeclarer(self, "declarer", "127.0.2.38"))
+            for i in range(2):
+                self._add(WatermarkReader(self, f"clock reader{i}", f"127.0.2.{i + 39}"))
         if options.scans_every:
             for i, topic in enumerate(topics):
                 self._add(VirtualScanner(self, f"scanner{i}", f"127.0.2.{i + 61}", topic))
@@ -219,7 +232,7 @@ class ShippedSimulation:
     def _add_sink(self, number: int) -> None:
         delay = self.random.uniform(0.0, self.options.seconds / 2) if number >= QUERIES_MAX else 0.0
         query = f"query{number % QUERIES_MAX}"
-        sink = VirtualSink(self, f"sink{number}", f"127.0.2.{number + 41}", query, delay)
+        sink = VirtualSink(self, f"sink{number}", f"127.0.2.{number + 45}", query, delay)
         self.sinks.append(sink)
         self._add(sink)
         for i in range(WORKERS_PER_SINK):
@@ -248,7 +261,7 @@ class ShippedSimulation:
         self.is_stopping = True
         releasing = self.loop.create_task(self._release_held())
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
-        if self.options.rots:
+        if self.options.min_replication > 1:
             await self._mend()
         await self._until(self._unread, CONVERGE_SECONDS, "7 subscribe")
         # Later records and decisions may exist whose clients heard nothing, because they were killed.
@@ -385,7 +398,8 @@ class ShippedSimulation:
         self._check_complaints()
         inspector = self.cluster.new_process("inspector", "127.0.3.3")
         room = EvidenceRoom(self.cluster, self.history, state)
-        check_clients(check_all(inspector.context.run(room.collect, self.readers)), self.history)
+        log = check_all(inspector.context.run(room.collect, self.readers))
+        check_clients(log, self.cluster.store.history, self.history)
 
 
 def simulate_shipped(seed: int, options: ShippedOptions, lines: list[str] | None = None) -> ShippedResult:
@@ -448,6 +462,9 @@ def _operations(world: ShippedSimulation) -> dict[str, int]:
     found["subscribe"] = sum(len(reader.records) for reader in world.readers)
     found["read"], found["tail"] = len(history.reads), len(history.tails)
     found["cursor"] = len(history.cursors)
+    found["remove node"] = world.removed
+    found["declare"] = sum(len(call.acks) for call in history.declared.values())
+    found["watermark"] = len(history.watermarks)
     found["scan"] = len(history.scans)
     found["stage"], found["publish"] = len(history.staged), len(history.published)
     return {name: count for name, count in found.items() if count}

@@ -27,6 +27,7 @@ from cutwater.errors import (
 from cutwater.testing.checkers.record import AppendOp, SimOutcome
 from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
+from cutwater.testing.virtual.loop import place_of
 from cutwater.testing.virtual.processes import SimProcess
 from cutwater.types import GLSN, Ack
 
@@ -89,7 +90,10 @@ class VirtualClient:
                 break
             except CutwaterError:
                 await asyncio.sleep(AGAIN_SECONDS)
-        await self.run(log)
+        try:
+            await self.run(log)
+        except Exception as error:
+            self.world.violations.append(Violation("crash", f"{self.name}: {error!r}{place_of(error)}"))
         self.is_done = True
 
     async def run(self, log: AsyncClient) -> None:
