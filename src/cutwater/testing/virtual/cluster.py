@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.admin.operations import Admin
 from cutwater.core.order.decisions import CreateTopic, GroupPublished
@@ -25,7 +25,7 @@ from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.network import SimNetwork
 from cutwater.testing.virtual.processes import SimProcess
 from cutwater.testing.virtual.store import SharedStore
-from cutwater.types import GLSN, ClusterId, MetadataNodeId, StorageNodeId, TopicId
+from cutwater.types import GLSN, MILLISECOND, ClusterId, MetadataNodeId, StorageNodeId, TopicId
 from cutwater.wire.addresses import format_address
 
 T = TypeVar("T")
@@ -66,6 +66,7 @@ class ClusterShape(Struct, frozen=True):
     scrub_every: float = 0.0
     """Seconds between two passes of the scrub; 0 means as usual."""
     min_replication: int = 1
+    is_hasty: bool = False
 
     @property
     def scrub(self) -> ScrubOptions:
@@ -73,11 +74,9 @@ class ClusterShape(Struct, frozen=True):
             return ScrubOptions()
         return ScrubOptions(first_after_seconds=self.scrub_every, every_seconds=self.scrub_every)
 
-    is_hasty: bool = False
-
     @property
     def order(self) -> OrderOptions:
-        return HASTY if self.is_hasty else OrderOptions()
+        return structs.replace(HASTY if self.is_hasty else OrderOptions(), min_replication=self.min_replication)
 
     @property
     def segments(self) -> SegmentOptions:
@@ -122,8 +121,9 @@ class VirtualCluster:
     def _serve_metadata(self, number: int) -> Callable[[SimMachine], Coroutine[Any, Any, None]]:
         async def serve(machine: SimMachine) -> None:
             node = MetadataNodeId(number)
-            order = OrderOptions(min_replication=self.shape.min_replication)
-            options = MetadataOptions(CLUSTER, node, machine.host, METADATA_PORT, order=order, key=machine.key)
+            options = MetadataOptions(
+                CLUSTER, node, machine.host, METADATA_PORT, order=self.shape.order, key=machine.key
+            )
             server = MetadataServer(options, self.store.store(machine.random))
             await server.start()
             machine.server = server

@@ -106,6 +106,7 @@ class ShippedSimulation:
             options.store,
             options.scrub_every,
             options.min_replication,
+            options.is_hasty,
         )
         self.cluster = VirtualCluster(loop, shape, Random(self.random.getrandbits(64)))
         self.history = ClientHistory(lambda: self.cluster.store.high_watermark)
