@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from cutwater.core.order import decisions as d
 from cutwater.core.read.time_marks import Clock
-from cutwater.testing.simulator.checkers import LoggedBatch, SimLog, SourceOracle
-from cutwater.testing.simulator.record import event_times
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.guarantees import LoggedBatch, SimLog, SourceOracle
+from cutwater.testing.checkers.record import event_times
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual.history import ClientHistory, Found, ScanOp, WatermarkOp
 from cutwater.types import MILLISECOND, BatchKind, LogStreamId, TopicId
 

@@ -14,9 +14,9 @@ from cutwater.format.entry_codec import decode_header
 from cutwater.format.projection import decode_schema
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.replica.replica_stores import VolumeStores
-from cutwater.testing.simulator.checkers import Evidence, ReplicaDump
-from cutwater.testing.simulator.record import Subscribed
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.guarantees import Evidence, ReplicaDump
+from cutwater.testing.checkers.record import Subscribed
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual.cluster import VirtualCluster, open_volumes
 from cutwater.testing.virtual.history import ClientHistory
 from cutwater.testing.virtual.workload import VirtualSubscriber

@@ -10,7 +10,7 @@ The time of an event is the number of callbacks before it, which orders all even
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,7 +21,8 @@ from cutwater.client.convert.schemas import KEY_VALUE
 from cutwater.client.read.records import Record
 from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.format.checksum import crc32c
-from cutwater.testing.simulator.record import AppendOp, SimHistory, SimOutcome
+from cutwater.testing.checkers.record import AppendOp, OpenOp, SimHistory, SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -107,10 +108,15 @@ class WatermarkOp(Struct):
 class ClientHistory(SimHistory):
     """The history of a run, written by shipped clients."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Callable[[], GLSN]) -> None:
+        """``stored`` returns the last position of the cuts that the store has."""
         super().__init__()
         self.offered: list[tuple[RunId, int, tuple[str, ...]]] = []
         """The names of the parts with which drivers asked to publish a batch of a run."""
+        self._stored = stored
+        self._calls: dict[str, int] = {}
+        self.violations: list[Violation] = []
+        """What was found wrong when it was noted."""
         self.scans: list[ScanOp] = []
         self.declared: dict[EventTime, DeclareOp] = {}
         self.watermarks: list[WatermarkOp] = []
@@ -135,6 +141,19 @@ class ClientHistory(SimHistory):
 
     def end(self, op: AppendOp, now: int, outcome: SimOutcome, ack: Ack | None = None) -> None:
         op.completed, op.outcome, op.ack = now, outcome, ack
+        if ack is not None and last_glsn(ack) > (stored := self._stored()):
+            what = f"append {op.payload} was acknowledged as {ack}, and the store has cuts to {stored}"
+            self.violations.append(Violation("12 one cut sequence", what))
+
+    def next_call(self, producer: str) -> int:
+        """Return the number of the next call of a producer, whichever client has its name."""
+        number = self._calls[producer] = self._calls.get(producer, 0) + 1
+        return number
+
+    def opened(self, producer: str, invoked: int, now: int) -> int:
+        """Note that a client has opened a producer. Return the number of this opening."""
+        self.opens.append(OpenOp(ProducerId(producer), invoked, now))
+        return len(self.opens)
 
     def stage(self, part: Part, ops: Sequence[AppendOp]) -> None:
         """Note the rows of a part, which is staged."""

@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cutwater.errors import ProtocolViolation
 from cutwater.testing.disk_faults import ProcessDied
 from cutwater.testing.virtual.processes import SimProcess, current_process, process_variable
 from cutwater.testing.virtual.trace import Trace
@@ -100,6 +101,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.callbacks = 0
         """Number of callbacks so far."""
         self.complaints: list[str] = []
+        self.alarms: list[ProtocolViolation] = []
+        """What servers logged that no part of a sound cluster does."""
         """Errors in callbacks, and errors of tasks that nothing awaits."""
         self._ready: deque[SimHandle] = deque()
         self._timers: list[tuple[float, int, SimHandle]] = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cutwater.testing.stores.etcd_model import EtcdFaults
 from cutwater.testing.virtual.machines import SimDisk, SimMachine
 from cutwater.testing.virtual.rot import DiskRot
+from cutwater.testing.virtual.workload import VirtualProducer
 from cutwater.types import StorageNodeId
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 PAUSE_SECONDS_MAX = 2.0
 RESTART_SECONDS_MAX = 1.5
 PARTITION_SECONDS_MAX = 2.0
+LAG_SECONDS_MAX = 0.5
+RIVALS_MAX = 6
 THROTTLED_BYTES_PER_SECOND = 20_000.0
 
 
@@ -71,6 +74,8 @@ class VirtualNemesis:
         self._every(options.reset_every, self._reset)
         self._every(options.half_open_every, self._half_open)
         self._every(options.throttle_every, self._throttle)
+        self._every(options.lag_every, self._lag)
+        self._every(options.reopen_producer_every, self._reopen_producer)
         self._every(options.kill_client_every, self._kill_client)
         if self._rot is not None:
             self._rot.start()
@@ -192,6 +197,14 @@ class VirtualNemesis:
             client.kill()
             self._later(self._down_seconds(), self._start_client, client)
 
+    async def _reopen_producer(self) -> None:
+        """Let another client take over the name of a producer, which goes on unaware."""
+        producers = [client for client in self._world.clients if isinstance(client, VirtualProducer)]
+        if producers and len(producers) < self._world.options.producers + RIVALS_MAX:
+            name = self._random.choice(producers).name
+            self._say(f"another client takes over {name}")
+            self._world.begin_client(VirtualProducer(self._world, name, f"127.0.2.{90 + len(producers)}"))
+
     def _start_client(self, client: Any) -> None:
         if client.process.is_dead:
             client.start()
@@ -202,9 +215,7 @@ class VirtualNemesis:
         """Let one storage node lose what it stored, when other nodes hold all of it."""
         seconds = self._world.options.seconds
         await asyncio.sleep(self._random.uniform(0.0, seconds / 2))
-        nodes = [machine for machine in self._cluster.nodes if not machine.is_retired]
-        # Where a disk rots, the others have the only copy of what it lost.
-        machine = self._rot.machine if self._rot is not None else self._random.choice(nodes)
+        machine = self._machine_that_loses(how)
         while machine.is_paused:
             await asyncio.sleep(0.01)
         before = machine.disk.copy()
@@ -219,9 +230,21 @@ class VirtualNemesis:
         elif how == "empty":
             machine.replace_disk(SimDisk(machine.random, machine.disk.clock), "has lost its disk")
             machine.is_retired = True
+        elif how == "state":
+            self._lose_state(machine)
         else:
             self._lose_replica(machine)
         self._later(self._down_seconds(), self._start, machine)
+
+    def _machine_that_loses(self, how: str) -> SimMachine:
+        nodes = [machine for machine in self._cluster.nodes if not machine.is_retired]
+        if self._rot is None:
+            return self._random.choice(nodes)
+        if how == "state":
+            # All records stay, and may be the only copy of what another disk lost.
+            return self._random.choice([machine for machine in nodes if machine is not self._rot.machine])
+        # Where a disk rots, the others have the only copy of what it lost.
+        return self._rot.machine
 
     def _is_spare(self, node: StorageNodeId) -> bool:
         """Whether every log stream of this node has another member, which then holds every committed record, and every
@@ -254,6 +277,14 @@ class VirtualNemesis:
                 if path.parent == lost:
                     machine.disk.unlink(path)
             machine.disk.remove_dir(lost)
+            machine.disk.sync_dir(lost.parent)
+
+    def _lose_state(self, machine: SimMachine) -> None:
+        files = [path for path in machine.disk.paths() if path.name == "state" and path.parent.name.startswith("lsid=")]
+        if files:
+            lost = self._random.choice(files)
+            self._say(f"{machine.name} loses {lost}")
+            machine.disk.unlink(lost)
             machine.disk.sync_dir(lost.parent)
 
     # The store.
@@ -315,5 +346,18 @@ class VirtualNemesis:
 
         def heal() -> None:
             line.bytes_per_second = None
+
+        self._later(self._random.uniform(0.0, PARTITION_SECONDS_MAX), heal)
+
+    async def _lag(self) -> None:
+        one = self._random.choice(self._cluster.machines).host
+        other = self._random.choice([host for host in self._hosts() if host != one])
+        one, other = self._random.choice(((one, other), (other, one)))
+        line = self._network.line(one, other)
+        self._say(f"{one} is far from {other}")
+        line.delay_seconds_max = LAG_SECONDS_MAX
+
+        def heal() -> None:
+            line.delay_seconds_max = self._network.delay_seconds_max
 
         self._later(self._random.uniform(0.0, PARTITION_SECONDS_MAX), heal)

@@ -12,7 +12,7 @@ from cutwater.admin.operations import Admin
 from cutwater.client.async_client import AsyncClient
 from cutwater.core.requests import StreamDescription
 from cutwater.errors import CutwaterError
-from cutwater.testing.simulator.record import TrimOp
+from cutwater.testing.checkers.record import TrimOp
 from cutwater.testing.virtual.cluster import NODE_PORT
 from cutwater.testing.virtual.workload import PLAIN, AppendingClient, VirtualClient
 from cutwater.types import GLSN, LogStreamId, StorageNodeId
@@ -27,6 +27,7 @@ FINISHED_TO_DRAIN = 0.3
 REMOVALS_MAX = 10
 """How often an operator tries to remove a storage node that still holds something."""
 STREAMS_MAX = 4
+SEALED_SECONDS_MAX = 0.3
 
 
 class VirtualTrimmer(VirtualClient):
@@ -52,7 +53,7 @@ class TopicChanger(AppendingClient):
     made = 0
 
     async def run(self, log: AsyncClient) -> None:
-        while not self.world.is_stopping:
+        while not self.world.is_healed:
             await self.pause(self.world.options.change_topics_every)
             with suppress(CutwaterError):
                 if self.random.random() < 0.5:
@@ -87,7 +88,7 @@ class VirtualOperator(VirtualClient):
             self._remove,
         ]
         async with Admin(self.world.cluster.addresses, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
-            while not self.world.is_stopping:
+            while not self.world.is_healed:
                 await self.pause(self.world.options.operate_every)
                 with suppress(CutwaterError):
                     await self.random.choice(work)(admin)
@@ -179,3 +180,20 @@ class VirtualOperator(VirtualClient):
                 self.world.note(f"the operator has added {machine.name}")
                 return
             await asyncio.sleep(0.2)
+
+
+class VirtualSealer(VirtualClient):
+    """Seals log streams and opens them again soon, so that what was under way meets another epoch."""
+
+    async def run(self, log: AsyncClient) -> None:
+        async with Admin(self.world.cluster.addresses, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+            while not self.world.is_healed:
+                await self.pause(self.world.options.seal_every)
+                with suppress(CutwaterError):
+                    streams = [s.stream for s in (await admin.describe()).streams if not s.final and s.is_open]
+                    if streams:
+                        stream = self.random.choice(streams)
+                        self.world.note(f"the operator seals and opens log stream {stream}")
+                        await admin.seal(stream)
+                        await asyncio.sleep(self.random.choice((0.0, self.random.uniform(0.0, SEALED_SECONDS_MAX))))
+                        await admin.unseal(stream)

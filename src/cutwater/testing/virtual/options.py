@@ -19,6 +19,9 @@ class ShippedOptions(Struct, frozen=True):
     replication: int = 3
     segment_bytes: int = 16 * 1024
     may_wait_for_disk: bool = False
+    is_hasty: bool = False
+    """Whether the leader waits for much shorter times than shipped, so that more happens: it calls nodes dead, replaces
+    them, expires staged rows and makes snapshots."""
     seconds: float = 4.0
     """How long faults and load last."""
 
@@ -50,9 +53,18 @@ class ShippedOptions(Struct, frozen=True):
     change_topics_every: float = 0.0
     operate_every: float = 0.0
     """Seals, finished log streams, moved replicas, added and removed storage nodes."""
+    seal_every: float = 0.0
+    """A log stream is sealed and opened again soon."""
     disk_loss: str = ""
     """What happens once to a node whose records others hold too: its disk is gone ("empty"), or is as it was some time
-    before ("old"), or lacks a replica ("replica")."""
+    before ("old"), or lacks a replica ("replica") or the small state of one ("state")."""
+
+    reopen_producer_every: float = 0.0
+    """Another client takes over the name of a producer, which goes on unaware."""
+    forge_every: float = 0.0
+    """A client sends what only servers may send."""
+    event_time_ahead: float = 0.0
+    """How far event times may be ahead of the clocks of storage nodes, which differ; 0 means any time."""
 
     # Processes.
     kill_every: float = 0.0
@@ -75,6 +87,8 @@ class ShippedOptions(Struct, frozen=True):
     reset_every: float = 0.0
     half_open_every: float = 0.0
     throttle_every: float = 0.0
+    lag_every: float = 0.0
+    """What one host sends to another takes long for a while, and what others send does not."""
     lost_connects: float = 0.0
 
     # Disks and store.
@@ -101,6 +115,8 @@ class ShippedOptions(Struct, frozen=True):
     store_delay_max: float = 0.001
     store_lost_answers: float = 0.0
     store_failures: float = 0.0
+    roll_back_store: bool = False
+    """At the end an old copy of the store in memory is put back for a while."""
 
     def disk_rules(self) -> list[DiskFaultRule]:
         """Return the faults of each disk."""
@@ -192,6 +208,12 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "declare_every": (0.1, 0.4),
     "scans_every": (0.2, 0.5),
     "sinks": (1, 1, 3),
+    "lag_every": (0.3, 1.0),
+    "reopen_producer_every": (0.5, 1.5),
+    "forge_every": (0.1, 0.5),
+    "seal_every": (0.2, 1.0),
+    "event_time_ahead": (0.02, 1.0),
+    "is_hasty": (True,),
 }
 
 

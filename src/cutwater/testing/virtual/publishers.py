@@ -17,8 +17,8 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.publish.runs import Published, Run, RunStart
 from cutwater.core.requests import PublishedGroup
 from cutwater.errors import CutwaterError, OutputExists, RunFenced, Trimmed
-from cutwater.testing.simulator.record import AppendOp, PublishOp, SimOutcome
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.record import AppendOp, PublishOp, SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.workload import AGAIN_SECONDS, PLAIN, TYPED, VirtualClient
 from cutwater.types import BatchNumber, Part

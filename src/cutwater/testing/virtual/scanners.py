@@ -18,7 +18,7 @@ from cutwater.client.read.records import ColumnLayout
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, Trimmed
 from cutwater.protocol.scan_api import NOTHING, UNKNOWN
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.history import ScanOp
 from cutwater.testing.virtual.workload import AGAIN_SECONDS, TYPED, VirtualClient

@@ -18,8 +18,8 @@ from cutwater.core.read import watermark
 from cutwater.core.read.time_marks import Clock
 from cutwater.core.read.watermark import BoundedOutOfOrderness, WatermarkClock
 from cutwater.errors import CutwaterError
-from cutwater.testing.simulator.record import SimHistory, SimOutcome, Subscribed, event_times
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.record import SimHistory, SimOutcome, Subscribed, event_times
+from cutwater.testing.checkers.violation import Violation
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -308,6 +308,19 @@ def check_exactly_once(log: SimLog, evidence: Evidence) -> None:
             raise Violation("9 exactly once", f"append {op.payload} of {op.producer}/{op.sequence} is not at {op.ack}")
 
 
+def check_fenced(log: SimLog, evidence: Evidence) -> None:
+    """9: when a producer is open, earlier holders of its name append nothing any more."""
+    for glsn, _, _, _, batch in log.batches:
+        op = evidence.record.op_of(batch)
+        if op is None or not op.holder:
+            continue
+        own = evidence.record.opens[op.holder - 1]
+        for other in evidence.record.opens:
+            if other.producer == op.producer and own.completed < other.invoked and other.completed < op.invoked:
+                what = f"append {op.payload} of {op.producer} is at GLSN {glsn}"
+                raise Violation("9 fenced", f"{what}, and began after another client had taken over its name")
+
+
 def check_trim(log: SimLog, evidence: Evidence) -> None:
     """10: trim is monotone and durable."""
     for trim in evidence.record.trims:
@@ -554,6 +567,7 @@ CHECKS: dict[str, Callable[[SimLog, Evidence], None]] = {
     "7 subscribe": check_subscribe,
     "8 producer order": check_producer_order,
     "9 exactly once": check_exactly_once,
+    "9 fenced": check_fenced,
     "10 trim": check_trim,
     "11 sealed": check_sealed,
     "groups": check_groups,
