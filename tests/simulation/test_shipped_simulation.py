@@ -83,6 +83,32 @@ def test_a_quiet_cluster_acknowledges_everything() -> None:
     assert result.appends["ok"] > 100
 
 
+def test_every_workload_is_counted() -> None:
+    """The table of a soak shows which operations met which faults."""
+    options = ShippedOptions(
+        storage_nodes=4,
+        replication=2,
+        seconds=3.0,
+        typed_topic=True,
+        sinks=1,
+        scans_every=0.2,
+        declare_every=0.1,
+        cursors_every=0.1,
+        operate_every=0.05,
+    )
+    result = simulate_shipped(3, options)
+    assert result.violation is None
+    expected = {"append", "produce", "subscribe", "read", "tail", "cursor", "stage", "publish", "scan", "declare"}
+    assert expected | {"watermark", "remove node"} <= result.operations.keys()
+
+
+def test_all_servers_are_restarted_one_after_the_other() -> None:
+    result = simulate_shipped(0, ShippedOptions(seconds=2.0, roll_every=0.5))
+    assert result.violation is None
+    assert result.struck["restart all"] >= 1
+    assert result.appends["ok"] > 10
+
+
 def test_the_same_seed_gives_the_same_trace() -> None:
     """In fresh processes with different hash seeds for texts, and different addresses of objects."""
     seed = 27

@@ -493,7 +493,7 @@ class DamagedJourney(Journey):
 
     def read_wrong(self) -> None:
         """Reads go wrong, each for itself. The files are all right."""
-        for fault in (DiskFault.FLIPPED_READ, DiskFault.STALE_READ, DiskFault.READ_ERROR):
+        for fault in (DiskFault.FLIPPED_READ, DiskFault.STALE_READ, DiskFault.MISDIRECTED_READ, DiskFault.READ_ERROR):
             self.files.faults.add(DiskFaultRule(fault, self.rng.uniform(0.0, 0.3)))
         for _ in range(60):
             self.read()

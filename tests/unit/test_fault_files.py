@@ -143,6 +143,15 @@ def test_a_stale_read_shows_what_was_there_before_a_write() -> None:
     assert file.pread(3, 9) in (b"ccc", b"a\0\0")
 
 
+def test_a_misdirected_read_shows_another_sector() -> None:
+    files = disk(always(DiskFault.MISDIRECTED_READ))
+    content = b"a" * 512 + b"b" * 512 + b"c" * 100
+    file = durable(files, A, content)
+    found = {file.pread(300, 600) for _ in range(50)}
+    assert found == {b"a" * 300, b"b" * 300, b"c" * 100 + bytes(200)}
+    assert files.content(A) == content
+
+
 def test_a_misdirected_write_shows_when_the_cache_is_gone() -> None:
     files = disk()
     content = bytes([1]) * 4_096

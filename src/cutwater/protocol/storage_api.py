@@ -344,10 +344,14 @@ class SyncDedup(Struct, frozen=True, tag=True):
 
 
 class CopyArguments(Struct, frozen=True):
-    """Asks for an intact copy of the committed entry that holds this LLSN, to repair a damaged one."""
+    """Asks for an intact copy of the committed entry that holds this LLSN, to repair a damaged one.
+
+    ``commits_only``: the entry is trimmed, and only its commit is needed. An older peer says that it is trimmed.
+    """
 
     stream: LogStreamId
     llsn: LLSN
+    commits_only: bool = False
 
 
 class CopyAnswer(Struct, frozen=True):

@@ -41,15 +41,18 @@ class NodeIdentity(Struct, frozen=True):
 
 
 def load_identity(files: StorageFiles, directory: Path, cluster: ClusterId, node: StorageNodeId) -> NodeIdentity | None:
-    """Return the newer of the readable copies, or None if there is no copy. They must be of this node."""
+    """Return the newer of the readable copies, or None if there is no copy. They must be of this node.
+
+    Raises ``DamagedFile`` or ``OSError`` if there are copies and none can be read.
+    """
     found: list[NodeIdentity] = []
-    damage: DamagedFile | None = None
+    damage: DamagedFile | OSError | None = None
     for path in (directory / name for name in NODE_FILES):
         if not files.exists(path):
             continue
         try:
             identity = _load(files, path)
-        except DamagedFile as error:
+        except (DamagedFile, OSError) as error:
             damage = damage or error
             continue
         if (identity.cluster, identity.node) != (cluster, node):

@@ -486,7 +486,7 @@ class StorageNode:
         self.counters.damage_met += 1
         self._outside.mend(stream, error)
 
-    def cannot_open(self, stream: LogStreamId, error: Damaged) -> None:
+    def cannot_open(self, stream: LogStreamId, error: CutwaterError) -> None:
         driver = self.replicas.pop(stream, None)
         if driver is not None:
             driver.abandon("its files cannot be opened any more")

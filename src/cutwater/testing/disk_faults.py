@@ -19,6 +19,8 @@ class DiskFault(StrEnum):
     """A read returns one wrong bit. The next one may be right."""
     STALE_READ = "stale read"
     """A read returns what was there before one of the last writes."""
+    MISDIRECTED_READ = "misdirected read"
+    """A read returns what is in another place of the file."""
     WRITE_ERROR = "write error"
     """A write or a change of a name fails (EIO). A part of the write may be done."""
     FULL = "full"

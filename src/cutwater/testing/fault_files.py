@@ -73,6 +73,8 @@ class FaultFiles:
         """How many more bytes can be written before the disk is full; None means no limit."""
         self.device = 1
         """Tells this disk from others in ``free_space``."""
+        self.strays = 0.3
+        """Share of misdirected writes that go to another file."""
         self.fail_sync: Callable[[Path], bool] = lambda path: False
         """Called before each sync; returns whether the sync fails."""
         self.calls = 0
@@ -440,7 +442,7 @@ class FaultFiles:
 
     def other_place(self, inode: FileInode) -> tuple[FileInode, int]:
         """Choose where a misdirected write goes: a sector of this file or of another one."""
-        target = inode if self.rng.random() < 0.7 else self.rng.choice(self._names.files())
+        target = inode if self.rng.random() >= self.strays else self.rng.choice(self._names.files())
         return target, self.rng.randrange(len(target.platter) // SECTOR_BYTES + 1) * SECTOR_BYTES
 
 
@@ -468,6 +470,8 @@ class FaultFile:
         data = bytes(memoryview(inode.content)[offset:end])
         if data and faults.strikes(DiskFault.STALE_READ, "pread", self.path):
             data = _stale(inode, data, offset, faults.rng)
+        if data and faults.strikes(DiskFault.MISDIRECTED_READ, "pread", self.path):
+            data = _misread(inode, len(data), faults.rng)
         if data and faults.strikes(DiskFault.FLIPPED_READ, "pread", self.path):
             at = faults.rng.randrange(len(data))
             data = data[:at] + bytes([data[at] ^ 1 << faults.rng.randrange(8)]) + data[at + 1 :]
@@ -563,6 +567,12 @@ def _flip(inode: FileInode, offset: int, bit: int) -> None:
     for data in (inode.content, inode.platter):
         if offset < len(data):
             data[offset] ^= 1 << bit
+
+
+def _misread(inode: FileInode, size: int, rng: Random) -> bytes:
+    """Return as many bytes from the beginning of another sector."""
+    at = rng.randrange(len(inode.content) // SECTOR_BYTES + 1) * SECTOR_BYTES
+    return bytes(memoryview(inode.content)[at : at + size]).ljust(size, b"\0")
 
 
 def _stale(inode: FileInode, data: bytes, offset: int, rng: Random) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from cutwater.core.read.commit_index import context_of_llsn
-from cutwater.errors import CutwaterError, Damaged
+from cutwater.errors import CutwaterError, Damaged, Trimmed
 from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.protocol import storage_api as api
@@ -181,7 +181,7 @@ class Mender:
         storage, copies = driver.storage, 0
         search = partial(look_again, partial(first_damaged_commit, storage), Path("commits"))
         while (llsn := await self._node.in_thread(search)) is not None:
-            _, commits = await self._fetch(driver, llsn)
+            commits = await self._fetch_commits(driver, llsn)
             repaired = [await driver.in_writer(partial(storage.repair_context, commit)) for commit in commits]
             if not any(repaired):
                 error = DamagedFile(Path("commits"), f"the commit of LLSN {llsn} cannot be put in its place")
@@ -190,6 +190,30 @@ class Mender:
             self._node.counters.contexts_repaired += 1
             copies += 1
         return copies
+
+    async def _fetch_commits(self, driver: ReplicaDriver, llsn: LLSN) -> tuple[CommitContext, ...]:
+        """Fetch an intact copy of the commit that covers this LLSN. Those of trimmed entries are needed too: a search
+        among the commits may meet them."""
+        if llsn >= driver.storage.first_llsn:
+            _, commits = await self._fetch(driver, llsn)
+            return commits
+        asked = api.CopyArguments(driver.stream, llsn, commits_only=True)
+        is_gone = False
+        for peer, connection in self._peers.connected(driver.replica.hard_state.chain):
+            try:
+                received = await connection.call(api.COPY, asked, timeout_ms=COPY_MS_MAX)
+            except CutwaterError as error:
+                _log.debug("storage node %s has no copy of %s: %s", peer, asked, error)
+                is_gone |= isinstance(error, Trimmed)
+                continue
+            if received.value.commits:
+                return received.value.commits
+            is_gone = True
+        what = f"no other storage node has the commit of LLSN {llsn} of log stream {driver.stream}, which is trimmed"
+        if is_gone:
+            # No node will have it any more, so only another copy of everything helps.
+            self._node.cannot_open(driver.stream, Damaged(what))
+        raise Damaged(what)
 
     async def _fetch(self, driver: ReplicaDriver, llsn: LLSN) -> tuple[EntryFrame, tuple[CommitContext, ...]]:
         """Fetch an intact copy of a committed entry, and its commits, from any peer that has one."""

@@ -56,7 +56,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.format.entry_codec import NO_TIME, RunningEventTime
-from cutwater.format.errors import StorageBroken
+from cutwater.format.errors import DiskFull, StorageBroken
 from cutwater.storage.files import look_again
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.replica.writer import Durable, Job, Writer
@@ -64,6 +64,8 @@ from cutwater.types import LLSN, Entry, LogStreamId, ReplicaState, StorageNodeId
 
 EVENTS_WAITING_MAX = 8_192
 REOPEN_AGAIN_SECONDS = 1.0
+REOPENINGS_MAX = 5
+"""A disk that fails so often in a row may fail for ever."""
 TIDY_AFTER_SECONDS = 2.0
 CHECKPOINT_EVERY_ENTRIES = 10_000
 """Entries that may be written between two checkpoints of deduplication; opening replays few more than that."""
@@ -107,8 +109,8 @@ class Host(Protocol):
     def damage_met(self, stream: LogStreamId, error: Damaged) -> None:
         """Note that committed data cannot be read, and request an intact copy."""
 
-    def cannot_open(self, stream: LogStreamId, error: Damaged) -> None:
-        """Note that the files cannot be opened any more, and that retrying does not help."""
+    def cannot_open(self, stream: LogStreamId, error: CutwaterError) -> None:
+        """Note that the files cannot be opened, and let go of the replica."""
 
     def remove(self, stream: LogStreamId) -> None:
         """Close and remove the files of the replica, which no longer exists."""
@@ -134,6 +136,8 @@ class ReplicaDriver:
         """Whether a barrier is on its way to the disk."""
         self.is_reopening = False
         """Whether the files are being reopened; this is repeated until the disk can be written again."""
+        self._reopenings_failed = 0
+        """How often in a row the files could not be reopened, other than for lack of room."""
         self._gone = ""
         """Why the replica is no longer here; empty while it is."""
         self._last_report: UncommitReport | None = None
@@ -486,6 +490,7 @@ class ReplicaDriver:
                 self._cannot_reopen(cut, error)
                 return
             self._is_waiting = self.is_reopening = False
+            self._reopenings_failed = 0
             self.replica = recovered[0]
             # Results of writes for the previous replica mean nothing to the new one.
             late = (EntriesDurable, CommitDurable, StorageFailed)
@@ -499,13 +504,15 @@ class ReplicaDriver:
 
     def _cannot_reopen(self, cut: Reopen, error: CutwaterError) -> None:
         """Handle a failed reopening. Without its files the replica can report nothing. Events keep waiting: a disk may
-        come back, or get free space."""
+        come back, or get free space. If it fails again and again, as at a block that cannot be read, the replica is
+        given up as at a start: it may be learned anew."""
         self.replica.trusted = False
         self.problem = error.message
         self._host.storage_failed(self.stream, error)
         self._host.report_soon()
         self._tell_watchers()
-        if isinstance(error, Damaged):
+        self._reopenings_failed += not isinstance(error, DiskFull)
+        if isinstance(error, Damaged) or self._reopenings_failed >= REOPENINGS_MAX:
             self._host.cannot_open(self.stream, error)
         else:
             self._loop.call_later(REOPEN_AGAIN_SECONDS, self._reopen, cut)

@@ -53,6 +53,9 @@ class Reading:
         driver.require_committed()
         if llsn > indexed_end(driver):
             raise NotYetCommitted(f"log stream {stream} is committed to LLSN {indexed_end(driver)} here, not to {llsn}")
+        if call.argument.commits_only:
+            found = await driver.in_reader(lambda: driver.storage.contexts.covering(llsn, llsn), is_copy=True)
+            return ReplyWithBody(api.CopyAnswer(tuple(found)), b"")
         part = await driver.in_reader(lambda: driver.storage.read(llsn, llsn, 1), is_copy=True)
         return ReplyWithBody(api.CopyAnswer(part.commits), part.data)
 

@@ -8,22 +8,24 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.admin.operations import Admin
 from cutwater.core.order.decisions import CreateTopic, GroupPublished
 from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.options import OrderOptions
 from cutwater.errors import CutwaterError
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
+from cutwater.storagenode.repair.scrubbing import ScrubOptions
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.testing.virtual.loop import VirtualLoop
 from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.network import SimNetwork
 from cutwater.testing.virtual.processes import SimProcess
 from cutwater.testing.virtual.store import SharedStore
-from cutwater.types import GLSN, ClusterId, MetadataNodeId, StorageNodeId, TopicId
+from cutwater.types import GLSN, MILLISECOND, ClusterId, MetadataNodeId, StorageNodeId, TopicId
 from cutwater.wire.addresses import format_address
 
 T = TypeVar("T")
@@ -35,6 +37,23 @@ COMMITS_PER_FILE = 64
 STAGED_ASK_SECONDS = 1.0
 """Storage nodes ask this often which staged parts they may drop; runs are too short for the usual time."""
 
+HASTY = OrderOptions(
+    node_dead_after_us=250 * MILLISECOND,
+    reopen_patience_us=60 * MILLISECOND,
+    retry_us_min=80 * MILLISECOND,
+    retry_us_max=640 * MILLISECOND,
+    tick_us_min=100 * MILLISECOND,
+    tick_us_max=800 * MILLISECOND,
+    compact_every_decisions=16,
+    replace_node_after_us=600 * MILLISECOND,
+    replace_stream_after_us=400 * MILLISECOND,
+    publish_again_us=40 * MILLISECOND,
+    publish_wait_us=200 * MILLISECOND,
+    first_reports_wait_us=200 * MILLISECOND,
+    staged_expire_after_us=500 * MILLISECOND,
+)
+"""As shipped, only much faster, so that much happens in a few simulated seconds."""
+
 
 class ClusterShape(Struct, frozen=True):
     """How many servers there are, and the sizes of their files."""
@@ -44,6 +63,20 @@ class ClusterShape(Struct, frozen=True):
     segment_bytes: int = 16 * 1024
     may_wait_for_disk: bool = False
     store: str = "memory"
+    scrub_every: float = 0.0
+    """Seconds between two passes of the scrub; 0 means as usual."""
+    min_replication: int = 1
+    is_hasty: bool = False
+
+    @property
+    def scrub(self) -> ScrubOptions:
+        if not self.scrub_every:
+            return ScrubOptions()
+        return ScrubOptions(first_after_seconds=self.scrub_every, every_seconds=self.scrub_every)
+
+    @property
+    def order(self) -> OrderOptions:
+        return structs.replace(HASTY if self.is_hasty else OrderOptions(), min_replication=self.min_replication)
 
     @property
     def segments(self) -> SegmentOptions:
@@ -88,7 +121,9 @@ class VirtualCluster:
     def _serve_metadata(self, number: int) -> Callable[[SimMachine], Coroutine[Any, Any, None]]:
         async def serve(machine: SimMachine) -> None:
             node = MetadataNodeId(number)
-            options = MetadataOptions(CLUSTER, node, machine.host, METADATA_PORT, key=machine.key)
+            options = MetadataOptions(
+                CLUSTER, node, machine.host, METADATA_PORT, order=self.shape.order, key=machine.key
+            )
             server = MetadataServer(options, self.store.store(machine.random))
             await server.start()
             machine.server = server
@@ -106,6 +141,7 @@ class VirtualCluster:
             segments=shape.segments,
             may_wait_for_disk=shape.may_wait_for_disk,
             staged_ask_seconds=STAGED_ASK_SECONDS,
+            scrub=shape.scrub,
         )
 
         async def serve(machine: SimMachine) -> None:

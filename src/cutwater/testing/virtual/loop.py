@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cutwater.errors import ProtocolViolation
 from cutwater.testing.disk_faults import ProcessDied
 from cutwater.testing.virtual.processes import SimProcess, current_process, process_variable
 from cutwater.testing.virtual.trace import Trace
@@ -103,6 +104,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.callbacks = 0
         """Number of callbacks so far."""
         self.complaints: list[str] = []
+        self.alarms: list[ProtocolViolation] = []
+        """What servers logged that no part of a sound cluster does."""
         """Errors in callbacks, and errors of tasks that nothing awaits."""
         self._ready: deque[SimHandle] = deque()
         self._timers: list[tuple[float, int, SimHandle]] = []
@@ -197,7 +200,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._is_closed or (process is not None and process.is_dead):
             return
         where = "" if process is None else f"{process.name}: "
-        self.complaints.append(f"{where}{context['message']}: {error!r}{_place_of(error)}")
+        self.complaints.append(f"{where}{context['message']}: {error!r}{place_of(error)}")
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
@@ -380,7 +383,7 @@ def _settle(future: asyncio.Future[T], result: Any, error: BaseException | None)
         future.set_exception(error)
 
 
-def _place_of(error: BaseException | None) -> str:
+def place_of(error: BaseException | None) -> str:
     trace = error.__traceback__ if error is not None else None
     if trace is None:
         return ""

@@ -19,6 +19,9 @@ class ShippedOptions(Struct, frozen=True):
     replication: int = 3
     segment_bytes: int = 16 * 1024
     may_wait_for_disk: bool = False
+    is_hasty: bool = False
+    """Whether the leader waits for much shorter times than shipped, so that more happens: it calls nodes dead, replaces
+    them, expires staged rows and makes snapshots."""
     seconds: float = 4.0
     """How long faults and load last."""
 
@@ -44,13 +47,24 @@ class ShippedOptions(Struct, frozen=True):
     cursors_every: float = 0.0
     scans_every: float = 0.0
     """Ranges that are planned and read in parts, as Spark does."""
+    declare_every: float = 0.0
+    """Declarations of watermarks and idleness, and questions for watermarks."""
     trim_every: float = 0.0
     change_topics_every: float = 0.0
     operate_every: float = 0.0
-    """Seals, finished log streams, moved replicas, added storage nodes."""
+    """Seals, finished log streams, moved replicas, added and removed storage nodes."""
+    seal_every: float = 0.0
+    """A log stream is sealed and opened again soon."""
     disk_loss: str = ""
     """What happens once to a node whose records others hold too: its disk is gone ("empty"), or is as it was some time
-    before ("old"), or lacks a replica ("replica")."""
+    before ("old"), or lacks a replica ("replica") or the small state of one ("state")."""
+
+    reopen_producer_every: float = 0.0
+    """Another client takes over the name of a producer, which goes on unaware."""
+    forge_every: float = 0.0
+    """A client sends what only servers may send."""
+    event_time_ahead: float = 0.0
+    """How far event times may be ahead of the clocks of storage nodes, which differ; 0 means any time."""
 
     # Processes.
     kill_every: float = 0.0
@@ -58,7 +72,9 @@ class ShippedOptions(Struct, frozen=True):
     power_all_every: float = 0.0
     pause_every: float = 0.0
     restart_every: float = 0.0
-    """A clean stop and start, one machine after the other."""
+    """A clean stop and start of one machine."""
+    roll_every: float = 0.0
+    """Clean stops and starts of all machines, one after the other."""
     down_seconds_max: float = 1.0
     clock_jump_every: float = 0.0
     drift: float = 0.0
@@ -71,6 +87,8 @@ class ShippedOptions(Struct, frozen=True):
     reset_every: float = 0.0
     half_open_every: float = 0.0
     throttle_every: float = 0.0
+    lag_every: float = 0.0
+    """What one host sends to another takes long for a while, and what others send does not."""
     lost_connects: float = 0.0
 
     # Disks and store.
@@ -80,6 +98,14 @@ class ShippedOptions(Struct, frozen=True):
     disk_full: float = 0.0
     hung_syncs: float = 0.0
     kill_in_write_every: float = 0.0
+    rot_every: float = 0.0
+    """How often bits on the disk of one storage node change, or a block becomes unreadable, see ``rot``."""
+    wrong_reads: float = 0.0
+    """Share of the reads of that disk that each kind of wrong read strikes."""
+    stray_writes: float = 0.0
+    """Share of the writes to that disk that go to another place of the file."""
+    scrub_every: float = 0.0
+    """How often storage nodes read and check everything; 0 means that it takes too long to matter."""
     store: str = "memory"
     """Where decisions are kept: "memory", or "etcd" for the shipped store on a model of etcd."""
     etcd_faults: float = 0.0
@@ -89,6 +115,8 @@ class ShippedOptions(Struct, frozen=True):
     store_delay_max: float = 0.001
     store_lost_answers: float = 0.0
     store_failures: float = 0.0
+    roll_back_store: bool = False
+    """At the end an old copy of the store in memory is put back for a while."""
 
     def disk_rules(self) -> list[DiskFaultRule]:
         """Return the faults of each disk."""
@@ -100,6 +128,15 @@ class ShippedOptions(Struct, frozen=True):
             DiskFaultRule(DiskFault.FULL, self.disk_full),
         ]
         return [rule for rule in rules if rule.probability]
+
+    @property
+    def rots(self) -> bool:
+        return bool(self.rot_every or self.wrong_reads or self.stray_writes)
+
+    @property
+    def min_replication(self) -> int:
+        """How many nodes have a record before it is acknowledged; a disk rots only where another one has a copy."""
+        return 2 if self.rots and self.replication > 1 else 1
 
     def faults(self) -> dict[str, object]:
         """Return the options that differ from a cluster without faults, for display."""
@@ -138,6 +175,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "power_all_every": (3.0,),
     "pause_every": (1.0, 2.0),
     "restart_every": (1.5,),
+    "roll_every": (1.0, 2.0),
     "down_seconds_max": (0.1, 3.0),
     "clock_jump_every": (1.0,),
     "drift": (0.01, 0.2),
@@ -155,6 +193,10 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "disk_full": (0.0005, 0.005),
     "hung_syncs": (0.0005, 0.003),
     "kill_in_write_every": (0.5, 2.0),
+    "rot_every": (0.1, 0.5),
+    "wrong_reads": (0.002, 0.02),
+    "stray_writes": (0.001, 0.01),
+    "scrub_every": (0.3, 1.0),
     "store": ("etcd",),
     "etcd_faults": (0.002, 0.02),
     "etcd_every": (0.5, 2.0),
@@ -163,8 +205,15 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_failures": (0.01, 0.1),
     "conditional_appends": (True,),
     "careful": (True,),
+    "declare_every": (0.1, 0.4),
     "scans_every": (0.2, 0.5),
     "sinks": (1, 1, 3),
+    "lag_every": (0.3, 1.0),
+    "reopen_producer_every": (0.5, 1.5),
+    "forge_every": (0.1, 0.5),
+    "seal_every": (0.2, 1.0),
+    "event_time_ahead": (0.02, 1.0),
+    "is_hasty": (True,),
 }
 
 
@@ -197,8 +246,10 @@ def shipped_options(seed: int) -> ShippedOptions:
         timeout=random.choice((0.5, 3.0, 10.0)),
     )
     changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
-    options = structs.replace(options, replication=min(options.replication, options.storage_nodes))
-    return structs.replace(options, **changes)
+    options = structs.replace(options, **changes)
+    # A disk rots only where another one has a copy.
+    replication = max(2, options.replication) if options.rots else options.replication
+    return structs.replace(options, replication=min(replication, options.storage_nodes))
 
 
 def shipped_storm_options(seed: int) -> ShippedOptions:

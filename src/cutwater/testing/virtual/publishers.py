@@ -17,8 +17,8 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.publish.runs import Published, Run, RunStart
 from cutwater.core.requests import PublishedGroup
 from cutwater.errors import CutwaterError, OutputExists, RunFenced, Trimmed
-from cutwater.testing.simulator.record import AppendOp, PublishOp, SimOutcome
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.record import AppendOp, PublishOp, SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.workload import AGAIN_SECONDS, PLAIN, TYPED, VirtualClient
 from cutwater.types import BatchNumber, Part
@@ -35,6 +35,8 @@ ATTEMPTS_MAX = 3
 SPECULATIVE = 0.15
 """Share of tasks that two workers run."""
 ATTEMPT_SECONDS_MAX = 3.0
+HANGS, HANG_SECONDS_MAX = 0.05, 2.0
+"""How often a driver hangs before it publishes what is staged, and how long."""
 CHECKPOINT_LOST = 0.1
 """Share of published batches after which the driver ends before its checkpoint has them."""
 
@@ -144,7 +146,6 @@ class VirtualSink(VirtualClient):
             if self.world.is_stopping and healed is None:
                 # One more batch, now that nothing fails.
                 healed = self.published
-        self.is_done = True
 
     async def _publish_next(self, log: AsyncClient, start: RunStart) -> None:
         run = await log.open_run(self.query, self.key, start=start)
@@ -153,6 +154,9 @@ class VirtualSink(VirtualClient):
         self.staged = []
         if run.last_batch != batch or self.random.random() < 0.5:
             await self._stage(run, batch)
+        if self.random.random() < HANGS:
+            await asyncio.sleep(self.random.uniform(0.0, HANG_SECONDS_MAX))
+        self.world.history.offered.append((run.run, batch, tuple(part.part for part in self.staged)))
         published = await log.publish(run, batch, self.staged)
         self.published += 1
         self.staged = []

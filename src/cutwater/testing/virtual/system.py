@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from cutwater.errors import CutwaterError
+from cutwater.errors import CutwaterError, ProtocolViolation
 from cutwater.runtime import system
 from cutwater.runtime.system import Space, System
 from cutwater.runtime.worker import Worker, WorkerStep
@@ -169,6 +169,9 @@ class _ErrorLog(logging.Handler):
         self._loop = loop
 
     def emit(self, record: logging.LogRecord) -> None:
+        process = current_process()
+        if process is None or not process.is_dead:
+            self._loop.alarms += [told for told in record.args or () if isinstance(told, ProtocolViolation)]
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not isinstance(error, CutwaterError | OSError):
             self._loop.call_exception_handler({"message": record.getMessage(), "exception": error})
