@@ -205,7 +205,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_failures": (0.01, 0.1),
     "conditional_appends": (True,),
     "careful": (True,),
-    "declare_every": (0.1, 0.4),
+    "declare_every": (0.2, 0.5),
     "scans_every": (0.2, 0.5),
     "sinks": (1, 1, 3),
     "lag_every": (0.3, 1.0),
