@@ -1,7 +1,7 @@
 """Appends to a cluster of real processes, with the same record of what clients saw as in a simulated one.
 
 The load uses storage nodes like any client, but tags its batches, so that the checkers of the simulator
-(``testing/simulator/checkers.py``) can tell which append they belong to. Benchmarks and tests use it.
+(``testing/checkers/guarantees.py``) can tell which append they belong to. Benchmarks and tests use it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cutwater.protocol import metadata_api
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.runtime import processes
-from cutwater.testing.simulator.record import AppendOp, SimHistory, SimOutcome, TailOp, event_times
+from cutwater.testing.checkers.record import AppendOp, SimHistory, SimOutcome, TailOp, event_times
 from cutwater.types import (
     GLSN,
     Batch,

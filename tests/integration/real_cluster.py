@@ -23,8 +23,8 @@ from cutwater.runtime import processes
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storage.volume import replica_path
-from cutwater.testing.simulator.checkers import Evidence, ReplicaDump, check_all
-from cutwater.testing.simulator.record import SimHistory
+from cutwater.testing.checkers.guarantees import Evidence, ReplicaDump, check_all
+from cutwater.testing.checkers.record import SimHistory
 from cutwater.types import GLSN, LLSN, Batch, ClusterId, CommitContext, Epoch, LogStreamId, StorageNodeId
 
 TOPIC = "orders"

@@ -88,6 +88,7 @@ def test_declared_watermarks_idle_streams_and_errors(tmp_path: Path) -> None:
         await log.trim("t", before=three.glsn)
         with pytest.raises(Trimmed):
             await log.watermark("t", at=one.glsn)
+        assert await log.watermark("t", at=0, punctuated=True) is None
 
     with_log(tmp_path, test)
 

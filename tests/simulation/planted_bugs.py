@@ -122,6 +122,7 @@ def skip_epoch_check() -> list[Patch]:
 def forget_deduplication_on_restart() -> list[Patch]:
     def replay(dedup, files, committed_end):
         dedup.__init__()
+        return 0
 
     return [(opening, "replay", replay)]
 

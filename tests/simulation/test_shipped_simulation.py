@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.subscribe.subscriptions import AsyncSubscription
 from cutwater.storage.replica.segment_log import SUFFIX as ENTRIES
 from cutwater.testing.fault_files import FaultFile
+from cutwater.testing.virtual.operations import TopicChanger
 from cutwater.testing.virtual.options import SHIPPED_PROFILES, ShippedOptions
 from cutwater.testing.virtual.simulation import simulate_shipped
+from cutwater.testing.virtual.workload import PLAIN
 from cutwater.types import Ack
 from tests.soak import rounds
 
@@ -57,11 +60,53 @@ def test_a_replica_whose_disk_failed_when_it_was_opened_is_opened_again(seed: in
     assert simulate_shipped(seed, options).violation is None
 
 
+def test_the_last_inspection_waits_for_clients_that_still_change_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new log stream would not be on all of its nodes yet."""
+    changed: list[bool] = []
+
+    async def change_late(self: TopicChanger, log: AsyncClient) -> None:
+        while not self.world.is_stopping:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(20.0)
+        await log.change_topic(PLAIN, streams=4)
+        changed.append(True)
+
+    monkeypatch.setattr(TopicChanger, "run", change_late)
+    assert simulate_shipped(1, ShippedOptions(seconds=0.5, change_topics_every=1.0)).violation is None
+    assert changed
+
+
 def test_a_quiet_cluster_acknowledges_everything() -> None:
     result = simulate_shipped(1, ShippedOptions(seconds=2.0))
     assert result.violation is None
     assert (result.appends["unknown"], result.appends["fail"], result.seals) == (0, 0, 0)
     assert result.appends["ok"] > 100
+
+
+def test_every_workload_is_counted() -> None:
+    """The table of a soak shows which operations met which faults."""
+    options = ShippedOptions(
+        storage_nodes=4,
+        replication=2,
+        seconds=3.0,
+        typed_topic=True,
+        sinks=1,
+        scans_every=0.2,
+        declare_every=0.1,
+        cursors_every=0.1,
+        operate_every=0.05,
+    )
+    result = simulate_shipped(3, options)
+    assert result.violation is None
+    expected = {"append", "produce", "subscribe", "read", "tail", "cursor", "stage", "publish", "scan", "declare"}
+    assert expected | {"watermark", "remove node"} <= result.operations.keys()
+
+
+def test_all_servers_are_restarted_one_after_the_other() -> None:
+    result = simulate_shipped(0, ShippedOptions(seconds=2.0, roll_every=0.5))
+    assert result.violation is None
+    assert result.struck["restart all"] >= 1
+    assert result.appends["ok"] > 10
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:

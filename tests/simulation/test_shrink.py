@@ -12,7 +12,7 @@ from msgspec import structs
 
 from cutwater.testing import simulate as command
 from cutwater.testing import soak as campaign
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual.options import SHIPPED_PROFILES, ShippedOptions, changed
 from cutwater.testing.virtual.shrink import shrink
 from cutwater.testing.virtual.simulation import ShippedResult, ShippedSimulation

@@ -10,10 +10,10 @@ import pytest
 
 from cutwater.core.requests import Done, ReplaceRequest, SealRequest, UnsealRequest
 from cutwater.testing import simulate as command
+from cutwater.testing.checkers.record import SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.simulator.cluster import SimCluster, simulate
 from cutwater.testing.simulator.options import PROFILES, Options, random_options
-from cutwater.testing.simulator.record import SimOutcome
-from cutwater.testing.simulator.world import Violation
 from cutwater.types import ReplicaState
 from tests.soak import rounds
 

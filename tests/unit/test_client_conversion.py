@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import deque
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -323,7 +324,11 @@ def test_the_largest_numbers_of_numpy_do_not_become_negative(kind: pa.DataType) 
     for wanted, value in [
         (kind, large),
         (pa.list_(kind), [np.uint64(5), large]),
+        (pa.list_(kind), [1.5, None, large]),
+        (pa.list_(kind), deque([1.5, np.ulonglong(2**64 - 1)])),
         (pa.list_(kind), np.array([5, 2**64 - 1], "u8")),
+        (pa.list_(kind), np.array([1.5, large], object)),
+        (pa.list_(kind), pd.Series([2**64 - 1], dtype="uint64")),
         (pa.list_(kind, 1), (large,)),
         (pa.list_(pa.list_(kind)), [[], [large]]),
         (pa.struct({"x": kind}), {"x": large}),

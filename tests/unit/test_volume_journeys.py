@@ -5,6 +5,7 @@ Each seed is one test, so the name of a failed one is the command that replays i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -37,7 +38,7 @@ FAILURES = (VolumeUnusable, StorageBroken, DiskFull, Damaged)
 """How storage reports that a disk fails. A damaged file may be one that could not be read."""
 
 
-class Life:
+class Life(ABC):
     """What both lives have in common: a process that fails, dies and starts again, on a disk that is well at times."""
 
     CALLS: tuple[str, ...]
@@ -107,11 +108,11 @@ class Life:
         self.files.crash(self.rng, keep=self.rng.choice((0.0, 0.5, 0.9)))
         self.start()
 
-    def open(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def open(self) -> None: ...
 
-    def check(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def check(self) -> None: ...
 
 
 class VolumesLife(Life):

@@ -38,7 +38,7 @@ def test_everything_that_waits_is_one_step() -> None:
     worker.stop()
     assert worker.join(SECONDS)
     assert steps.seen == [[1], [2, 3, 4]]
-    assert not worker.is_alive()
+    assert worker.join(0)
 
 
 def test_a_worker_ends_after_what_was_put_before_and_ignores_the_rest() -> None:
@@ -54,7 +54,7 @@ def test_a_worker_ends_after_what_was_put_before_and_ignores_the_rest() -> None:
         worker.put(item)
     worker.stop()
     worker.put(1000)
-    assert worker.is_alive()
+    assert not worker.join(0)
     assert not worker.join(0.01)
     gate.set()
     assert worker.join(SECONDS)
@@ -117,5 +117,5 @@ def test_a_step_that_raises_ends_the_worker() -> None:
     worker = system.worker("w", step)
     worker.put(1)
     assert worker.join(SECONDS)
-    assert not worker.is_alive()
+    assert worker.join(0)
     assert not worker.is_idle

@@ -55,9 +55,6 @@ class SteppedWorker:
     def join(self, timeout: float) -> bool:
         return True
 
-    def is_alive(self) -> bool:
-        return False
-
 
 class SteppedSystem(System):
     def __init__(self) -> None:

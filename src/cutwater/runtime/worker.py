@@ -34,8 +34,6 @@ class Worker(Protocol[T_contra]):
     def join(self, timeout: float) -> bool:
         """Wait for the end of the worker. Returns whether it ended in time."""
 
-    def is_alive(self) -> bool: ...
-
 
 class ThreadWorker(Worker[T]):
     """A worker with a thread of its own. It is a daemon thread, because a disk may hang forever."""
@@ -62,9 +60,6 @@ class ThreadWorker(Worker[T]):
     def join(self, timeout: float) -> bool:
         self._thread.join(timeout)
         return not self._thread.is_alive()
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
 
     def _run(self) -> None:
         while self._turn():

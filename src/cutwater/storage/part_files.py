@@ -172,7 +172,7 @@ class StagingFiles:
         while size.bytes < held.size.bytes:
             data = self.read(held, size.bytes, VERIFY_BYTES)
             try:
-                size = _grown(size, len(data), frames_in(data))
+                size = _grown(size, len(data), frames_in(data, is_verified=True))
             except InvalidArgument as error:
                 raise DamagedFile(held.path, error.message, _ADVICE) from error
             yield from frames_in(data, is_verified=True)

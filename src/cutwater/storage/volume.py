@@ -498,9 +498,10 @@ class NodeVolumes:
         doomed = path.with_name(path.name + REMOVED)
         with self._at(path.parent):
             self.files.rename(path, doomed)
+            # Even if the sync fails, no replica lies there any more.
+            del self.replicas[stream]
+            self.unsynced.discard(stream)
             self.files.sync_dir(path.parent)
-        del self.replicas[stream]
-        self.unsynced.discard(stream)
         self._erase(doomed)
 
     def _erase(self, path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cutwater.errors import DeadlineExceeded, Unavailable
+from cutwater.format.errors import DiskFull
 from cutwater.metadata.stores.sqlite_store import SqliteStore
 from cutwater.testing.disk_faults import DiskFault, DiskFaultRule
 from cutwater.testing.fault_files import FaultFiles
@@ -126,3 +127,18 @@ def test_what_was_confirmed_outlives_power_cuts() -> None:
 
     run(work, lives=4)
     assert len(histories[0].made) == 80
+
+
+def test_a_disk_that_is_full_at_the_start_is_called_full() -> None:
+    async def work(loop: VirtualLoop, files: FaultFiles, engine: Any) -> None:
+        log = DATABASE.with_name(DATABASE.name + "-wal")
+        if files.exists(log):
+            files.faults.add(DiskFaultRule(DiskFault.FULL, 1.0, str(log)))
+            with pytest.raises(DiskFull, match="make room"):
+                await SqliteStore.open(DATABASE, CLUSTER, engine=engine)
+            files.faults.clear()
+        store = await SqliteStore.open(DATABASE, CLUSTER, engine=engine)
+        await store.acquire(ONE, HERE, (await store.leader()).epoch)
+        assert files.exists(log)
+
+    run(work, lives=2)

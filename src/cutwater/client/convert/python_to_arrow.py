@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from itertools import chain
 from math import isnan
 from numbers import Complex, Integral, Real
 from typing import Any, NamedTuple
@@ -37,6 +38,8 @@ are checked separately."""
 _NONE = type(None)
 _TEXTS = (str, bytes, bytearray)
 _NUMBERS = (Complex, Decimal)
+_UNSIGNED = ("uint64", "ulonglong")
+"""NumPy's names for the types of large unsigned numbers."""
 _SHORT_ITEMS = 32
 """NumPy arrays up to this length are checked as a whole, which takes no longer than taking out the first item."""
 
@@ -214,10 +217,10 @@ def _fraction(kind: pa.DataType, one: Any, way_out: str) -> str:
 
 
 def _check_unsigned(kind: pa.DataType, values: Iterable[Any], types: set[type], is_pandas: bool) -> None:
-    """Find large numbers of ``numpy.uint64``: Arrow would store the largest of them as negative numbers."""
-    if any(own.__name__ == "uint64" for own in types):
+    """Find large unsigned numbers of NumPy: Arrow would store the largest of them as negative numbers."""
+    if any(own.__name__ in _UNSIGNED for own in types):
         for one in values:
-            if type(one).__name__ == "uint64" and int(one) > WHOLE_MAX[kind.bit_width]:
+            if type(one).__name__ in _UNSIGNED and int(one) > WHOLE_MAX[kind.bit_width]:
                 raise Unfit(changed(one, kind, _inexact(kind)))
 
 
@@ -299,18 +302,17 @@ def _inside(plan: _Plan, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
 
 
 def _unsigned(values: Sequence[Any]) -> list[Any]:
-    """Return the items of lists that begin with a ``numpy.uint64``. Nothing else in lists of doubles needs a check, and
-    these lists are long."""
-    kinds: set[type] = set()
-    types: set[Any] = set(map(type, values))
-    for own in types:
-        if own in (list, tuple):
-            kinds |= {type(value[0]) for value in values if type(value) is own and value}
-        elif own.__name__ == "ndarray":
-            kinds |= {value.dtype.type for value in values if type(value) is own}
-    if all(kind.__name__ != "uint64" for kind in kinds):
-        return []
-    return [item for value in values if _is_list(value) for item in value]
+    """Return the items of lists if a large unsigned number may be among them. Nothing else in lists of doubles needs a
+    check, and these lists are long."""
+    lists = [_as_array(value) for value in values if _is_list(value)]
+    names, mixed = set[str](), []
+    for value in lists:
+        if hasattr(value, "dtype") and value.dtype != object:
+            names.add(value.dtype.type.__name__)
+        else:
+            mixed.append(value)
+    names.update(own.__name__ for own in set(map(type, chain.from_iterable(mixed))))
+    return [] if names.isdisjoint(_UNSIGNED) else list(chain.from_iterable(lists))
 
 
 def _members(kind: pa.DataType, values: Sequence[Any], without: Collection[str] = ()) -> Iterator[Sequence[Any]]:
@@ -332,12 +334,17 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, Iterator) and getattr(value, "ndim", 1) != 0
 
 
+def _as_array(value: Any) -> Any:
+    """Return a column of pandas as a NumPy array, whose items keep their types. Return all else as it is."""
+    return value.to_numpy() if type(value).__module__.startswith("pandas.") and hasattr(value, "to_numpy") else value
+
+
 def _items(values: Sequence[Any], kind: pa.DataType) -> list[Any]:
     """Return the items of lists. Of a long NumPy array, return only the first item if the array's type shows that
     checking the others is unnecessary (ADR 0045)."""
     found: list[Any] = []
     is_enough: dict[Any, bool] = {}
-    for value in values:
+    for value in map(_as_array, values):
         if type(value).__name__ != "ndarray":
             found.extend(value if _is_list(value) else ())
         elif value.ndim:

@@ -79,7 +79,10 @@ class Watermarks:
     async def at(self, name: str, glsn: GLSN, strategy: Strategy, deadline: Deadline) -> datetime | None:
         view = await self._catalogs.fresh(deadline)
         topic = await self._catalogs.topic(name, deadline)
-        if 0 < glsn < topic.trimmed_before:
+        if not glsn:
+            # Nothing comes before the first position, whatever was trimmed.
+            return None
+        if glsn < topic.trimmed_before:
             raise Trimmed(glsn, topic.trimmed_before, topic.name)
         if glsn > view.catalog.high_watermark:
             raise NotYetCommitted(f"GLSN {glsn} is not given out yet: the log ends at {view.catalog.high_watermark}")

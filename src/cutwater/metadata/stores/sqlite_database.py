@@ -43,7 +43,7 @@ from cutwater.metadata.stores.sqlite_engine import SqliteEngine, StandardSqlite
 from cutwater.metadata.stores.store_errors import DamagedStore, StoreLocked
 from cutwater.metadata.stores.store_interface import NO_LEADER, LeaderInfo, LoadedState
 from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
-from cutwater.storage.files import Lock, StorageFiles
+from cutwater.storage.files import Lock, StorageFiles, is_full
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 APPLICATION_ID = 0x4357_4D44
@@ -339,6 +339,8 @@ class SqliteDatabase:
     def _mapped(self, error: sqlite3.Error | OSError) -> CutwaterError:
         if isinstance(error, OSError):
             what = error.strerror or str(error)
+            if is_full(error) and not self._is_open:
+                return _full(str(self.path), what)
             is_denied = not self._is_open and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             return _unusable(str(self.path), what) if is_denied else self._breaks(what)
         name = getattr(error, "sqlite_errorname", "")

@@ -329,7 +329,7 @@ def _known(error: Exception) -> CutwaterError:
 
 
 def _taken(turns: list[list[_Item]]) -> Iterator[_Item]:
-    """Yield all items. What is written need not stay in memory until all of them are."""
+    """Yield all items. Each turn is released as soon as its items are taken."""
     turns.reverse()
     while turns:
         yield from turns.pop()

@@ -32,9 +32,10 @@ from cutwater.errors import (
     StreamSealed,
     Trimmed,
 )
+from cutwater.testing.checkers.record import AppendOp, CursorOp, ReadOp, SimOutcome, Subscribed, TailOp
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.simulator.protocol import AppendCall, FateCall, ReadCall, Return, SimAppendAnswer, SimCall
-from cutwater.testing.simulator.record import AppendOp, CursorOp, ReadOp, SimOutcome, Subscribed, TailOp
-from cutwater.testing.simulator.world import Address, Process, Violation, World
+from cutwater.testing.simulator.world import Address, Process, World
 from cutwater.types import (
     GLSN,
     LLSN,

@@ -12,8 +12,10 @@ from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.request_handling import catalog
 from cutwater.core.requests import AddNodeRequest, Created, CreateTopicRequest, UnsealRequest
 from cutwater.errors import Damaged
+from cutwater.testing.checkers.guarantees import Evidence, ReplicaDump, check_all
+from cutwater.testing.checkers.record import SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.simulator import rollback
-from cutwater.testing.simulator.checkers import Evidence, ReplicaDump, check_all
 from cutwater.testing.simulator.clients import (
     Appender,
     CursorKeeper,
@@ -25,13 +27,12 @@ from cutwater.testing.simulator.clients import (
 )
 from cutwater.testing.simulator.nemesis import Nemesis
 from cutwater.testing.simulator.options import Options
-from cutwater.testing.simulator.record import SimOutcome
 from cutwater.testing.simulator.servers.disk import is_intact
 from cutwater.testing.simulator.servers.metadata_node import SimMetadataNode
 from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 from cutwater.testing.simulator.servers.store import SimulatedStore
 from cutwater.testing.simulator.sinks import Sink
-from cutwater.testing.simulator.world import Process, Violation, World
+from cutwater.testing.simulator.world import Process, World
 from cutwater.types import (
     GLSN,
     LLSN,

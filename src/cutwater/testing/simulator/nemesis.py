@@ -11,9 +11,9 @@ from cutwater.core.messages import Replicate, SealReplica
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.state import LogStream
 from cutwater.format.checksum import crc32c
+from cutwater.testing.checkers.record import TrimOp
 from cutwater.testing.simulator.proofs import FORGER
 from cutwater.testing.simulator.protocol import Relay, ReportMessage
-from cutwater.testing.simulator.record import TrimOp
 from cutwater.testing.simulator.servers.disk import is_intact
 from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 from cutwater.testing.simulator.world import Address, Process

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from cutwater.core.order.decisions import Seal
 from cutwater.core.order.state import OrderState
-from cutwater.testing.simulator.checkers import check_answers
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.guarantees import check_answers
+from cutwater.testing.checkers.violation import Violation
 from cutwater.types import MILLISECOND, SECOND, DecisionIndex
 
 if TYPE_CHECKING:

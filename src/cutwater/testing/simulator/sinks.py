@@ -13,9 +13,9 @@ from typing import Any
 
 from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest, RunAnswer, RunStart, StreamInfo
 from cutwater.errors import CutwaterError, OutputExists, RunFenced
+from cutwater.testing.checkers.record import PublishOp
 from cutwater.testing.simulator.clients import SimClient
 from cutwater.testing.simulator.protocol import StageCall
-from cutwater.testing.simulator.record import PublishOp
 from cutwater.testing.simulator.world import World
 from cutwater.types import MILLISECOND, Batch, BatchNumber, Part, TopicId
 

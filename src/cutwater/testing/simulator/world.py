@@ -10,24 +10,16 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from cutwater.testing.checkers.record import SimHistory
 from cutwater.testing.simulator.options import Options
 from cutwater.testing.simulator.proofs import Proofs
 from cutwater.testing.simulator.protocol import Return, SimCall
-from cutwater.testing.simulator.record import SimHistory
 from cutwater.types import GLSN, LLSN, MILLISECOND, Batch, Epoch, Instant, LogStreamId
 
 Address = tuple[str, int]
 """The kind of a process and its number: ``("sn", 1)``, ``("mr", 2)``, ``("client", 3)``."""
 
 BROKEN_LINK_NOTICED_US = 30 * MILLISECOND
-
-
-class Violation(Exception):
-    """A guarantee does not hold."""
-
-    def __init__(self, guarantee: str, what: str) -> None:
-        super().__init__(f"{guarantee}: {what}")
-        self.guarantee = guarantee
 
 
 class World:

@@ -13,8 +13,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.errors import CutwaterError, NoRecordHere
-from cutwater.testing.simulator.record import AppendOp, TailOp
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.record import AppendOp, TailOp
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.workload import PLAIN, AppendingClient, VirtualClient
 
@@ -110,6 +110,8 @@ class CarefulReader(VirtualClient):
 
 class PromptSubscriber(VirtualClient):
     """Follows a topic without faults, and expects each record soon after its acknowledgement."""
+
+    has_end = False
 
     async def run(self, log: AsyncClient) -> None:
         loop, history, limit = self.world.loop, self.world.history, self.world.options.prompt_seconds

@@ -8,9 +8,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.admin.operations import Admin
+from cutwater.core.order.decisions import CreateTopic, GroupPublished
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.options import OrderOptions
 from cutwater.errors import CutwaterError
@@ -24,7 +25,7 @@ from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.network import SimNetwork
 from cutwater.testing.virtual.processes import SimProcess
 from cutwater.testing.virtual.store import SharedStore
-from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
+from cutwater.types import GLSN, MILLISECOND, ClusterId, MetadataNodeId, StorageNodeId, TopicId
 from cutwater.wire.addresses import format_address
 
 T = TypeVar("T")
@@ -33,6 +34,25 @@ CLUSTER = ClusterId(1)
 METADATA_PORT, NODE_PORT = 7_100, 7_000
 VOLUME = Path("/volume")
 COMMITS_PER_FILE = 64
+STAGED_ASK_SECONDS = 1.0
+"""Storage nodes ask this often which staged parts they may drop; runs are too short for the usual time."""
+
+HASTY = OrderOptions(
+    node_dead_after_us=250 * MILLISECOND,
+    reopen_patience_us=60 * MILLISECOND,
+    retry_us_min=80 * MILLISECOND,
+    retry_us_max=640 * MILLISECOND,
+    tick_us_min=100 * MILLISECOND,
+    tick_us_max=800 * MILLISECOND,
+    compact_every_decisions=16,
+    replace_node_after_us=600 * MILLISECOND,
+    replace_stream_after_us=400 * MILLISECOND,
+    publish_again_us=40 * MILLISECOND,
+    publish_wait_us=200 * MILLISECOND,
+    first_reports_wait_us=200 * MILLISECOND,
+    staged_expire_after_us=500 * MILLISECOND,
+)
+"""As shipped, only much faster, so that much happens in a few simulated seconds."""
 
 
 class ClusterShape(Struct, frozen=True):
@@ -46,12 +66,17 @@ class ClusterShape(Struct, frozen=True):
     scrub_every: float = 0.0
     """Seconds between two passes of the scrub; 0 means as usual."""
     min_replication: int = 1
+    is_hasty: bool = False
 
     @property
     def scrub(self) -> ScrubOptions:
         if not self.scrub_every:
             return ScrubOptions()
         return ScrubOptions(first_after_seconds=self.scrub_every, every_seconds=self.scrub_every)
+
+    @property
+    def order(self) -> OrderOptions:
+        return structs.replace(HASTY if self.is_hasty else OrderOptions(), min_replication=self.min_replication)
 
     @property
     def segments(self) -> SegmentOptions:
@@ -96,8 +121,9 @@ class VirtualCluster:
     def _serve_metadata(self, number: int) -> Callable[[SimMachine], Coroutine[Any, Any, None]]:
         async def serve(machine: SimMachine) -> None:
             node = MetadataNodeId(number)
-            order = OrderOptions(min_replication=self.shape.min_replication)
-            options = MetadataOptions(CLUSTER, node, machine.host, METADATA_PORT, order=order, key=machine.key)
+            options = MetadataOptions(
+                CLUSTER, node, machine.host, METADATA_PORT, order=self.shape.order, key=machine.key
+            )
             store = await self.store.open(machine.random, may_wait=self.shape.may_wait_for_disk)
             server = MetadataServer(options, store)
             await server.start()
@@ -115,6 +141,7 @@ class VirtualCluster:
             self.addresses,
             segments=shape.segments,
             may_wait_for_disk=shape.may_wait_for_disk,
+            staged_ask_seconds=STAGED_ASK_SECONDS,
             scrub=shape.scrub,
         )
 
@@ -171,6 +198,17 @@ class VirtualCluster:
             if term is not None and term.epoch == self.store.epoch:
                 return term.layer
         return None
+
+    def topic(self, name: str) -> TopicId:
+        """Return the number of a topic that was created."""
+        created = (decision for decision in self.store.history if isinstance(decision, CreateTopic))
+        return next(decision.topic for decision in created if decision.name == name)
+
+    def last_published(self, name: str) -> GLSN:
+        """Return the last position of rows that were published to a topic."""
+        topic = self.topic(name)
+        groups = (decision for decision in self.store.history if isinstance(decision, GroupPublished))
+        return max((GLSN(group.glsn + group.count - 1) for group in groups if group.topic == topic), default=GLSN(0))
 
     def node_server(self, node: StorageNodeId) -> StorageNodeServer | None:
         machine = self.nodes[node - 1]

@@ -14,9 +14,9 @@ from cutwater.format.entry_codec import decode_header
 from cutwater.format.projection import decode_schema
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.replica.replica_stores import VolumeStores
-from cutwater.testing.simulator.checkers import Evidence, ReplicaDump
-from cutwater.testing.simulator.record import Subscribed
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.guarantees import Evidence, ReplicaDump
+from cutwater.testing.checkers.record import Subscribed
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual.cluster import VirtualCluster, open_volumes
 from cutwater.testing.virtual.history import ClientHistory
 from cutwater.testing.virtual.workload import VirtualSubscriber
@@ -72,6 +72,10 @@ class EvidenceRoom:
             replicas = [node for node in info.replicas if not self._cluster.nodes[node - 1].is_retired]
             if len(dumps.get(stream, ())) != len(replicas):
                 raise Violation("14 converge", f"not all of storage nodes {info.replicas} hold log stream {stream}")
+            if not replicas and info.last_glsn >= self._state.topics[info.topic].trimmed_before:
+                raise Violation(
+                    "3 durable", f"no storage node holds log stream {stream}, which ends at {info.last_glsn}"
+                )
         return dumps
 
     def _dump(self, node: StorageNodeId, stream: LogStreamId, storage: SegmentStorage) -> ReplicaDump:
@@ -86,7 +90,7 @@ class EvidenceRoom:
                 data = bytes(frame.data)
                 if self._raw.setdefault((stream, entry.first_llsn), data) != data:
                     raise Violation("1 unique", f"node {node} holds other bytes at {stream}/{entry.first_llsn}")
-                entries += self._history.entries(entry, schemas)
+                entries += self._history.entries(stream, entry, schemas)
                 llsn = LLSN(entry.last_llsn + 1)
         for entry in entries:
             self.written[stream, entry.epoch, entry.first_llsn] = entry.batch
@@ -113,7 +117,7 @@ class EvidenceRoom:
                 body = bytes(view[offset + header.header_bytes : offset + header.header_bytes + header.body_bytes])
                 if end > len(view):
                     return
-                for entry in self._history.entries(header.entry(body), self._schemas(stream)):
+                for entry in self._history.entries(stream, header.entry(body), self._schemas(stream)):
                     self.written[stream, entry.epoch, entry.first_llsn] = entry.batch
             offset += header.frame_bytes
 

@@ -10,7 +10,7 @@ The time of an event is the number of callbacks before it, which orders all even
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,7 +21,8 @@ from cutwater.client.convert.schemas import KEY_VALUE
 from cutwater.client.read.records import Record
 from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.format.checksum import crc32c
-from cutwater.testing.simulator.record import AppendOp, SimHistory, SimOutcome
+from cutwater.testing.checkers.record import AppendOp, OpenOp, SimHistory, SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -31,9 +32,13 @@ from cutwater.types import (
     CutTime,
     Entry,
     EventTime,
+    LogStreamId,
+    Part,
     ProducerEpoch,
     ProducerId,
     ProducerTag,
+    RunId,
+    TopicId,
 )
 from cutwater.types import (
     Sequence as SequenceNumber,
@@ -65,11 +70,57 @@ class Found(Struct, frozen=True):
     time_us: int
 
 
+class ScanOp(Struct):
+    """What a query read of a topic above ``start`` up to ``end``: GLSN, log stream, LLSN and content of each record, in
+    no order. ``gaps`` are the ranges that it was told are trimmed."""
+
+    topic: TopicId
+    start: GLSN
+    end: GLSN
+    found: list[tuple[int, int, int, Found]] = []
+    gaps: list[tuple[GLSN, GLSN]] = []
+
+
+class DeclareOp(Struct):
+    """A declaration without records, for one log stream or several. Each that has it gets an append of its own."""
+
+    invoked: int
+    topic: str
+    time: EventTime
+    idle: bool
+    acks: list[Ack] = []
+    is_refused: bool = False
+    appends: dict[LogStreamId, AppendOp] = {}
+
+
+class WatermarkOp(Struct):
+    """A watermark that a client was told. ``bound_us`` is None if declarations count."""
+
+    topic: TopicId
+    glsn: int
+    bound_us: int | None
+    idle_after_us: int
+    watermark: int | None
+    is_trimmed: bool
+    """Whether the topic had been trimmed before. Then the true watermark may be higher."""
+
+
 class ClientHistory(SimHistory):
     """The history of a run, written by shipped clients."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Callable[[], GLSN]) -> None:
+        """``stored`` returns the last position of the cuts that the store has."""
         super().__init__()
+        self.offered: list[tuple[RunId, int, tuple[str, ...]]] = []
+        """The names of the parts with which drivers asked to publish a batch of a run."""
+        self._stored = stored
+        self._calls: dict[str, int] = {}
+        self.violations: list[Violation] = []
+        """What was found wrong when it was noted."""
+        self.scans: list[ScanOp] = []
+        self.declared: dict[EventTime, DeclareOp] = {}
+        self.watermarks: list[WatermarkOp] = []
+        self._times: set[int] = set()
         self._topics: dict[int, str] = {}
         """The topic of each append."""
         self._cache: dict[tuple[bytes, int], list[Found]] = {}
@@ -90,6 +141,32 @@ class ClientHistory(SimHistory):
 
     def end(self, op: AppendOp, now: int, outcome: SimOutcome, ack: Ack | None = None) -> None:
         op.completed, op.outcome, op.ack = now, outcome, ack
+        if ack is not None and last_glsn(ack) > (stored := self._stored()):
+            what = f"append {op.payload} was acknowledged as {ack}, and the store has cuts to {stored}"
+            self.violations.append(Violation("12 one cut sequence", what))
+
+    def next_call(self, producer: str) -> int:
+        """Return the number of the next call of a producer, whichever client has its name."""
+        number = self._calls[producer] = self._calls.get(producer, 0) + 1
+        return number
+
+    def opened(self, producer: str, invoked: int, now: int) -> int:
+        """Note that a client has opened a producer. Return the number of this opening."""
+        self.opens.append(OpenOp(ProducerId(producer), invoked, now))
+        return len(self.opens)
+
+    def stage(self, part: Part, ops: Sequence[AppendOp]) -> None:
+        """Note the rows of a part, which is staged."""
+        self.staged[part.part] = [op.payload for op in ops]
+        for op in ops:
+            op.part = part.part
+
+    def new_declaration(self, time_us: int) -> EventTime:
+        """Return this time or the next one that nothing else declares."""
+        while time_us in self._times:
+            time_us += 1
+        self._times.add(time_us)
+        return EventTime(time_us)
 
     def topic_of(self, op: AppendOp) -> str:
         return self._topics[op.payload]
@@ -112,9 +189,11 @@ class ClientHistory(SimHistory):
             i += batch.count
         return runs
 
-    def entries(self, entry: Entry, schemas: Sequence[pa.Schema]) -> list[Entry]:
+    def entries(self, stream: LogStreamId, entry: Entry, schemas: Sequence[pa.Schema]) -> list[Entry]:
         """Return an entry of a log stream as one entry for each append in it."""
         batch = entry.batch
+        if batch.kind is BatchKind.DECLARATION:
+            return [structs.replace(entry, batch=self._declaration(stream, batch))]
         if batch.kind is not BatchKind.DATA:
             return [entry]
         found = self._found(batch, schemas)
@@ -124,7 +203,28 @@ class ClientHistory(SimHistory):
             logical = self._batch(found[i : i + max(1, found[i].count)])
             entries.append(Entry(LLSN(llsn + i), entry.epoch, logical))
             i += logical.count
+        declared = [(own.batch.declared, own.batch.idle) for own in entries]
+        if declared != [(None, False)] * (len(entries) - 1) + [(batch.declared, batch.idle)]:
+            return [structs.replace(entry, batch=_of_nobody(found, f"declares {batch.declared}, {batch.idle}"))]
         return entries
+
+    def _declaration(self, stream: LogStreamId, batch: Batch) -> Batch:
+        call = self.declared.get(batch.declared or EventTime(0))
+        if call is None or (call.time, call.idle) != (batch.declared, batch.idle):
+            return batch
+        op = call.appends.get(stream)
+        if op is None:
+            op = call.appends[stream] = self.begin(call.invoked, call.topic, 1, 0)
+            op.batch = structs.replace(op.batch, kind=BatchKind.DECLARATION, declared=call.time, idle=call.idle)
+            op.outcome = SimOutcome.FAIL if call.is_refused else SimOutcome.UNKNOWN
+        return op.batch
+
+    def op_of(self, batch: Batch) -> AppendOp | None:
+        """Return the append that sent this batch, found by its body; None if none did."""
+        number = batch.body.split(b":")[0]
+        payload = int(number) if number.isdigit() else 0
+        op = self.appends[payload - 1] if 1 <= payload <= len(self.appends) else None
+        return op if op is not None and op.batch == batch else None
 
     def _found(self, batch: Batch, schemas: Sequence[pa.Schema]) -> list[Found]:
         key = (batch.body, batch.schema)
@@ -142,8 +242,13 @@ class ClientHistory(SimHistory):
             wanted = [Found(op.payload, i, op.batch.count, start + i * RECORD_US) for i in range(op.batch.count)]
             if found == wanted:
                 return op.batch
-        body = repr(found).encode()
-        return Batch(len(found), body, crc32c(body), EventTime(first.time_us), EventTime(first.time_us))
+        return _of_nobody(found)
+
+
+def _of_nobody(found: Sequence[Found], what: str = "") -> Batch:
+    """Return a batch with these records that no client has sent."""
+    body, time = f"{found} {what}".encode(), EventTime(found[0].time_us)
+    return Batch(len(found), body, crc32c(body), time, time)
 
 
 def _reach(found: Sequence[Record], start: int) -> int:
@@ -176,8 +281,12 @@ def _of_value(value: bytes, time_us: int) -> Found:
 
 def _decode(batch: Batch, schemas: Sequence[pa.Schema]) -> list[Found]:
     schema = KEY_VALUE if batch.schema == 0 else schemas[batch.schema - 1]
-    rows = pa.ipc.read_record_batch(pa.py_buffer(batch.body), schema)
-    if batch.schema == 0:
+    return found_in(pa.ipc.read_record_batch(pa.py_buffer(batch.body), schema))
+
+
+def found_in(rows: pa.RecordBatch) -> list[Found]:
+    """Return the records of a stored batch, which has at least the columns that say which records they are."""
+    if "value" in rows.schema.names:
         times = rows.column("timestamp").view(pa.int64()).to_pylist()
         return [_of_value(value, time) for value, time in zip(rows.column("value").to_pylist(), times, strict=True)]
     times = rows.column("at").view(pa.int64()).to_pylist()
@@ -195,6 +304,11 @@ def values_of(op: AppendOp, padding: bytes) -> list[bytes]:
 def prefix_of(op: AppendOp, place: int) -> bytes:
     """Return how the value of a record begins."""
     return b"%d:%d:%d|" % (op.payload, place, op.batch.count)
+
+
+def declare_with(op: AppendOp, time: EventTime, *, is_idle: bool) -> None:
+    """Let an append declare a watermark after its records."""
+    op.batch = structs.replace(op.batch, declared=time, idle=is_idle)
 
 
 def times_of(op: AppendOp) -> list[datetime]:

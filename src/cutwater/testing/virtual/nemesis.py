@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 from cutwater.testing.stores.etcd_model import EtcdFaults
 from cutwater.testing.virtual.machines import SimDisk, SimMachine
 from cutwater.testing.virtual.rot import DiskRot
+from cutwater.testing.virtual.workload import VirtualProducer
 from cutwater.types import StorageNodeId
 
 if TYPE_CHECKING:
     from cutwater.testing.virtual.simulation import ShippedSimulation
 
 PAUSE_SECONDS_MAX = 2.0
+RESTART_SECONDS_MAX = 1.5
 PARTITION_SECONDS_MAX = 2.0
+LAG_SECONDS_MAX = 0.5
+RIVALS_MAX = 6
 THROTTLED_BYTES_PER_SECOND = 20_000.0
 
 
@@ -64,11 +68,14 @@ class VirtualNemesis:
         self._every(options.kill_in_write_every, self._kill_in_write)
         self._every(options.pause_every, self._pause)
         self._every(options.restart_every, self._restart)
+        self._every(options.roll_every, self._restart_all)
         self._every(options.clock_jump_every, self._jump_clock)
         self._every(options.partition_every, self._partition)
         self._every(options.reset_every, self._reset)
         self._every(options.half_open_every, self._half_open)
         self._every(options.throttle_every, self._throttle)
+        self._every(options.lag_every, self._lag)
+        self._every(options.reopen_producer_every, self._reopen_producer)
         self._every(options.kill_client_every, self._kill_client)
         if self._rot is not None:
             self._rot.start()
@@ -101,6 +108,12 @@ class VirtualNemesis:
     def revive(self, machine: SimMachine) -> None:
         """Start a machine again whose process has ended by itself."""
         self._later(self._random.uniform(0.05, 0.5), self._start, machine)
+
+    def retire(self, machine: SimMachine) -> None:
+        """Switch off a machine for good, because its storage node was removed."""
+        machine.is_retired = True
+        if machine.is_running:
+            machine.kill()
 
     def _start(self, machine: SimMachine) -> None:
         if not machine.is_running:
@@ -165,6 +178,17 @@ class VirtualNemesis:
         if machine is not None:
             machine.stop()
 
+    async def _restart_all(self) -> None:
+        """Stop and start all machines, each when the one before serves again, or does not for a while."""
+        for machine in list(self._cluster.machines):
+            if not machine.is_running or machine.is_paused:
+                continue
+            starts = machine.starts
+            machine.stop()
+            deadline = self._world.loop.now + RESTART_SECONDS_MAX
+            while (machine.starts == starts or machine.server is None) and self._world.loop.now < deadline:
+                await asyncio.sleep(0.02)
+
     async def _jump_clock(self) -> None:
         machine = self._random.choice(self._cluster.machines)
         machine.jump_clock(self._random.choice((-3600.0, -1.0, -0.01, 0.01, 1.0, 3600.0)))
@@ -176,6 +200,14 @@ class VirtualNemesis:
             client.kill()
             self._later(self._down_seconds(), self._start_client, client)
 
+    async def _reopen_producer(self) -> None:
+        """Let another client take over the name of a producer, which goes on unaware."""
+        producers = [client for client in self._world.clients if isinstance(client, VirtualProducer)]
+        if producers and len(producers) < self._world.options.producers + RIVALS_MAX:
+            name = self._random.choice(producers).name
+            self._say(f"another client takes over {name}")
+            self._world.begin_client(VirtualProducer(self._world, name, f"127.0.2.{90 + len(producers)}"))
+
     def _start_client(self, client: Any) -> None:
         if client.process.is_dead:
             client.start()
@@ -186,14 +218,13 @@ class VirtualNemesis:
         """Let one storage node lose what it stored, when other nodes hold all of it."""
         seconds = self._world.options.seconds
         await asyncio.sleep(self._random.uniform(0.0, seconds / 2))
-        # Where a disk rots, the others have the only copy of what it lost.
-        machine = self._rot.machine if self._rot is not None else self._random.choice(self._cluster.nodes)
+        machine = self._machine_that_loses(how)
         while machine.is_paused:
             await asyncio.sleep(0.01)
         before = machine.disk.copy()
         await asyncio.sleep(self._random.uniform(0.0, seconds / 2))
         node = StorageNodeId(self._cluster.nodes.index(machine) + 1)
-        if not self._is_spare(node) or (how == "empty" and not self._is_replaceable()):
+        if machine.is_retired or not self._is_spare(node) or (how == "empty" and not self._is_replaceable()):
             return
         if machine.is_running:
             machine.kill()
@@ -202,20 +233,43 @@ class VirtualNemesis:
         elif how == "empty":
             machine.replace_disk(SimDisk(machine.random, machine.disk.clock), "has lost its disk")
             machine.is_retired = True
+        elif how == "state":
+            self._lose_state(machine)
         else:
             self._lose_replica(machine)
         self._later(self._down_seconds(), self._start, machine)
 
+    def _machine_that_loses(self, how: str) -> SimMachine:
+        nodes = [machine for machine in self._cluster.nodes if not machine.is_retired]
+        if self._rot is None:
+            return self._random.choice(nodes)
+        if how == "state":
+            # All records stay, and may be the only copy of what another disk lost.
+            return self._random.choice([machine for machine in nodes if machine is not self._rot.machine])
+        # Where a disk rots, the others have the only copy of what it lost.
+        return self._rot.machine
+
     def _is_spare(self, node: StorageNodeId) -> bool:
-        """Whether every log stream of this node has another member, which then holds every committed record."""
+        """Whether every log stream of this node has another member, which then holds every committed record, and every
+        part that may still be published has another holder."""
         leader = self._cluster.leader()
         if leader is None:
             return False
         own = [stream for stream in leader.state.streams.values() if node in stream.replicas]
-        return all(stream.is_open and set(stream.members) - {node} for stream in own)
+        parts = [part for sink in self._world.sinks for part in sink.staged]
+        parts += [part for run in leader.state.runs for group in run.groups for part in group.parts]
+        is_staged_elsewhere = all(set(part.holders) - {node} for part in parts)
+        return is_staged_elsewhere and all(stream.is_open and set(stream.members) - {node} for stream in own)
 
     def _is_replaceable(self) -> bool:
-        return self._world.options.storage_nodes > self._world.options.replication
+        """Whether enough storage nodes are left if one is lost."""
+        leader = self._cluster.leader()
+        nodes = (
+            []
+            if leader is None
+            else [node for node in leader.state.nodes if not self._cluster.nodes[node - 1].is_retired]
+        )
+        return len(nodes) > self._world.options.replication
 
     def _lose_replica(self, machine: SimMachine) -> None:
         files = [path for path in machine.disk.paths() if path.parent.name.startswith("lsid=")]
@@ -226,6 +280,14 @@ class VirtualNemesis:
                 if path.parent == lost:
                     machine.disk.unlink(path)
             machine.disk.remove_dir(lost)
+            machine.disk.sync_dir(lost.parent)
+
+    def _lose_state(self, machine: SimMachine) -> None:
+        files = [path for path in machine.disk.paths() if path.name == "state" and path.parent.name.startswith("lsid=")]
+        if files:
+            lost = self._random.choice(files)
+            self._say(f"{machine.name} loses {lost}")
+            machine.disk.unlink(lost)
             machine.disk.sync_dir(lost.parent)
 
     # The store.
@@ -287,5 +349,18 @@ class VirtualNemesis:
 
         def heal() -> None:
             line.bytes_per_second = None
+
+        self._later(self._random.uniform(0.0, PARTITION_SECONDS_MAX), heal)
+
+    async def _lag(self) -> None:
+        one = self._random.choice(self._cluster.machines).host
+        other = self._random.choice([host for host in self._hosts() if host != one])
+        one, other = self._random.choice(((one, other), (other, one)))
+        line = self._network.line(one, other)
+        self._say(f"{one} is far from {other}")
+        line.delay_seconds_max = LAG_SECONDS_MAX
+
+        def heal() -> None:
+            line.delay_seconds_max = self._network.delay_seconds_max
 
         self._later(self._random.uniform(0.0, PARTITION_SECONDS_MAX), heal)

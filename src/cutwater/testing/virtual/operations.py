@@ -1,9 +1,10 @@
-"""Operators of a simulated cluster: they trim, change topics and log streams, and add and replace storage nodes."""
+"""Operators of a simulated cluster: they trim, change topics and log streams, and add, replace and remove storage
+nodes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,10 @@ from cutwater.admin.operations import Admin
 from cutwater.client.async_client import AsyncClient
 from cutwater.core.requests import StreamDescription
 from cutwater.errors import CutwaterError
-from cutwater.testing.simulator.record import TrimOp
+from cutwater.testing.checkers.record import TrimOp
 from cutwater.testing.virtual.cluster import NODE_PORT
 from cutwater.testing.virtual.workload import PLAIN, AppendingClient, VirtualClient
-from cutwater.types import GLSN
+from cutwater.types import GLSN, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import format_address
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 
 ADMIN_TIMEOUT_MS = 2_000
 NODES_ADDED_MAX = 2
+FINISHED_TO_DRAIN = 0.3
+REMOVALS_MAX = 10
+"""How often an operator tries to remove a storage node that still holds something."""
 STREAMS_MAX = 4
+SEALED_SECONDS_MAX = 0.3
 
 
 class VirtualTrimmer(VirtualClient):
@@ -48,7 +53,7 @@ class TopicChanger(AppendingClient):
     made = 0
 
     async def run(self, log: AsyncClient) -> None:
-        while not self.world.is_stopping:
+        while not self.world.is_healed:
             await self.pause(self.world.options.change_topics_every)
             with suppress(CutwaterError):
                 if self.random.random() < 0.5:
@@ -68,16 +73,22 @@ class TopicChanger(AppendingClient):
 
 
 class VirtualOperator(VirtualClient):
-    """Seals, unseals and finishes log streams, adds storage nodes, and moves replicas between them."""
+    """Seals, unseals and finishes log streams, adds and removes storage nodes, and moves replicas between them."""
 
     def __init__(self, world: ShippedSimulation, name: str, host: str) -> None:
         super().__init__(world, name, host)
         self._added = 0
 
     async def run(self, log: AsyncClient) -> None:
-        work: list[Callable[[Admin], Coroutine[Any, Any, None]]] = [self._seal, self._finish, self._replace, self._add]
+        work: list[Callable[[Admin], Coroutine[Any, Any, None]]] = [
+            self._seal,
+            self._finish,
+            self._replace,
+            self._add,
+            self._remove,
+        ]
         async with Admin(self.world.cluster.addresses, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
-            while not self.world.is_stopping:
+            while not self.world.is_healed:
                 await self.pause(self.world.options.operate_every)
                 with suppress(CutwaterError):
                     await self.random.choice(work)(admin)
@@ -106,14 +117,54 @@ class VirtualOperator(VirtualClient):
         others = [node for node in nodes if stream is not None and node not in stream.replicas]
         if stream is None or not others:
             return
-        old, new = self.random.choice(stream.replicas), self.random.choice(others)
-        self.world.note(f"the operator moves log stream {stream.stream} from {old} to {new}")
-        await admin.seal(stream.stream)
+        await self._move(admin, stream.stream, self.random.choice(stream.replicas), self.random.choice(others))
+
+    async def _move(self, admin: Admin, stream: LogStreamId, old: StorageNodeId, new: StorageNodeId) -> None:
+        self.world.note(f"the operator moves log stream {stream} from {old} to {new}")
+        await admin.seal(stream)
         try:
             await asyncio.sleep(self.random.uniform(0.0, 0.3))
-            await admin.replace_replica(stream.stream, old, new)
+            await admin.replace_replica(stream, old, new)
         finally:
-            await admin.unseal(stream.stream)
+            await admin.unseal(stream)
+
+    async def _remove(self, admin: Admin) -> None:
+        """Remove a storage node: one that is lost, or any other, whose replicas are moved away first."""
+        cluster = self.world.cluster
+        described = await admin.describe()
+        lost = [node.node for node in described.nodes if cluster.nodes[node.node - 1].is_retired]
+        usable = [node.node for node in described.nodes if node.node not in lost]
+        if not lost and len(usable) <= self.world.nodes_needed:
+            return
+        node = self.random.choice(lost or usable)
+        if node in usable:
+            for stream in described.streams:
+                if node in stream.replicas and not stream.final:
+                    with suppress(CutwaterError):
+                        await self._drain(admin, stream, node, usable)
+        self.world.note(f"the operator removes storage node {node}")
+        for _ in range(REMOVALS_MAX):
+            with suppress(CutwaterError):
+                await admin.remove_storage_node(node)
+                break
+            await asyncio.sleep(0.2)
+        else:
+            return
+        self.world.removed += 1
+        self.world.note(f"storage node {node} is removed")
+        if self.random.random() < 0.7:
+            self.world.loop.call_as(None, self.world.nemesis.retire, cluster.nodes[node - 1])
+
+    async def _drain(
+        self, admin: Admin, stream: StreamDescription, node: StorageNodeId, usable: Sequence[StorageNodeId]
+    ) -> None:
+        """Let a log stream leave a node: move its replica, or finish it, so that another one opens elsewhere."""
+        others = [other for other in usable if other not in stream.replicas]
+        if not others or self.random.random() < FINISHED_TO_DRAIN:
+            self.world.note(f"the operator finishes log stream {stream.stream}")
+            await admin.finalize(stream.stream)
+        else:
+            await self._move(admin, stream.stream, node, self.random.choice(others))
 
     async def _add(self, admin: Admin) -> None:
         cluster = self.world.cluster
@@ -129,3 +180,20 @@ class VirtualOperator(VirtualClient):
                 self.world.note(f"the operator has added {machine.name}")
                 return
             await asyncio.sleep(0.2)
+
+
+class VirtualSealer(VirtualClient):
+    """Seals log streams and opens them again soon, so that what was under way meets another epoch."""
+
+    async def run(self, log: AsyncClient) -> None:
+        async with Admin(self.world.cluster.addresses, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+            while not self.world.is_healed:
+                await self.pause(self.world.options.seal_every)
+                with suppress(CutwaterError):
+                    streams = [s.stream for s in (await admin.describe()).streams if not s.final and s.is_open]
+                    if streams:
+                        stream = self.random.choice(streams)
+                        self.world.note(f"the operator seals and opens log stream {stream}")
+                        await admin.seal(stream)
+                        await asyncio.sleep(self.random.choice((0.0, self.random.uniform(0.0, SEALED_SECONDS_MAX))))
+                        await admin.unseal(stream)

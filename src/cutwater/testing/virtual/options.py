@@ -19,6 +19,9 @@ class ShippedOptions(Struct, frozen=True):
     replication: int = 3
     segment_bytes: int = 16 * 1024
     may_wait_for_disk: bool = False
+    is_hasty: bool = False
+    """Whether the leader waits for much shorter times than shipped, so that more happens: it calls nodes dead, replaces
+    them, expires staged rows and makes snapshots."""
     seconds: float = 4.0
     """How long faults and load last."""
 
@@ -28,6 +31,8 @@ class ShippedOptions(Struct, frozen=True):
     subscribers: int = 1
     typed_topic: bool = False
     """Whether there is a second topic, with a schema."""
+    sinks: int = 0
+    """Queries that publish batches of staged rows. Each has a name; the third takes over that of the first."""
     conditional_appends: bool = False
     """Whether some appends name the position that they must get."""
     append_pause: float = 0.05
@@ -40,13 +45,26 @@ class ShippedOptions(Struct, frozen=True):
     kill_client_every: float = 0.0
     reads_every: float = 0.2
     cursors_every: float = 0.0
+    scans_every: float = 0.0
+    """Ranges that are planned and read in parts, as Spark does."""
+    declare_every: float = 0.0
+    """Declarations of watermarks and idleness, and questions for watermarks."""
     trim_every: float = 0.0
     change_topics_every: float = 0.0
     operate_every: float = 0.0
-    """Seals, finished log streams, moved replicas, added storage nodes."""
+    """Seals, finished log streams, moved replicas, added and removed storage nodes."""
+    seal_every: float = 0.0
+    """A log stream is sealed and opened again soon."""
     disk_loss: str = ""
     """What happens once to a node whose records others hold too: its disk is gone ("empty"), or is as it was some time
-    before ("old"), or lacks a replica ("replica")."""
+    before ("old"), or lacks a replica ("replica") or the small state of one ("state")."""
+
+    reopen_producer_every: float = 0.0
+    """Another client takes over the name of a producer, which goes on unaware."""
+    forge_every: float = 0.0
+    """A client sends what only servers may send."""
+    event_time_ahead: float = 0.0
+    """How far event times may be ahead of the clocks of storage nodes, which differ; 0 means any time."""
 
     # Processes.
     kill_every: float = 0.0
@@ -54,7 +72,9 @@ class ShippedOptions(Struct, frozen=True):
     power_all_every: float = 0.0
     pause_every: float = 0.0
     restart_every: float = 0.0
-    """A clean stop and start, one machine after the other."""
+    """A clean stop and start of one machine."""
+    roll_every: float = 0.0
+    """Clean stops and starts of all machines, one after the other."""
     down_seconds_max: float = 1.0
     clock_jump_every: float = 0.0
     drift: float = 0.0
@@ -67,6 +87,8 @@ class ShippedOptions(Struct, frozen=True):
     reset_every: float = 0.0
     half_open_every: float = 0.0
     throttle_every: float = 0.0
+    lag_every: float = 0.0
+    """What one host sends to another takes long for a while, and what others send does not."""
     lost_connects: float = 0.0
 
     # Disks and store.
@@ -94,6 +116,8 @@ class ShippedOptions(Struct, frozen=True):
     store_delay_max: float = 0.001
     store_lost_answers: float = 0.0
     store_failures: float = 0.0
+    roll_back_store: bool = False
+    """At the end an old copy of the store in memory is put back for a while."""
 
     def disk_rules(self) -> list[DiskFaultRule]:
         """Return the faults of each disk."""
@@ -152,6 +176,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "power_all_every": (3.0,),
     "pause_every": (1.0, 2.0),
     "restart_every": (1.5,),
+    "roll_every": (1.0, 2.0),
     "down_seconds_max": (0.1, 3.0),
     "clock_jump_every": (1.0,),
     "drift": (0.01, 0.2),
@@ -181,6 +206,15 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_failures": (0.01, 0.1),
     "conditional_appends": (True,),
     "careful": (True,),
+    "declare_every": (0.2, 0.5),
+    "scans_every": (0.2, 0.5),
+    "sinks": (1, 1, 3),
+    "lag_every": (0.3, 1.0),
+    "reopen_producer_every": (0.5, 1.5),
+    "forge_every": (0.1, 0.5),
+    "seal_every": (0.2, 1.0),
+    "event_time_ahead": (0.02, 1.0),
+    "is_hasty": (True,),
 }
 
 

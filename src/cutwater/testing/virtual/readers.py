@@ -10,8 +10,8 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.read.records import Record
 from cutwater.core.read.merge_reader import CommittedBatch
 from cutwater.errors import CutwaterError, Trimmed
-from cutwater.testing.simulator.record import AppendOp, CursorOp, ReadOp, TailOp
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.record import AppendOp, CursorOp, ReadOp, TailOp
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.workload import PLAIN, VirtualClient
 from cutwater.types import GLSN, CutTime, StorageNodeId

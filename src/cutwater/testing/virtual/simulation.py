@@ -7,6 +7,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -19,23 +20,30 @@ from cutwater.core.order.decisions import Cut, Seal
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.replica.replica import Replica
 from cutwater.errors import CutwaterError, Damaged
-from cutwater.testing.simulator.checkers import check_all
-from cutwater.testing.simulator.record import SimOutcome
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.guarantees import check_all
+from cutwater.testing.checkers.record import SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.careful_clients import CarefulAppender, CarefulReader, PromptSubscriber
+from cutwater.testing.virtual.client_checks import check_clients
 from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
+from cutwater.testing.virtual.event_time import VirtualDeclarer, WatermarkReader
 from cutwater.testing.virtual.evidence import EvidenceRoom
 from cutwater.testing.virtual.history import ClientHistory
+from cutwater.testing.virtual.hostile_clients import Forger
 from cutwater.testing.virtual.loop import Stuck, VirtualLoop
 from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.nemesis import VirtualNemesis
-from cutwater.testing.virtual.operations import TopicChanger, VirtualOperator, VirtualTrimmer
+from cutwater.testing.virtual.operations import TopicChanger, VirtualOperator, VirtualSealer, VirtualTrimmer
 from cutwater.testing.virtual.options import ShippedOptions
+from cutwater.testing.virtual.publishers import WORKERS_PER_SINK, StagingWorker, VirtualSink
 from cutwater.testing.virtual.readers import VirtualReader
+from cutwater.testing.virtual.rollback import roll_back
 from cutwater.testing.virtual.rot import ScrubWatch, VerifyWatch
+from cutwater.testing.virtual.scanners import VirtualScanner
 from cutwater.testing.virtual.system import run_simulated
 from cutwater.testing.virtual.trace import Trace
+from cutwater.testing.virtual.watchdog import Watchdog
 from cutwater.testing.virtual.workload import (
     EVENT_TIME_START_US,
     PLAIN,
@@ -51,7 +59,13 @@ APPEND_AGAIN_SECONDS = 60.0
 """After the faults end, appends succeed within this time."""
 CONVERGE_SECONDS = 120.0
 """After the clients have stopped, replicas converge and subscribers get everything within this time."""
+AHEAD_SHARE = 2.0
+"""How far event times are ahead at most, as a share of the limit, if there is one."""
+BACKUP_AT = 0.6
+"""The part of the time with faults after which the store is copied, for clusters that get an old copy back."""
 LOOK_SECONDS = 0.1
+QUERIES_MAX = 2
+"""Sinks have so many names; more sinks take them over."""
 VERIFY_SECONDS = 0.5
 """An operator waits so long before verifying again."""
 LATE_SECONDS = 3.0
@@ -92,17 +106,24 @@ class ShippedSimulation:
             options.store,
             options.scrub_every,
             options.min_replication,
+            options.is_hasty,
         )
         self.cluster = VirtualCluster(loop, shape, Random(self.random.getrandbits(64)))
-        self.history = ClientHistory()
+        self.history = ClientHistory(lambda: self.cluster.store.high_watermark)
         self.refused: dict[str, int] = {}
         """Number of refused appends by the code of the error."""
-        self.violations: list[Violation] = []
-        """What clients found by themselves."""
+        self.violations = self.history.violations
+        """What clients and the watchdog found by themselves."""
+        self.is_healed = False
+        """Whether all faults have ended. Operators stop then, and other clients later."""
         self.is_stopping = False
         self.clients: list[VirtualClient] = []
         self.readers: list[VirtualSubscriber] = []
+        self.sinks: list[VirtualSink] = []
+        self.removed = 0
+        """Number of storage nodes that operators have removed."""
         self.nemesis = VirtualNemesis(self, Random(self.random.getrandbits(64)))
+        self.watchdog = Watchdog(self)
         for machine in self.cluster.machines:
             self.watch(machine)
 
@@ -119,9 +140,15 @@ class ShippedSimulation:
     def note(self, what: str) -> None:
         self.loop.trace.say(self.loop.now, what)
 
+    @property
+    def nodes_needed(self) -> int:
+        """How many storage nodes have to stay, with one for a disk that may be lost."""
+        return self.options.replication + (self.options.disk_loss == "empty")
+
     def event_time(self) -> int:
         """An event time near the true time, in no strict order."""
-        return EVENT_TIME_START_US + int((self.loop.now + self.random.uniform(-0.05, 0.0)) * 1e6)
+        ahead = self.options.event_time_ahead * AHEAD_SHARE
+        return EVENT_TIME_START_US + int((self.loop.now + self.random.uniform(-0.05, ahead)) * 1e6)
 
     # Phases.
 
@@ -130,9 +157,17 @@ class ShippedSimulation:
         await self._create_topics()
         self._start_clients()
         self.nemesis.start()
-        await asyncio.sleep(self.options.seconds)
+        watching = self.loop.create_task(self.watchdog.watch())
+        backup_at = self.options.seconds * BACKUP_AT
+        await asyncio.sleep(backup_at)
+        backup = self.cluster.store.copy()
+        await asyncio.sleep(self.options.seconds - backup_at)
         self.nemesis.stop()
+        self.is_healed = True
+        if self.options.roll_back_store and not await roll_back(self, backup):
+            return
         await self._recover()
+        watching.cancel()
         self._inspect()
 
     async def _create_topics(self) -> None:
@@ -141,7 +176,10 @@ class ShippedSimulation:
         async def create() -> None:
             log = await AsyncClient.connect(self.cluster.servers)
             options = self.options
-            await log.create_topic(PLAIN, streams=options.streams, replication=options.replication)
+            ahead = timedelta(seconds=options.event_time_ahead) if options.event_time_ahead else None
+            await log.create_topic(
+                PLAIN, streams=options.streams, replication=options.replication, event_time_ahead_max=ahead
+            )
             if options.typed_topic:
                 await log.create_topic(TYPED, schema=h.TYPED, event_time="at", replication=options.replication)
             await log.close()
@@ -166,13 +204,42 @@ class ShippedSimulation:
             self._add(TopicChanger(self, "changer", "127.0.2.33"))
         if options.operate_every:
             self._add(VirtualOperator(self, "operator", "127.0.2.34"))
+        if options.seal_every:
+            self._add(VirtualSealer(self, "sealer", "127.0.2.39"))
+        if options.forge_every:
+            self._add(Forger(self, "forger", "127.0.2.38"))
         if options.careful:
             self._add(CarefulAppender(self, "careful appender", "127.0.2.35"))
             self._add(CarefulReader(self, "careful reader", "127.0.2.36"))
         if options.prompt_seconds:
             self._add(PromptSubscriber(self, "prompt subscriber", "127.0.2.37"))
+        if options.declare_every:
+            self._add(VirtualDeclarer(self, "declarer", "127.0.2.38"))
+            for i in range(2):
+                self._add(WatermarkReader(self, f"clock reader{i}", f"127.0.2.{i + 39}"))
+        if options.scans_every:
+            for i, topic in enumerate(topics):
+                self._add(VirtualScanner(self, f"scanner{i}", f"127.0.2.{i + 61}", topic))
+        for i in range(options.sinks):
+            self._add_sink(i)
         for client in self.clients:
             client.start()
+
+    def begin_client(self, client: VirtualClient) -> None:
+        """Start one more client."""
+        self._add(client)
+        client.start()
+
+    def _add_sink(self, number: int) -> None:
+        delay = self.random.uniform(0.0, self.options.seconds / 2) if number >= QUERIES_MAX else 0.0
+        query = f"query{number % QUERIES_MAX}"
+        sink = VirtualSink(self, f"sink{number}", f"127.0.2.{number + 45}", query, delay)
+        self.sinks.append(sink)
+        self._add(sink)
+        for i in range(WORKERS_PER_SINK):
+            worker = StagingWorker(self, f"worker{number}.{i}", f"127.0.2.{51 + number * WORKERS_PER_SINK + i}")
+            sink.workers.append(worker)
+            self._add(worker)
 
     def _add(self, client: VirtualClient) -> None:
         self.clients.append(client)
@@ -186,7 +253,10 @@ class ShippedSimulation:
             if not done:
                 return "no append succeeded after the faults ended"
             idle = {f"producer{i}" for i in range(self.options.producers)}.difference(op.producer for op in done)
-            return f"nothing of {min(idle)} succeeded after the faults ended" if idle else None
+            if idle:
+                return f"nothing of {min(idle)} succeeded after the faults ended"
+            unused = self._open_streams().difference(op.ack.stream for op in done if op.ack is not None)
+            return f"no append used log stream {min(unused)} after the faults ended" if unused else None
 
         await self._until(appended, APPEND_AGAIN_SECONDS, "15 liveness")
         self.is_stopping = True
@@ -195,9 +265,19 @@ class ShippedSimulation:
         if self.options.min_replication > 1:
             await self._mend()
         await self._until(self._unread, CONVERGE_SECONDS, "7 subscribe")
-        # Later records may exist whose appenders heard nothing.
+        # Later records and decisions may exist whose clients heard nothing, because they were killed.
         await asyncio.sleep(LATE_SECONDS)
+        await self._until(self._unfinished, CONVERGE_SECONDS, "15 liveness")
+        await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         releasing.cancel()
+
+    def _open_streams(self) -> set[LogStreamId]:
+        """Return the log streams that appenders have to use."""
+        leader = self.cluster.leader()
+        if leader is None or not self.options.appenders:
+            return set()
+        topic = next(topic.topic for topic in leader.state.topics.values() if topic.name == PLAIN)
+        return {stream.stream for stream in leader.state.streams.values() if stream.is_open and stream.topic == topic}
 
     async def _mend(self) -> None:
         """13: all damage is found and repaired, by scrubs or by an operator who verifies the log."""
@@ -225,8 +305,11 @@ class ShippedSimulation:
     def _check_complaints(self) -> None:
         if self.violations:
             raise self.violations[0]
+        self.watchdog.check_alarms()
         if self.loop.complaints:
-            raise Violation("crash", self.loop.complaints[0])
+            # An assertion of the shipped code is a check, too.
+            is_assertion = "AssertionError(" in self.loop.complaints[0]
+            raise Violation("assertion" if is_assertion else "crash", self.loop.complaints[0])
 
     def _explain(self) -> str:
         leader = self.cluster.leader()
@@ -242,6 +325,11 @@ class ShippedSimulation:
         for op in self.history.appends:
             if op.outcome is SimOutcome.PENDING:
                 return f"append {op.payload} has no outcome"
+        for sink in self.sinks:
+            if not sink.is_done:
+                return f"{sink.name} has published nothing after the faults ended"
+        for run in leader.state.runs.publishing:
+            return f"batch {run.batch} of run {run.run} is decided and not published"
         return self._unrest_of(leader)
 
     def _unrest_of(self, leader: OrderLayer) -> str | None:
@@ -256,20 +344,20 @@ class ShippedSimulation:
             if not stream.is_open or set(stream.members) != set(replicas) or len(replicas) < self.options.replication:
                 return f"log stream {stream.stream} lacks replicas: {stream}"
             for node in stream.members:
-                replica = self._replica(node, stream.stream)
+                replica = self.replica(node, stream.stream)
                 if replica is None or replica.state is not ReplicaState.RUNNING:
                     return f"log stream {stream.stream} on storage node {node} does not run"
                 if not replica.durable_committed_end == replica.written_end == stream.committed_end:
                     return f"log stream {stream.stream} on storage node {node} is not at {stream.committed_end}"
         return None
 
-    def _replica(self, node: StorageNodeId, stream: LogStreamId) -> Replica | None:
+    def replica(self, node: StorageNodeId, stream: LogStreamId) -> Replica | None:
         server = self.cluster.node_server(node)
         driver = server.node.replicas.get(stream) if server is not None else None
         return driver.replica if driver is not None else None
 
     def _state(self, node: StorageNodeId, stream: LogStreamId) -> ReplicaState | None:
-        replica = self._replica(node, stream)
+        replica = self.replica(node, stream)
         return replica.state if replica is not None else None
 
     async def _release_held(self) -> None:
@@ -284,16 +372,24 @@ class ShippedSimulation:
 
     def _unread(self) -> str | None:
         for reader in self.readers:
-            last = self.history.last_acknowledged(reader.topic)
+            last = max(self.history.last_acknowledged(reader.topic), self.cluster.last_published(reader.topic))
             if last >= reader.next_glsn:
-                return f"{reader.name} stands at {reader.next_glsn}, and {last} was acknowledged"
+                return f"{reader.name} stands at {reader.next_glsn}, and {last} was acknowledged or published"
         return None
+
+    def _unfinished(self) -> str | None:
+        """A client that has not finished may still change the cluster."""
+        return next(
+            (f"{client.name} has not finished" for client in self.clients if client.has_end and not client.is_done),
+            None,
+        )
 
     # Inspection.
 
     def _inspect(self) -> None:
         leader = self.cluster.leader()
         assert leader is not None
+        self.watchdog.check_rest(leader)
         state = leader.state
         for client in self.clients:
             client.kill()
@@ -303,7 +399,8 @@ class ShippedSimulation:
         self._check_complaints()
         inspector = self.cluster.new_process("inspector", "127.0.3.3")
         room = EvidenceRoom(self.cluster, self.history, state)
-        check_all(inspector.context.run(room.collect, self.readers))
+        log = check_all(inspector.context.run(room.collect, self.readers))
+        check_clients(log, self.cluster.store.history, self.history)
 
 
 def simulate_shipped(seed: int, options: ShippedOptions, lines: list[str] | None = None) -> ShippedResult:
@@ -366,4 +463,9 @@ def _operations(world: ShippedSimulation) -> dict[str, int]:
     found["subscribe"] = sum(len(reader.records) for reader in world.readers)
     found["read"], found["tail"] = len(history.reads), len(history.tails)
     found["cursor"] = len(history.cursors)
+    found["remove node"] = world.removed
+    found["declare"] = sum(len(call.acks) for call in history.declared.values())
+    found["watermark"] = len(history.watermarks)
+    found["scan"] = len(history.scans)
+    found["stage"], found["publish"] = len(history.staged), len(history.published)
     return {name: count for name, count in found.items() if count}

@@ -13,9 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from random import Random
 
-from cutwater.core.order.decisions import Decision
+from msgspec import Struct
+
+from cutwater.core.order.decisions import Cut, Decision
 from cutwater.core.order.state import Snapshot
 from cutwater.errors import Unavailable
+from cutwater.metadata.stores.encoding import StoredBatch
 from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.stores.sqlite_store import SqliteStore
 from cutwater.metadata.stores.store_interface import (
@@ -26,12 +29,30 @@ from cutwater.metadata.stores.store_interface import (
     LoadedState,
     MetadataStore,
 )
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.stores.etcd_model import EtcdFaults, EtcdModel
 from cutwater.testing.virtual.processes import current_process
-from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
+from cutwater.types import GLSN, ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 DATABASE = Path("/store/metadata.sqlite")
+
+
+class StoreCopy(Struct, frozen=True):
+    """What a store in memory held at some time."""
+
+    leader: LeaderInfo
+    snapshot: Snapshot
+    batches: tuple[StoredBatch, ...]
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The decisions that are not in the snapshot."""
+        return [
+            decision
+            for batch in self.batches
+            for index, decision in enumerate(batch.decisions, batch.first)
+            if index > self.snapshot.index
+        ]
 
 
 class SharedStore:
@@ -44,6 +65,10 @@ class SharedStore:
         self._decisions: dict[DecisionIndex, Decision] = {}
         self.epoch = LeaderEpoch(0)
         """The newest leader epoch that any node was told of."""
+        self.high_watermark = GLSN(0)
+        """The last position of the cuts that the store has."""
+        self.separate: list[Decision] | None = None
+        """While an old copy is in place: what was decided on it."""
         self.delay_seconds_max = 0.001
         self.lost_answers = 0.0
         """Share of calls that are carried out and then fail."""
@@ -70,6 +95,16 @@ class SharedStore:
                 if not member.is_up:
                     self.etcd.start(member)
 
+    def copy(self) -> StoreCopy:
+        """Return what the store in memory holds now."""
+        return StoreCopy(self._memory.leader, self._memory.snapshot, tuple(self._memory.batches))
+
+    def put_back(self, copy: StoreCopy) -> None:
+        """Replace what the store in memory holds, while no metadata node runs."""
+        self._memory.leader, self._memory.snapshot = copy.leader, copy.snapshot
+        self._memory.batches = list(copy.batches)
+        self.epoch = copy.leader.epoch
+
     @property
     def history(self) -> list[Decision]:
         """All decisions, from the first one on, as far as they are known without a gap."""
@@ -87,10 +122,17 @@ class SharedStore:
 
     def confirmed(self, after: DecisionIndex, decisions: tuple[Decision, ...]) -> None:
         """Note decisions that the store has. What it has once, it never has otherwise."""
+        if self.separate is not None:
+            self.separate += [
+                d for i, d in enumerate(decisions, after + 1) if self._decisions.get(DecisionIndex(i)) != d
+            ]
+            return
         for index, decision in enumerate(decisions, after + 1):
             known = self._decisions.setdefault(DecisionIndex(index), decision)
             if known != decision:
                 raise Violation("12 one cut sequence", f"decision {index} was {known}, and is {decision}")
+            if isinstance(decision, Cut):
+                self.high_watermark = max(self.high_watermark, decision.high_watermark)
 
 
 class WatchedStore:

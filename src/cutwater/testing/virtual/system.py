@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from cutwater.errors import CutwaterError
+from cutwater.errors import CutwaterError, ProtocolViolation
 from cutwater.runtime import system
 from cutwater.runtime.system import Space, System
 from cutwater.runtime.worker import Worker, WorkerStep
@@ -96,9 +96,6 @@ class SimWorker(Worker[T]):
                 then()
         return self._is_stopped and self.is_idle
 
-    def is_alive(self) -> bool:
-        return not (self._is_stopped and self.is_idle)
-
     def _begin_soon(self) -> None:
         if not self._is_busy:
             self._is_busy = True
@@ -129,6 +126,8 @@ def run_simulated(work: Callable[[VirtualLoop], T], random: Random, trace: Trace
     silence, propagates = logging.root.manager.disable, logger.propagate
     before = system.use(SimSystem(new_loop(random, Trace())))
     gc.disable()
+    # What was there before is no garbage of this run, and takes most of the time of a collection.
+    gc.freeze()
     sys.unraisablehook = lambda what: None
     logger.propagate = False
     try:
@@ -137,7 +136,10 @@ def run_simulated(work: Callable[[VirtualLoop], T], random: Random, trace: Trace
         logging.disable(logging.CRITICAL)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            # The first time closes coroutines, which keeps what they hold for the second time.
             gc.collect()
+            gc.collect()
+        gc.unfreeze()
         logging.disable(silence)
         logger.propagate = propagates
         sys.unraisablehook = hook
@@ -167,6 +169,9 @@ class _ErrorLog(logging.Handler):
         self._loop = loop
 
     def emit(self, record: logging.LogRecord) -> None:
+        process = current_process()
+        if process is None or not process.is_dead:
+            self._loop.alarms += [told for told in record.args or () if isinstance(told, ProtocolViolation)]
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not isinstance(error, CutwaterError | OSError):
             self._loop.call_exception_handler({"message": record.getMessage(), "exception": error})

@@ -14,9 +14,20 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.read.records import Record
-from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, Trimmed
-from cutwater.testing.simulator.record import AppendOp, SimOutcome
+from cutwater.errors import (
+    AppendUnknown,
+    CutwaterError,
+    DeadlineExceeded,
+    InvalidArgument,
+    ProducerFenced,
+    SequenceExpired,
+    SequenceReused,
+    Trimmed,
+)
+from cutwater.testing.checkers.record import AppendOp, SimOutcome
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
+from cutwater.testing.virtual.loop import place_of
 from cutwater.testing.virtual.processes import SimProcess
 from cutwater.types import GLSN, Ack
 
@@ -32,11 +43,16 @@ EVENT_TIME_START_US = 1_700_000_000_000_000
 class VirtualClient:
     """One client process. ``run`` is its program, which begins again after a kill."""
 
+    has_end = True
+    """Whether the program ends when the world stops."""
+
     def __init__(self, world: ShippedSimulation, name: str, host: str) -> None:
         self.world, self.name, self.host = world, name, host
         self.random = Random(world.random.getrandbits(64))
         self.process: SimProcess | None = None
         self.starts = 0
+        self.is_done = False
+        """Whether the program has ended: nothing that it called is under way."""
         self._appends: list[AppendOp] = []
         """What this life has begun to append."""
 
@@ -74,7 +90,11 @@ class VirtualClient:
                 break
             except CutwaterError:
                 await asyncio.sleep(AGAIN_SECONDS)
-        await self.run(log)
+        try:
+            await self.run(log)
+        except Exception as error:
+            self.world.violations.append(Violation("crash", f"{self.name}: {error!r}{place_of(error)}"))
+        self.is_done = True
 
     async def run(self, log: AsyncClient) -> None:
         raise NotImplementedError
@@ -155,34 +175,38 @@ class VirtualAppender(AppendingClient):
 
 
 class VirtualProducer(VirtualClient):
-    """A producer, whose name goes on in its next life."""
-
-    calls = 0
+    """A producer, whose name goes on in its next life, until another client takes over the name."""
 
     async def run(self, log: AsyncClient) -> None:
         while not self.world.is_stopping:
+            invoked = self.now
             try:
                 producer = await log.producer(PLAIN, id=self.name)
             except CutwaterError:
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
+            holder = self.world.history.opened(self.name, invoked, self.now)
             try:
                 while not self.world.is_stopping:
-                    await self._send(producer)
+                    await self._send(producer, holder)
                     await self.pause(self.world.options.append_pause)
                 await producer.close()
+            except ProducerFenced:
+                return
             except CutwaterError:
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _send(self, producer: Any) -> None:
+    async def _send(self, producer: Any, holder: int) -> None:
         history = self.world.history
-        self.calls += 1
-        op = self.begin(PLAIN, (1, 1, 2), (self.name, self.calls))
+        op = self.begin(PLAIN, (1, 1, 2), (self.name, history.next_call(self.name)))
+        op.holder = holder
 
         def done(future: asyncio.Future[Any]) -> None:
             error = None if future.cancelled() else future.exception()
             if future.cancelled() or error is not None:
-                is_definite = isinstance(error, DeadlineExceeded)
+                is_definite = isinstance(error, DeadlineExceeded | InvalidArgument)
+                if isinstance(error, SequenceReused | SequenceExpired):
+                    self.world.violations.append(Violation("9 exactly once", f"producer {self.name}: {error}"))
                 history.end(op, self.now, SimOutcome.FAIL if is_definite else SimOutcome.UNKNOWN)
             else:
                 history.end(op, self.now, SimOutcome.OK, future.result())
@@ -198,6 +222,8 @@ class VirtualProducer(VirtualClient):
 
 class VirtualSubscriber(VirtualClient):
     """Subscribes to one topic, and goes on after its last record in its next life."""
+
+    has_end = False
 
     def __init__(self, world: ShippedSimulation, name: str, host: str, topic: str) -> None:
         super().__init__(world, name, host)

@@ -11,10 +11,11 @@ from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState
 from cutwater.errors import CutwaterError, NotLeader, OrderLayerLostMemory, ProtocolViolation
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.simulator import protocol as p
 from cutwater.testing.simulator.servers.storage_node import SimStorageNode
 from cutwater.testing.simulator.servers.store import SimulatedStore
-from cutwater.testing.simulator.world import Address, Process, Violation, World
+from cutwater.testing.simulator.world import Address, Process, World
 from cutwater.types import MILLISECOND, DecisionIndex, Instant, LeaderEpoch, MetadataNodeId, StorageNodeId
 
 WAKE_EVERY_US = 25 * MILLISECOND

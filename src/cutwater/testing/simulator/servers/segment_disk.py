@@ -20,9 +20,10 @@ from cutwater.storage.replica.commits import ContextView
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.replica.small_files import ReplicaIdentity
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.testing.simulator.servers.disk import ReplicaDisk
-from cutwater.testing.simulator.world import Violation, World
+from cutwater.testing.simulator.world import World
 from cutwater.types import (
     GLSN,
     LLSN,

@@ -23,12 +23,13 @@ from cutwater.errors import (
 )
 from cutwater.format.entry_codec import RunningEventTime
 from cutwater.format.errors import DamagedEntries, DiskFull, StorageBroken
+from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.simulator import protocol as p
 from cutwater.testing.simulator.servers.disk import ReplicaDisk, Written
 from cutwater.testing.simulator.servers.segment_disk import Disk, SegmentDisk
 from cutwater.testing.simulator.servers.serving import SimServing
 from cutwater.testing.simulator.servers.staging import SimPartStore
-from cutwater.testing.simulator.world import Address, Process, Violation, World
+from cutwater.testing.simulator.world import Address, Process, World
 from cutwater.types import (
     GLSN,
     LLSN,

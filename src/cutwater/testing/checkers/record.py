@@ -44,11 +44,21 @@ class AppendOp(Struct):
     batch: Batch
     producer: ProducerId | None = None
     sequence: Sequence = Sequence(0)
+    holder: int = 0
+    """The opening of a producer after which it was sent: a place in ``SimHistory.opens``, from 1 on."""
     part: str = ""
     """The staged part that it belongs to, if it is published and not appended."""
     outcome: SimOutcome = SimOutcome.PENDING
     completed: int = 0
     ack: Ack | None = None
+
+
+class OpenOp(Struct):
+    """A client that opened a producer. From then on, no client that had opened the same name before can append."""
+
+    producer: ProducerId
+    invoked: int
+    completed: int
 
 
 class PublishOp(Struct):
@@ -118,6 +128,9 @@ class SimHistory:
         self.trims: list[TrimOp] = []
         self.staged: dict[str, list[int]] = {}
         """The payloads of each staged part, in order."""
+        self.opens: list[OpenOp] = []
+        self.positions: dict[int, bytes] = {}
+        """The position of each payload that was staged with one: ordered parts are merged by it."""
         self.published: list[PublishOp] = []
         self.replays: set[str] = set()
         """Keys of runs that asked to publish again what their name has published."""

@@ -18,8 +18,8 @@ from cutwater.core.read import watermark
 from cutwater.core.read.time_marks import Clock
 from cutwater.core.read.watermark import BoundedOutOfOrderness, WatermarkClock
 from cutwater.errors import CutwaterError
-from cutwater.testing.simulator.record import SimHistory, SimOutcome, Subscribed, event_times
-from cutwater.testing.simulator.world import Violation
+from cutwater.testing.checkers.record import SimHistory, SimOutcome, Subscribed, event_times
+from cutwater.testing.checkers.violation import Violation
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -308,6 +308,19 @@ def check_exactly_once(log: SimLog, evidence: Evidence) -> None:
             raise Violation("9 exactly once", f"append {op.payload} of {op.producer}/{op.sequence} is not at {op.ack}")
 
 
+def check_fenced(log: SimLog, evidence: Evidence) -> None:
+    """9: when a producer is open, earlier holders of its name append nothing any more."""
+    for glsn, _, _, _, batch in log.batches:
+        op = evidence.record.op_of(batch)
+        if op is None or not op.holder:
+            continue
+        own = evidence.record.opens[op.holder - 1]
+        for other in evidence.record.opens:
+            if other.producer == op.producer and own.completed < other.invoked and other.completed < op.invoked:
+                what = f"append {op.payload} of {op.producer} is at GLSN {glsn}"
+                raise Violation("9 fenced", f"{what}, and began after another client had taken over its name")
+
+
 def check_trim(log: SimLog, evidence: Evidence) -> None:
     """10: trim is monotone and durable."""
     for trim in evidence.record.trims:
@@ -376,13 +389,13 @@ class _WatermarkWalk:
         self._strategy = BoundedOutOfOrderness(50 * MILLISECOND, idle_after_us=300 * MILLISECOND)
         self._topics: dict[LogStreamId, TopicId] = {}
         self._clocks: dict[TopicId, WatermarkClock] = {}
-        self._oracles: dict[TopicId, _SourceOracle] = {}
+        self._oracles: dict[TopicId, SourceOracle] = {}
         self._reached = self._expected = -(2**63)
 
     def create(self, created: d.CreateStream) -> None:
         topic = self._topics[created.stream] = created.topic
         self._clocks.setdefault(topic, WatermarkClock()).add_stream(created.stream, self._strategy, created.time)
-        oracle = self._oracles.setdefault(topic, _SourceOracle(50 * MILLISECOND, 300 * MILLISECOND))
+        oracle = self._oracles.setdefault(topic, SourceOracle(51 * MILLISECOND, 300 * MILLISECOND))
         oracle.streams[created.stream] = (None, created.time, False)
         oracle.created.add(created.stream)
 
@@ -432,14 +445,14 @@ class _WatermarkWalk:
             raise Violation("watermark", f"all topics: {self._reached} at {glsn}, not {self._expected}")
 
 
-class _SourceOracle:
-    """Computes the watermark of one source anew at every entry and mark: the minimum of maximum − bound − 1 ms over the
+class SourceOracle:
+    """Computes the watermark of one source anew at every entry and mark: the minimum of maximum − lag over the
     streams that are not idle, or the maximum over all if all are idle. Streams: newest event time, last entry, whether
     that entry declares idleness. A stream that was created since the last evaluation keeps the source from being idle,
     unless it was sealed permanently meanwhile."""
 
-    def __init__(self, bound_us: int, idle_after_us: int) -> None:
-        self.lag_us, self.idle_after_us = bound_us + MILLISECOND, idle_after_us
+    def __init__(self, lag_us: int, idle_after_us: int) -> None:
+        self.lag_us, self.idle_after_us = lag_us, idle_after_us
         self.streams: dict[LogStreamId, tuple[int | None, int, bool]] = {}
         self.created: set[LogStreamId] = set()
         self.watermark = -(2**63)
@@ -494,6 +507,8 @@ def check_groups(log: SimLog, evidence: Evidence) -> None:
                     raise Violation("groups", f"{what} was decided and is not in the log")
                 continue
             payloads = [payload for part in plan.parts for payload in record.staged[part.part]]
+            if any(part.ordered for part in plan.parts):
+                payloads.sort(key=record.positions.__getitem__)
             _check_group(log, what, rows, payloads)
             told = published.get((decision.run, decision.batch, plan.topic))
             if told is not None and (told.glsn, told.count) != (rows[0][0], sum(count for *_, count in rows)):
@@ -513,12 +528,19 @@ def check_groups(log: SimLog, evidence: Evidence) -> None:
 def check_names(log: SimLog, evidence: Evidence) -> None:
     """A new run begins under a name that has published only if it requests that: its output would be there twice."""
     names: dict[RunId, str] = {}
+    newest: dict[str, RunId] = {}
     published: set[str] = set()
     for decision in evidence.decisions:
         if isinstance(decision, d.OpenRun) and decision.name and not decision.once:
             if decision.name in published and decision.key not in evidence.record.replays:
                 raise Violation("names", f"{decision} begins anew under a name that has published, without a word")
             names[decision.run] = decision.name
+            newest[decision.name] = decision.run
+        elif (
+            isinstance(decision, d.DecideBatch)
+            and newest.get(names.get(decision.run, ""), decision.run) != decision.run
+        ):
+            raise Violation("names", f"{decision} was decided after another run had taken over the name")
         elif isinstance(decision, d.GroupPublished) and decision.run in names:
             published.add(names[decision.run])
 
@@ -545,6 +567,7 @@ CHECKS: dict[str, Callable[[SimLog, Evidence], None]] = {
     "7 subscribe": check_subscribe,
     "8 producer order": check_producer_order,
     "9 exactly once": check_exactly_once,
+    "9 fenced": check_fenced,
     "10 trim": check_trim,
     "11 sealed": check_sealed,
     "groups": check_groups,
@@ -554,7 +577,8 @@ CHECKS: dict[str, Callable[[SimLog, Evidence], None]] = {
 """Replaying the decisions checks 12 (``SimLog``); 13 to 16 need the running cluster, see ``cluster.py``."""
 
 
-def check_all(evidence: Evidence) -> None:
+def check_all(evidence: Evidence) -> SimLog:
     log = SimLog(evidence)
     for check in CHECKS.values():
         check(log, evidence)
+    return log
