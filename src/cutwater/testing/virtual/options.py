@@ -107,7 +107,8 @@ class ShippedOptions(Struct, frozen=True):
     scrub_every: float = 0.0
     """How often storage nodes read and check everything; 0 means that it takes too long to matter."""
     store: str = "memory"
-    """Where decisions are kept: "memory", or "etcd" for the shipped store on a model of etcd."""
+    """Where decisions are kept: "memory", "etcd" for the shipped store on a model of etcd, or "sqlite" for the shipped
+    store on the disk of the metadata node, of which there is only one then."""
     etcd_faults: float = 0.0
     """Share of requests to etcd that each kind of fault strikes."""
     etcd_every: float = 0.0
@@ -197,7 +198,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "wrong_reads": (0.002, 0.02),
     "stray_writes": (0.001, 0.01),
     "scrub_every": (0.3, 1.0),
-    "store": ("etcd",),
+    "store": ("etcd", "sqlite"),
     "etcd_faults": (0.002, 0.02),
     "etcd_every": (0.5, 2.0),
     "store_delay_max": (0.01, 0.05),
@@ -246,10 +247,17 @@ def shipped_options(seed: int) -> ShippedOptions:
         timeout=random.choice((0.5, 3.0, 10.0)),
     )
     changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
-    options = structs.replace(options, **changes)
+    return _consistent(structs.replace(options, **changes))
+
+
+def _consistent(options: ShippedOptions) -> ShippedOptions:
     # A disk rots only where another one has a copy.
     replication = max(2, options.replication) if options.rots else options.replication
-    return structs.replace(options, replication=min(replication, options.storage_nodes))
+    return structs.replace(
+        options,
+        replication=min(replication, options.storage_nodes),
+        metadata_nodes=1 if options.store == "sqlite" else options.metadata_nodes,
+    )
 
 
 def shipped_storm_options(seed: int) -> ShippedOptions:
@@ -262,7 +270,7 @@ def shipped_storm_options(seed: int) -> ShippedOptions:
         changes[name] = value * STORM_RARER if name.endswith("_every") and isinstance(value, float) else value
     changes |= {name: values[0] for name, values in CHOICES.items() if name in STORM_MILD}
     options = ShippedOptions(storage_nodes=4, metadata_nodes=3, streams=3, producers=2, subscribers=2, seconds=6.0)
-    return structs.replace(options, **changes)
+    return _consistent(structs.replace(options, **changes))
 
 
 def shipped_quiet_options(seed: int) -> ShippedOptions:
