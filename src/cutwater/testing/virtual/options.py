@@ -98,6 +98,8 @@ class ShippedOptions(Struct, frozen=True):
     disk_full: float = 0.0
     hung_syncs: float = 0.0
     kill_in_write_every: float = 0.0
+    flip_every: float = 0.0
+    """How often a bit of an entry on the disk of one storage node changes."""
     rot_every: float = 0.0
     """How often bits on the disk of one storage node change, or a block becomes unreadable, see ``rot``."""
     wrong_reads: float = 0.0
@@ -131,7 +133,12 @@ class ShippedOptions(Struct, frozen=True):
 
     @property
     def rots(self) -> bool:
-        return bool(self.rot_every or self.wrong_reads or self.stray_writes)
+        return bool(self.flip_every or self.rot_every or self.wrong_reads or self.stray_writes)
+
+    @property
+    def loses(self) -> bool:
+        """Whether a disk may lose what it has synced, so that a server is right to raise an alarm."""
+        return bool(self.disk_loss or self.rot_every or self.wrong_reads or self.stray_writes)
 
     @property
     def min_replication(self) -> int:
@@ -214,6 +221,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "seal_every": (0.2, 1.0),
     "event_time_ahead": (0.02, 1.0),
     "is_hasty": (True,),
+    "flip_every": (0.1, 0.5),
 }
 
 
