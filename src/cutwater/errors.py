@@ -128,6 +128,12 @@ class StagedExpired(Refused):
         )
         self.run, self.given, self.current = run, given, current
 
+    def because(self, text: str) -> StagedExpired:
+        """Replace the message, for rows that are gone for another reason than their age."""
+        self.message = text
+        self.args = (text,)
+        return self
+
 
 class OutputExists(Refused):
     code = "output_exists"

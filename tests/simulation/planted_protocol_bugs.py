@@ -1,8 +1,6 @@
-"""Bugs in the core and in the storage of replicas that the simulator must find, each one wrong line in the right place.
-"""
+"""Bugs in the core and in the storage of replicas that the simulator must find, each one wrong line in the right place."""
 
 from __future__ import annotations
-
 
 from msgspec import structs
 from planted_bugs import Patch
@@ -24,7 +22,7 @@ from cutwater.core.publish.publishing import Publisher
 from cutwater.core.publish.run_requests import open_streams
 from cutwater.core.publish.runs import RunRegistry
 from cutwater.core.read import watermark
-from cutwater.core.read.merge_reader import CommittedBatch, MergeReader
+from cutwater.core.read.merge_reader import MergeReader
 from cutwater.core.replica import opening, recovery
 from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.replica import Replica
@@ -39,6 +37,7 @@ from cutwater.storage.results import EntryRange
 from cutwater.types import GLSN, LLSN, BatchNumber
 from cutwater.wire.identity.access_guard import Guard
 from cutwater.wire.identity.server_book import ServerBook
+
 
 def anyone_passes_for_a_server() -> list[Patch]:
     return [(Guard, "check", lambda self, peer: None), (Guard, "check_argument", lambda self, peer, argument: None)]
@@ -418,7 +417,6 @@ def appender_keeps_its_catalog() -> list[Patch]:
     return [(catalog_cache, "is_out_of_date", lambda known, heard: False)]
 
 
-
 def answers_before_replicas_have_spoken() -> list[Patch]:
     return [(FirstReports, "holds", lambda self, asked, now: False)]
 
@@ -445,4 +443,3 @@ def lost_hard_state_loses_the_replica() -> list[Patch]:
         return structs.replace(verdict, kept=None) if getattr(verdict, "forgot_epochs", False) else verdict
 
     return [(opening, "judge", judge)]
-

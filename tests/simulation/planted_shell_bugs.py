@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import planted_client_bugs as client
 import planted_server_bugs as server
+import planted_workload_bugs as work
 from planted_bugs import PlantedBug, plant
 
 SHELL_BUGS: dict[str, PlantedBug] = dict(
@@ -294,6 +295,89 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
             reads_every=0.01,
             kill_every=0.1,
             store_delay_max=0.01,
+        ),
+        # Publishing.
+        plant(
+            work.part_of_another_attempt_published,
+            0,
+            "a group has the rows of another attempt of a task",
+            sinks=1,
+            padding_bytes_max=0,
+            append_pause=0.01,
+        ),
+        plant(
+            work.repeated_batch_decided_again,
+            0,
+            "a batch that is published and repeated is decided again",
+            sinks=1,
+            kill_client_every=0.3,
+        ),
+        plant(
+            work.parts_of_one_size_taken_for_one,
+            0,
+            "of parts with the same number of rows, only one is published",
+            sinks=1,
+        ),
+        plant(
+            work.staged_parts_not_synced,
+            4,
+            "staged parts are not on disk when they count as staged",
+            sinks=1,
+            power_all_every=0.15,
+            down_seconds_max=0.1,
+            append_pause=0.01,
+            sync_seconds_max=0.01,
+        ),
+        plant(
+            work.older_run_not_fenced,
+            0,
+            "a run publishes on after another one has taken over its name",
+            sinks=3,
+        ),
+        # Scans.
+        plant(
+            work.scan_complete_at_the_end_of_a_segment,
+            0,
+            "an answer that ends with a segment calls itself complete",
+            scans_every=0.1,
+            segment_bytes=4096,
+        ),
+        plant(
+            work.scan_goes_on_one_late_on_another_replica,
+            0,
+            "a scan that changes the replica leaves one position out",
+            scans_every=0.05,
+            kill_every=0.2,
+        ),
+        plant(
+            work.scan_goes_past_trimmed_records,
+            1,
+            "a scan goes past records that were trimmed meanwhile without a word",
+            scans_every=0.02,
+            trim_every=0.05,
+        ),
+        # Event time.
+        plant(
+            work.kept_clock_answers_for_the_past,
+            0,
+            "a client tells the watermark of a later position",
+            declare_every=0.05,
+        ),
+        plant(
+            work.idleness_not_sent_with_records,
+            0,
+            "idleness that is declared with records gets lost",
+            declare_every=0.05,
+        ),
+        # Nodes.
+        plant(
+            work.node_removed_with_the_last_copy,
+            2,
+            "a storage node is removed that holds the last copy of a log stream",
+            storage_nodes=3,
+            replication=1,
+            operate_every=0.05,
+            seconds=3.0,
         ),
     )
 )

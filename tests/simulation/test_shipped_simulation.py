@@ -17,7 +17,7 @@ from cutwater.client.subscribe.subscriptions import AsyncSubscription
 from cutwater.storage.replica.segment_log import SUFFIX as ENTRIES
 from cutwater.testing.fault_files import FaultFile
 from cutwater.testing.virtual.operations import TopicChanger
-from cutwater.testing.virtual.options import SHIPPED_PROFILES, ShippedOptions
+from cutwater.testing.virtual.options import PROFILES, ShippedOptions
 from cutwater.testing.virtual.simulation import simulate_shipped
 from cutwater.testing.virtual.workload import PLAIN
 from cutwater.types import Ack
@@ -29,16 +29,16 @@ STORM_SEEDS = rounds(1, 100)
 
 @pytest.mark.parametrize("seed", range(SHIPPED_SEEDS))
 def test_random_faults(seed: int) -> None:
-    check("shipped", seed)
+    check("random", seed)
 
 
 @pytest.mark.parametrize("seed", range(STORM_SEEDS))
 def test_everything_at_once(seed: int) -> None:
-    check("shipped-storm", seed)
+    check("storm", seed)
 
 
 def check(profile: str, seed: int) -> None:
-    result = simulate_shipped(seed, SHIPPED_PROFILES[profile](seed))
+    result = simulate_shipped(seed, PROFILES[profile](seed))
     assert result.violation is None, f"{result.violation}\nreplay it: make simulate SEED={seed} PROFILE={profile}"
 
 
@@ -83,11 +83,37 @@ def test_a_quiet_cluster_acknowledges_everything() -> None:
     assert result.appends["ok"] > 100
 
 
+def test_every_workload_is_counted() -> None:
+    """The table of a soak shows which operations met which faults."""
+    options = ShippedOptions(
+        storage_nodes=4,
+        replication=2,
+        seconds=3.0,
+        typed_topic=True,
+        sinks=1,
+        scans_every=0.2,
+        declare_every=0.1,
+        cursors_every=0.1,
+        operate_every=0.05,
+    )
+    result = simulate_shipped(3, options)
+    assert result.violation is None
+    expected = {"append", "produce", "subscribe", "read", "tail", "cursor", "stage", "publish", "scan", "declare"}
+    assert expected | {"watermark", "remove node"} <= result.operations.keys()
+
+
+def test_all_servers_are_restarted_one_after_the_other() -> None:
+    result = simulate_shipped(0, ShippedOptions(seconds=2.0, roll_every=0.5))
+    assert result.violation is None
+    assert result.struck["restart all"] >= 1
+    assert result.appends["ok"] > 10
+
+
 def test_the_same_seed_gives_the_same_trace() -> None:
     """In fresh processes with different hash seeds for texts, and different addresses of objects."""
     seed = 27
-    program = [sys.executable, "-m", "cutwater.testing.simulate", "--profile", "shipped", "--seed", str(seed)]
-    traces = {simulate_shipped(seed, SHIPPED_PROFILES["shipped"](seed)).trace_hash}
+    program = [sys.executable, "-m", "cutwater.testing.simulate", "--profile", "random", "--seed", str(seed)]
+    traces = {simulate_shipped(seed, PROFILES["random"](seed)).trace_hash}
     for hash_seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
         told = subprocess.run(program, capture_output=True, text=True, timeout=120, env=environment, check=False)

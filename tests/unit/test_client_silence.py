@@ -4,6 +4,7 @@ settles what waits as soon as the catalog tells what became of it."""
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -228,6 +229,32 @@ async def test_the_first_answer_counts_and_silence_asks_the_next() -> None:
         await first_answer([])
     with pytest.raises(ZeroDivisionError):
         await first_answer([asker("bug", ZeroDivisionError())])
+
+
+async def test_replicas_that_fail_together_with_the_first_answer_leave_no_error_behind() -> None:
+    reported: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
+    both = asyncio.Event()
+
+    async def answer() -> int:
+        await both.wait()
+        return 1
+
+    async def fail() -> int:
+        await both.wait()
+        raise Unavailable("no")
+
+    for askers in ([answer, fail], [fail, answer]):
+        both.clear()
+        asking = asyncio.create_task(first_answer(askers))
+        await asyncio.sleep(0.2)
+        both.set()
+        assert await asking == 1
+    del asking
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not reported
 
 
 async def test_waiting_ends_when_the_node_is_left_out() -> None:

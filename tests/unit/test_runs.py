@@ -406,6 +406,17 @@ def test_what_nobody_decides_on_expires_by_a_decision() -> None:
     assert staged(state, (1, 0, 1, 5)) == [], "the batch is decided now, so all of it waits"
 
 
+def test_what_no_node_of_the_cluster_holds_is_not_decided_on() -> None:
+    state = cluster()
+    opened(state)
+    away = structs.replace(part("a"), holders=(StorageNodeId(98), StorageNodeId(99)))
+    with pytest.raises(StagedExpired, match=r"removed since \(98, 99\): stage the rows again"):
+        publish(state, 1, 0, part("b"), away)
+    assert state.runs.publishing == []
+    assert publish(state, 1, 0, structs.replace(away, holders=(StorageNodeId(98), N1))) is None
+    assert state.runs.publishing[0].batch == 0
+
+
 def test_only_the_present_generation_expires() -> None:
     state = cluster()
     opened(state)

@@ -28,7 +28,9 @@ async def first_answer(
     try:
         while left or tasks:
             if left:
-                tasks.add(asyncio.get_running_loop().create_task(left.pop()()))
+                task = asyncio.get_running_loop().create_task(left.pop()())
+                task.add_done_callback(_retrieve)
+                tasks.add(task)
             done, tasks = await asyncio.wait(
                 tasks, timeout=SLOW_SECONDS if left else None, return_when=asyncio.FIRST_COMPLETED
             )
@@ -43,6 +45,13 @@ async def first_answer(
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Retrieve the error of a replica that fails after, or together with, the first answer. Otherwise asyncio would log
+    it as never retrieved."""
+    if not task.cancelled():
+        task.exception()
 
 
 @asynccontextmanager

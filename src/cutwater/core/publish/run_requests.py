@@ -164,6 +164,13 @@ def _check_parts(request: r.PublishRequest, run: RunState, state: OrderState) ->
             raise InvalidArgument(f"malformed part: {part}")
         if not 1 <= len(part.holders) <= HOLDERS_MAX:
             raise InvalidArgument(f"1 to {HOLDERS_MAX} storage nodes hold a part, not {len(part.holders)}")
+        if not any(node in state.nodes for node in part.holders):
+            # A decision about it would be final, and could never be carried out.
+            holders = ", ".join(map(str, part.holders))
+            raise StagedExpired(run.run, part.generation, run.generation).because(
+                f"rows of run {run.run} were staged on storage nodes that were removed since ({holders}): stage the "
+                "rows again"
+            )
 
 
 def _by_topic(parts: Iterable[Part]) -> list[list[Part]]:

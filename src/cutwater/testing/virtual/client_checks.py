@@ -17,9 +17,20 @@ Place = tuple[int, int, int, Found]
 
 
 def check_clients(log: SimLog, decisions: Sequence[d.Decision], history: ClientHistory) -> None:
+    check_batches(decisions, history)
     check_scans(log, history)
     check_declarations(log, history)
     check_watermarks(log, decisions, history)
+
+
+def check_batches(decisions: Sequence[d.Decision], history: ClientHistory) -> None:
+    """What is decided of a batch is what its driver offered at one time: every part and no other."""
+    offered = {(run, batch, frozenset(parts)) for run, batch, parts in history.offered}
+    for decision in decisions:
+        if isinstance(decision, d.DecideBatch):
+            parts = frozenset(part.part for group in decision.groups for part in group.parts)
+            if (decision.run, decision.batch, parts) not in offered:
+                raise Violation("groups", f"{decision} was decided, and no driver offered just these parts")
 
 
 def check_scans(log: SimLog, history: ClientHistory) -> None:

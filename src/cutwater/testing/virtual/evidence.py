@@ -72,6 +72,10 @@ class EvidenceRoom:
             replicas = [node for node in info.replicas if not self._cluster.nodes[node - 1].is_retired]
             if len(dumps.get(stream, ())) != len(replicas):
                 raise Violation("14 converge", f"not all of storage nodes {info.replicas} hold log stream {stream}")
+            if not replicas and info.last_glsn >= self._state.topics[info.topic].trimmed_before:
+                raise Violation(
+                    "3 durable", f"no storage node holds log stream {stream}, which ends at {info.last_glsn}"
+                )
         return dumps
 
     def _dump(self, node: StorageNodeId, stream: LogStreamId, storage: SegmentStorage) -> ReplicaDump:

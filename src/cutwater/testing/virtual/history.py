@@ -37,6 +37,7 @@ from cutwater.types import (
     ProducerEpoch,
     ProducerId,
     ProducerTag,
+    RunId,
     TopicId,
 )
 from cutwater.types import (
@@ -110,6 +111,8 @@ class ClientHistory(SimHistory):
     def __init__(self, stored: Callable[[], GLSN]) -> None:
         """``stored`` returns the last position of the cuts that the store has."""
         super().__init__()
+        self.offered: list[tuple[RunId, int, tuple[str, ...]]] = []
+        """The names of the parts with which drivers asked to publish a batch of a run."""
         self._stored = stored
         self._calls: dict[str, int] = {}
         self.violations: list[Violation] = []

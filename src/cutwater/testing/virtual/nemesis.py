@@ -238,11 +238,12 @@ class VirtualNemesis:
         self._later(self._down_seconds(), self._start, machine)
 
     def _machine_that_loses(self, how: str) -> SimMachine:
+        nodes = [machine for machine in self._cluster.nodes if not machine.is_retired]
         if self._rot is None:
-            return self._random.choice(self._cluster.nodes)
+            return self._random.choice(nodes)
         if how == "state":
             # All records stay, and may be the only copy of what another disk lost.
-            return self._random.choice([machine for machine in self._cluster.nodes if machine is not self._rot.machine])
+            return self._random.choice([machine for machine in nodes if machine is not self._rot.machine])
         # Where a disk rots, the others have the only copy of what it lost.
         return self._rot.machine
 

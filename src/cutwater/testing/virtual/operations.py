@@ -4,7 +4,7 @@ nodes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ADMIN_TIMEOUT_MS = 2_000
 NODES_ADDED_MAX = 2
+FINISHED_TO_DRAIN = 0.3
 REMOVALS_MAX = 10
 """How often an operator tries to remove a storage node that still holds something."""
 STREAMS_MAX = 4
@@ -136,11 +137,11 @@ class VirtualOperator(VirtualClient):
         if not lost and len(usable) <= self.world.nodes_needed:
             return
         node = self.random.choice(lost or usable)
-        for stream in described.streams if node in usable else ():
-            others = [other for other in usable if other not in stream.replicas]
-            if node in stream.replicas and not stream.final and others:
-                with suppress(CutwaterError):
-                    await self._move(admin, stream.stream, node, self.random.choice(others))
+        if node in usable:
+            for stream in described.streams:
+                if node in stream.replicas and not stream.final:
+                    with suppress(CutwaterError):
+                        await self._drain(admin, stream, node, usable)
         self.world.note(f"the operator removes storage node {node}")
         for _ in range(REMOVALS_MAX):
             with suppress(CutwaterError):
@@ -153,6 +154,17 @@ class VirtualOperator(VirtualClient):
         self.world.note(f"storage node {node} is removed")
         if self.random.random() < 0.7:
             self.world.loop.call_as(None, self.world.nemesis.retire, cluster.nodes[node - 1])
+
+    async def _drain(
+        self, admin: Admin, stream: StreamDescription, node: StorageNodeId, usable: Sequence[StorageNodeId]
+    ) -> None:
+        """Let a log stream leave a node: move its replica, or finish it, so that another one opens elsewhere."""
+        others = [other for other in usable if other not in stream.replicas]
+        if not others or self.random.random() < FINISHED_TO_DRAIN:
+            self.world.note(f"the operator finishes log stream {stream.stream}")
+            await admin.finalize(stream.stream)
+        else:
+            await self._move(admin, stream.stream, node, self.random.choice(others))
 
     async def _add(self, admin: Admin) -> None:
         cluster = self.world.cluster

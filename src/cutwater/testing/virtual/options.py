@@ -236,7 +236,7 @@ STORM_MILD = (
 )
 
 
-def shipped_options(seed: int) -> ShippedOptions:
+def random_options(seed: int) -> ShippedOptions:
     """Return a small cluster and a subset of the faults and workloads, both chosen by the seed."""
     random = Random(f"shipped/{seed}")
     options = ShippedOptions(
@@ -260,7 +260,7 @@ def shipped_options(seed: int) -> ShippedOptions:
     return structs.replace(options, replication=min(replication, options.storage_nodes))
 
 
-def shipped_storm_options(seed: int) -> ShippedOptions:
+def storm_options(seed: int) -> ShippedOptions:
     """Return a cluster with all faults at once, each of them rarer than in a cluster with few, so that appends get
     through."""
     random = Random(f"shipped storm/{seed}")
@@ -273,13 +273,19 @@ def shipped_storm_options(seed: int) -> ShippedOptions:
     return structs.replace(options, **changes)
 
 
-def shipped_quiet_options(seed: int) -> ShippedOptions:
+def quiet_options(seed: int) -> ShippedOptions:
     """Return a cluster without faults."""
     return ShippedOptions()
 
 
-SHIPPED_PROFILES = {
-    "shipped": shipped_options,
-    "shipped-quiet": shipped_quiet_options,
-    "shipped-storm": shipped_storm_options,
+def rollback_options(seed: int) -> ShippedOptions:
+    """Return a cluster whose store is replaced by an old copy for a while."""
+    return ShippedOptions(roll_back_store=True, seconds=2.0, delay_max=0.005, reads_every=0.02, is_hasty=seed % 2 == 1)
+
+
+PROFILES = {
+    "random": random_options,
+    "storm": storm_options,
+    "quiet": quiet_options,
+    "rollback": rollback_options,
 }

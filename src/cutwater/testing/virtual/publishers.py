@@ -35,6 +35,8 @@ ATTEMPTS_MAX = 3
 SPECULATIVE = 0.15
 """Share of tasks that two workers run."""
 ATTEMPT_SECONDS_MAX = 3.0
+HANGS, HANG_SECONDS_MAX = 0.05, 2.0
+"""How often a driver hangs before it publishes what is staged, and how long."""
 CHECKPOINT_LOST = 0.1
 """Share of published batches after which the driver ends before its checkpoint has them."""
 
@@ -152,6 +154,9 @@ class VirtualSink(VirtualClient):
         self.staged = []
         if run.last_batch != batch or self.random.random() < 0.5:
             await self._stage(run, batch)
+        if self.random.random() < HANGS:
+            await asyncio.sleep(self.random.uniform(0.0, HANG_SECONDS_MAX))
+        self.world.history.offered.append((run.run, batch, tuple(part.part for part in self.staged)))
         published = await log.publish(run, batch, self.staged)
         self.published += 1
         self.staged = []

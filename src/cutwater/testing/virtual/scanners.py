@@ -31,6 +31,8 @@ PARTS_MAX = 3
 """A log stream's range is divided into at most this many parts."""
 ATTEMPTS_MAX = 3
 RANGE_POSITIONS_MAX = 300
+TASKS_LATE = 0.4
+"""Share of ranges whose tasks begin some time after the plan was made."""
 
 Part = tuple[StreamInfo, GLSN, GLSN]
 Heads = list[tuple[int, int, int]]
@@ -84,6 +86,8 @@ class VirtualScanner(VirtualClient):
             parts += await self._plan(ranges, topic, info, scan)
         layout = ColumnLayout(view.schema(topic), self._columns())
         self.random.shuffle(parts)
+        if self.random.random() < TASKS_LATE:
+            await asyncio.sleep(self.random.uniform(0.0, 0.3))
         await asyncio.gather(*(self._task(ranges, part, layout, scan) for part in parts))
         self.world.note(
             f"{self.name} has read {len(scan.found)} records from {start + 1} to {end} in {len(parts)} parts"
