@@ -1,7 +1,7 @@
 """Bugs that the simulator must find, each one wrong line in the right place, and the profile made for it.
 
-A bug is switched on for the length of a ``with`` block, in tests only: it replaces methods by wrong ones, so the shipped
-code has no trace of it.
+A bug is switched on for the length of a ``with`` block, in tests only: it replaces methods by wrong ones, so the
+shipped code has no trace of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Bugs in the core and in the storage of replicas that the simulator must find, each one wrong line in the right place."""
+"""Bugs in the core and in the storage of replicas that the simulator must find. Each function returns what to replace
+by what."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The simulator is tested: each planted bug in the shells is found within 200 seeds of its profile, by a checker and not
-by a crash, and the seed that finds it is clean without the bug."""
+"""The simulator is tested: each planted bug in the shells is found within 200 seeds of its profile by a checker, not by
+a crash, and the seed that finds it is clean without the bug."""
 
 from __future__ import annotations
 

@@ -189,8 +189,8 @@ def test_a_replica_that_was_replaced_while_cut_off_hears_of_it() -> None:
 
 
 def test_a_complete_replica_is_replaced_while_the_other_one_loses_its_state() -> None:
-    """An operator replaces one of two replicas. The other one has just died, but the leader has not noticed yet, and its
-    hard state is lost. So the replaced one is the last copy, and has to stay until the new one is complete."""
+    """An operator replaces one of two replicas. The other one has just died, but the leader has not noticed yet, and
+    its hard state is lost. So the replaced one is the last copy, and has to stay until the new one is complete."""
 
     async def replace(world: ShippedSimulation) -> None:
         cluster, leader = world.cluster, world.cluster.leader()
