@@ -80,6 +80,7 @@ class VirtualNemesis:
         if self._rot is not None:
             self._rot.start()
             self._every(options.rot_every, self._rot.strike)
+            self._every(options.flip_every, self._rot.flip)
         if options.disk_loss:
             self._tasks.append(self._world.loop.create_task(self._lose_disk(options.disk_loss)))
 

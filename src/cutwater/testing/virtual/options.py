@@ -98,6 +98,8 @@ class ShippedOptions(Struct, frozen=True):
     disk_full: float = 0.0
     hung_syncs: float = 0.0
     kill_in_write_every: float = 0.0
+    flip_every: float = 0.0
+    """How often a bit of an entry on the disk of one storage node changes."""
     rot_every: float = 0.0
     """How often bits on the disk of one storage node change, or a block becomes unreadable, see ``rot``."""
     wrong_reads: float = 0.0
@@ -132,7 +134,12 @@ class ShippedOptions(Struct, frozen=True):
 
     @property
     def rots(self) -> bool:
-        return bool(self.rot_every or self.wrong_reads or self.stray_writes)
+        return bool(self.flip_every or self.rot_every or self.wrong_reads or self.stray_writes)
+
+    @property
+    def loses(self) -> bool:
+        """Whether a disk may lose what it has synced, so that a server is right to raise an alarm."""
+        return bool(self.disk_loss or self.rot_every or self.wrong_reads or self.stray_writes)
 
     @property
     def min_replication(self) -> int:
@@ -215,6 +222,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "seal_every": (0.2, 1.0),
     "event_time_ahead": (0.02, 1.0),
     "is_hasty": (True,),
+    "flip_every": (0.1, 0.5),
 }
 
 
@@ -229,7 +237,7 @@ STORM_MILD = (
 )
 
 
-def shipped_options(seed: int) -> ShippedOptions:
+def random_options(seed: int) -> ShippedOptions:
     """Return a small cluster and a subset of the faults and workloads, both chosen by the seed."""
     random = Random(f"shipped/{seed}")
     options = ShippedOptions(
@@ -257,10 +265,12 @@ def _consistent(options: ShippedOptions) -> ShippedOptions:
         options,
         replication=min(replication, options.storage_nodes),
         metadata_nodes=1 if options.store == "sqlite" else options.metadata_nodes,
+        # Where clocks go wrong, the event times of clients may stay ahead of that of a storage node for good.
+        event_time_ahead=0.0 if options.drift or options.clock_jump_every else options.event_time_ahead,
     )
 
 
-def shipped_storm_options(seed: int) -> ShippedOptions:
+def storm_options(seed: int) -> ShippedOptions:
     """Return a cluster with all faults at once, each of them rarer than in a cluster with few, so that appends get
     through."""
     random = Random(f"shipped storm/{seed}")
@@ -273,13 +283,19 @@ def shipped_storm_options(seed: int) -> ShippedOptions:
     return _consistent(structs.replace(options, **changes))
 
 
-def shipped_quiet_options(seed: int) -> ShippedOptions:
+def quiet_options(seed: int) -> ShippedOptions:
     """Return a cluster without faults."""
     return ShippedOptions()
 
 
-SHIPPED_PROFILES = {
-    "shipped": shipped_options,
-    "shipped-quiet": shipped_quiet_options,
-    "shipped-storm": shipped_storm_options,
+def rollback_options(seed: int) -> ShippedOptions:
+    """Return a cluster whose store is replaced by an old copy for a while."""
+    return ShippedOptions(roll_back_store=True, seconds=2.0, delay_max=0.005, reads_every=0.02, is_hasty=seed % 2 == 1)
+
+
+PROFILES = {
+    "random": random_options,
+    "storm": storm_options,
+    "quiet": quiet_options,
+    "rollback": rollback_options,
 }

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from cutwater.admin.operations import Admin
 from cutwater.admin.verification import Verification, verify
 from cutwater.errors import CutwaterError
+from cutwater.storage.format import HEADER_BYTES
+from cutwater.storage.replica.segment_log import SUFFIX as ENTRIES
 from cutwater.storagenode.server import StorageNodeServer
 from cutwater.testing.disk_faults import DiskFault, DiskFaultRule
 from cutwater.testing.virtual.cluster import VirtualCluster
@@ -90,6 +92,20 @@ class DiskRot:
             return None
         is_newest = path == max(other for other in paths if (other.parent, other.suffix) == (path.parent, path.suffix))
         return BEGINNING_BYTES if path.suffix and is_newest else 0
+
+    async def flip(self) -> None:
+        """Change one bit of an entry that was committed long ago. Nothing else is hurt, so there is no alarm."""
+        disk, random = self.machine.disk, self._random
+        found = sorted(path for path in disk.paths() if path.suffix == ENTRIES and "/lsid=" in str(path))
+        old = [path for path, later in zip(found, found[2:], strict=False) if path.parent == later.parent]
+        if self.machine.is_retired or not old:
+            return
+        path = random.choice(old)
+        if self._first_spare(path, found) is None:
+            return
+        at = random.randrange(HEADER_BYTES, max(HEADER_BYTES + 1, len(disk.content(path))))
+        self._say(f"a bit of {path} changes at {at}")
+        disk.flip(path, at, random.randrange(8))
 
     def _say(self, what: str) -> None:
         self._cluster.loop.trace.say(self._cluster.loop.now, f"{self.machine.name}: {what}")

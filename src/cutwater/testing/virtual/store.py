@@ -34,8 +34,6 @@ from cutwater.testing.stores.etcd_model import EtcdFaults, EtcdModel
 from cutwater.testing.virtual.processes import current_process
 from cutwater.types import GLSN, ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
-DATABASE = Path("/store/metadata.sqlite")
-
 
 class StoreCopy(Struct, frozen=True):
     """What a store in memory held at some time."""
@@ -53,6 +51,9 @@ class StoreCopy(Struct, frozen=True):
             for index, decision in enumerate(batch.decisions, batch.first)
             if index > self.snapshot.index
         ]
+
+
+DATABASE = Path("/store/metadata.sqlite")
 
 
 class SharedStore:
