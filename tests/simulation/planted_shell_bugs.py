@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import planted_client_bugs as client
+import planted_disk_bugs as disk
 import planted_server_bugs as server
 import planted_workload_bugs as work
 from planted_bugs import PlantedBug, plant
@@ -378,6 +379,43 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
             replication=1,
             operate_every=0.05,
             seconds=3.0,
+        ),
+        # Damaged disks.
+        plant(
+            disk.damaged_copy_taken_for_intact,
+            1,
+            "entries that fail their checksum are served, also as copies for repairs",
+            rot_every=0.03,
+            seconds=1.5,
+        ),
+        plant(
+            disk.scrub_misses_the_last_segment,
+            7,
+            "a scrub does not read the newest segment",
+            rot_every=0.02,
+            scrub_every=0.2,
+            padding_bytes_max=3_000,
+            segment_bytes=256 * 1024,
+            seconds=1.5,
+        ),
+        plant(
+            disk.repair_called_done_without_a_copy,
+            1,
+            "a repair does not put the copy in its place",
+            rot_every=0.05,
+        ),
+        plant(
+            disk.damaged_small_files_left_alone,
+            0,
+            "a damaged manifest, hard state or checkpoint is not written again",
+            rot_every=0.05,
+        ),
+        plant(
+            disk.database_not_synced,
+            0,
+            "the database of decisions is not synced",
+            store="sqlite",
+            power_every=0.2,
         ),
     )
 )

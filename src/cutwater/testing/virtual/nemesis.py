@@ -97,6 +97,9 @@ class VirtualNemesis:
             machine.disk.faults.clear()
             machine.disk.die_at = None
             machine.resume()
+            if machine in self._cluster.metadata and self._cluster.store.is_near and machine.is_running:
+                # After an error of the disk the database of SQLite waits for an operator who starts it again.
+                machine.kill()
             if not machine.is_running:
                 machine.start()
         for client in self._world.clients:

@@ -109,7 +109,8 @@ class ShippedOptions(Struct, frozen=True):
     scrub_every: float = 0.0
     """How often storage nodes read and check everything; 0 means that it takes too long to matter."""
     store: str = "memory"
-    """Where decisions are kept: "memory", or "etcd" for the shipped store on a model of etcd."""
+    """Where decisions are kept: "memory", "etcd" for the shipped store on a model of etcd, or "sqlite" for the shipped
+    store on the disk of the metadata node, of which there is only one then."""
     etcd_faults: float = 0.0
     """Share of requests to etcd that each kind of fault strikes."""
     etcd_every: float = 0.0
@@ -204,7 +205,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "wrong_reads": (0.002, 0.02),
     "stray_writes": (0.001, 0.01),
     "scrub_every": (0.3, 1.0),
-    "store": ("etcd",),
+    "store": ("etcd", "sqlite"),
     "etcd_faults": (0.002, 0.02),
     "etcd_every": (0.5, 2.0),
     "store_delay_max": (0.01, 0.05),
@@ -212,7 +213,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_failures": (0.01, 0.1),
     "conditional_appends": (True,),
     "careful": (True,),
-    "declare_every": (0.1, 0.4),
+    "declare_every": (0.2, 0.5),
     "scans_every": (0.2, 0.5),
     "sinks": (1, 1, 3),
     "lag_every": (0.3, 1.0),
@@ -254,10 +255,21 @@ def random_options(seed: int) -> ShippedOptions:
         timeout=random.choice((0.5, 3.0, 10.0)),
     )
     changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
-    options = _with_true_clocks(structs.replace(options, **changes))
+    return _consistent(structs.replace(options, **changes))
+
+
+def _consistent(options: ShippedOptions) -> ShippedOptions:
     # A disk rots only where another one has a copy.
     replication = max(2, options.replication) if options.rots else options.replication
-    return structs.replace(options, replication=min(replication, options.storage_nodes))
+    return structs.replace(
+        options,
+        replication=min(replication, options.storage_nodes),
+        metadata_nodes=1 if options.store == "sqlite" else options.metadata_nodes,
+        # Where clocks go wrong, the event times of clients may stay ahead of that of a storage node for good.
+        event_time_ahead=0.0
+        if options.drift or options.clock_jump_every or options.sinks
+        else options.event_time_ahead,
+    )
 
 
 def storm_options(seed: int) -> ShippedOptions:
@@ -270,14 +282,7 @@ def storm_options(seed: int) -> ShippedOptions:
         changes[name] = value * STORM_RARER if name.endswith("_every") and isinstance(value, float) else value
     changes |= {name: values[0] for name, values in CHOICES.items() if name in STORM_MILD}
     options = ShippedOptions(storage_nodes=4, metadata_nodes=3, streams=3, producers=2, subscribers=2, seconds=6.0)
-    return _with_true_clocks(structs.replace(options, **changes))
-
-
-def _with_true_clocks(options: ShippedOptions) -> ShippedOptions:
-    """Return options under which storage nodes do not refuse every record: with wrong clocks, they refuse none for its
-    event time, and sinks stage only what is taken."""
-    is_possible = not (options.clock_jump_every or options.drift or options.sinks)
-    return options if is_possible else structs.replace(options, event_time_ahead=0.0)
+    return _consistent(structs.replace(options, **changes))
 
 
 def quiet_options(seed: int) -> ShippedOptions:
