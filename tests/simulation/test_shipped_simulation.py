@@ -23,8 +23,8 @@ from cutwater.testing.virtual.workload import PLAIN
 from cutwater.types import Ack
 from tests.soak import rounds
 
-SHIPPED_SEEDS = rounds(6, 400)
-STORM_SEEDS = rounds(1, 100)
+SHIPPED_SEEDS = rounds(12, 1_000)
+STORM_SEEDS = rounds(2, 200)
 
 
 @pytest.mark.parametrize("seed", range(SHIPPED_SEEDS))

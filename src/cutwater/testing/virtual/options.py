@@ -221,7 +221,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "forge_every": (0.1, 0.5),
     "seal_every": (0.2, 1.0),
     "event_time_ahead": (0.02, 1.0),
-    "is_hasty": (True,),
+    "is_hasty": (True, False),
     "flip_every": (0.1, 0.5),
 }
 
@@ -266,7 +266,9 @@ def _consistent(options: ShippedOptions) -> ShippedOptions:
         replication=min(replication, options.storage_nodes),
         metadata_nodes=1 if options.store == "sqlite" else options.metadata_nodes,
         # Where clocks go wrong, the event times of clients may stay ahead of that of a storage node for good.
-        event_time_ahead=0.0 if options.drift or options.clock_jump_every else options.event_time_ahead,
+        event_time_ahead=0.0
+        if options.drift or options.clock_jump_every or options.sinks
+        else options.event_time_ahead,
     )
 
 
