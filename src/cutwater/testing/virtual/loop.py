@@ -52,7 +52,7 @@ class Stuck(Exception):
 class SimHandle:
     """A callback that waits for its turn. Stands in for ``asyncio.TimerHandle``."""
 
-    __slots__ = ("_loop", "_when", "args", "callback", "context", "process")
+    __slots__ = ("_loop", "args", "callback", "context", "due", "process")
 
     def __init__(
         self,
@@ -61,25 +61,28 @@ class SimHandle:
         args: tuple[Any, ...],
         context: contextvars.Context,
         process: SimProcess | None,
-        when: float = 0.0,
+        due: float = 0.0,
     ) -> None:
-        self._loop, self._when = loop, when
+        self._loop = loop
         self.callback: Callback | None = callback
-        self.args, self.context, self.process = args, context, process
+        self.args = args
+        self.context = context
+        self.process = process
+        self.due = due
+        """The time of a timer by the clock of its process; 0 for a callback that runs soon."""
 
     def cancel(self) -> None:
         if self.callback is not None:
             self.callback = None
             self.args = ()
-            if self._when:
+            if self.due:
                 self._loop.timer_cancelled()
 
     def cancelled(self) -> bool:
         return self.callback is None
 
     def when(self) -> float:
-        """The time at which it is due, by the clock of its process."""
-        return self._when
+        return self.due
 
 
 class SimTask(asyncio.Task[T]):
@@ -129,14 +132,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return main.result()
 
     def _run(self, main: asyncio.Future[Any]) -> None:
-        ready, timers, at_once = self._ready, self._timers, 0
+        ready, timers, call, at_once = self._ready, self._timers, self._call, 0
         while not main.done():
             if ready:
                 handle = ready.popleft()
                 at_once += 1
                 if at_once > CALLBACKS_AT_ONCE_MAX:
                     raise Stuck(f"{at_once} callbacks at {self.now:.6f}, the last is {handle.callback} {handle.args}")
-                self._call(handle)
+                call(handle)
                 continue
             if not timers:
                 raise Stuck(f"nothing is ready and no timer is set at {self.now:.6f}")
@@ -147,11 +150,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             if when > self.now:
                 self.now = when
                 at_once = 0
-            if handle.process is not None and handle.process.time(self.now) < handle.when() - TIMER_SLACK_SECONDS:
+            process = handle.process
+            if process is not None and process.time(self.now) < handle.due - TIMER_SLACK_SECONDS:
                 # The clock of the process has slowed down since the timer was set.
                 self._set_timer(handle)
             else:
-                self._call(handle)
+                call(handle)
 
     def _call(self, handle: SimHandle) -> None:
         callback, process = handle.callback, handle.process
@@ -167,10 +171,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             pass
         except Exception as error:
             self.call_exception_handler({"message": f"error in {callback}", "exception": error})
-        if process is not None and process.disk is not None and process.disk.charged_seconds:
-            # The event loop itself waited for the disk.
-            process.pause()
-            self.call_as_later(None, process.take_charge(), process.resume, self)
+        if process is not None:
+            disk = process.disk
+            if disk is not None and disk.charged_seconds:
+                # The event loop itself waited for the disk.
+                process.pause()
+                self.call_as_later(None, process.take_charge(), process.resume, self)
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         self.call_soon(self.create_task, generator.aclose())
@@ -236,10 +242,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _set_timer(self, handle: SimHandle) -> None:
-        when, process = handle.when(), handle.process
+        process, when = handle.process, handle.due
+        if process is not None:
+            when = process.true_time(when)
+        soonest = self.now + TIMER_SECONDS_MIN
         self._timers_set += 1
-        true = when if process is None else process.true_time(when)
-        heapq.heappush(self._timers, (max(true, self.now + TIMER_SECONDS_MIN), self._timers_set, handle))
+        heapq.heappush(self._timers, (when if when > soonest else soonest, self._timers_set, handle))
 
     def requeue(self, handles: list[SimHandle]) -> None:
         """Run callbacks of a process that continues."""
@@ -254,14 +262,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_as(self, process: SimProcess | None, callback: Callback, *args: Any) -> Any:
         """Call something in a process; None is the world outside."""
-        return self.call_soon(callback, *args, context=context_of(process))
+        handle = SimHandle(self, callback, args, context_of(process), process)
+        self._ready.append(handle)
+        return handle
 
     def call_as_later(self, process: SimProcess | None, delay: float, callback: Callback, *args: Any) -> Any:
         """Call something in a process after a true delay."""
         when = self.now + delay
-        return self.call_at(
-            when if process is None else process.time(when), callback, *args, context=context_of(process)
-        )
+        if process is not None:
+            when = process.time(when)
+        handle = SimHandle(self, callback, args, context_of(process), process, when)
+        self._set_timer(handle)
+        return handle
 
     # Tasks and futures.
 

@@ -184,7 +184,9 @@ class SimNetwork:
 
     def deliver(self, sender: SimTransport, act: Callback, size: int = 0) -> None:
         """Do something at the receiver after a delay, or when a cut line is healed."""
-        line = self.line(sender.address[0], sender.peer.address[0])
+        line = sender.line
+        if line is None:
+            line = sender.line = self.line(sender.address[0], sender.peer.address[0])
         delay = self.random.random() * line.delay_seconds_max
         if line.bytes_per_second is not None:
             delay += size / line.bytes_per_second

@@ -15,12 +15,12 @@ class Trace:
         self.lines = lines
         self.events = 0
         self._hash = blake2b(digest_size=16)
+        self._update = self._hash.update
 
     def note(self, now: float, what: bytes) -> None:
         """Note an event of which there are many."""
         self.events += 1
-        self._hash.update(_WHEN.pack(now, len(what)))
-        self._hash.update(what)
+        self._update(_WHEN.pack(now, len(what)) + what)
 
     def say(self, now: float, what: str) -> None:
         """Note an event that a reader of the trace wants to see."""

@@ -6,13 +6,14 @@ import asyncio
 import errno
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 from cutwater.testing.virtual.processes import SimProcess, current_process
 
 if TYPE_CHECKING:
-    from cutwater.testing.virtual.network import SimNetwork
+    from cutwater.testing.virtual.network import Line, SimNetwork
 
 ARRIVED_BYTES_MAX = 256 * 1024
 """Bytes that an end takes before its process reads them."""
@@ -86,6 +87,8 @@ class SimTransport(asyncio.Transport):
         super().__init__()
         self._network, self._loop = network, network.loop
         self.address, self.process = address, process
+        self.line: Line | None = None
+        """The line to the host of the other end, once something was sent."""
         self._protocol: asyncio.BufferedProtocol | None = None
         self._unsent: deque[bytes] = deque()
         self._held: list[bytes] = []
@@ -248,7 +251,7 @@ class SimTransport(asyncio.Transport):
                     self._unsent.append(data[size:])
                     data = data[:size]
             self._is_sending = True
-            network.deliver(self, lambda: self._arrive(data), len(data))
+            network.deliver(self, partial(self._arrive, data), len(data))
         elif self._has_ended and not self._held:
             self._has_ended, self._is_sending = False, True
             self._network.deliver(self, self._end)
@@ -298,11 +301,13 @@ class SimTransport(asyncio.Transport):
         assert protocol is not None
         while self._arrived and not self._is_reading_paused and not self._is_lost:
             piece = self._arrived.popleft()
-            buffer = memoryview(cast(memoryview, protocol.get_buffer(len(piece))))
-            size = min(len(buffer), len(piece))
-            buffer[:size] = piece[:size]
-            if size < len(piece):
+            buffer: Any = protocol.get_buffer(len(piece))
+            size = len(piece)
+            if len(buffer) < size:
+                size = len(buffer)
                 self._arrived.appendleft(piece[size:])
+                piece = piece[:size]
+            buffer[:size] = piece
             self.arrived_bytes -= size
             protocol.buffer_updated(size)
         if not self._arrived and self._peer_has_ended and not self._is_lost:
