@@ -24,8 +24,8 @@ from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.events import Append, Commit, CommitDurable, EntriesDurable
 from cutwater.core.replica.recovery import HardState, Valid
 from cutwater.core.replica.replica import Replica
-from cutwater.testing.simulator.cluster import simulate
-from cutwater.testing.simulator.options import random_options
+from cutwater.testing.virtual.options import random_options
+from cutwater.testing.virtual.simulation import simulate_shipped
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -170,7 +170,7 @@ def encode_cut(count: int) -> None:
 def simulator() -> tuple[float, float]:
     """Return simulated events per second, and clusters per second, on one core."""
     started = time.perf_counter()
-    results = [simulate(seed, random_options(seed)) for seed in range(40)]
+    results = [simulate_shipped(seed, random_options(seed)) for seed in range(40)]
     seconds = time.perf_counter() - started
     return sum(result.events for result in results) / seconds, len(results) / seconds
 

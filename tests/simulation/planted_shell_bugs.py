@@ -1,68 +1,14 @@
-"""Bugs in the shipped shells, each one wrong line in the right place, and the profile of the simulator of shipped code
-that is made for it.
-
-``seed`` is the first one that finds the bug: the suite runs only this one, and `make soak` all from 0 on.
-"""
+"""Bugs in the shipped shells, and the profile of the simulator that is made for each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
-from unittest import mock
-
 import planted_client_bugs as client
+import planted_disk_bugs as disk
 import planted_server_bugs as server
 import planted_workload_bugs as work
-from planted_bugs import Patch
+from planted_bugs import PlantedBug, plant
 
-from cutwater.testing.virtual import simulation
-from cutwater.testing.virtual.options import ShippedOptions
-from cutwater.testing.virtual.simulation import ShippedResult, simulate_shipped
-
-
-@dataclass(frozen=True)
-class ShellBug:
-    what: str
-    seed: int
-    options: ShippedOptions
-    patches: Callable[[], list[Patch]]
-
-
-def simulate_bug(bug: ShellBug, seed: int) -> ShippedResult:
-    """Run the profile of a bug. What hangs does so for less time than in other simulations."""
-    with (
-        mock.patch.object(simulation, "APPEND_AGAIN_SECONDS", 10.0),
-        mock.patch.object(simulation, "CONVERGE_SECONDS", 15.0),
-    ):
-        return simulate_shipped(seed, bug.options)
-
-
-@contextmanager
-def planted_in_shell(bug: ShellBug) -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, name, wrong in bug.patches():
-            stack.enter_context(mock.patch.object(owner, name, wrong))
-        yield
-
-
-def plant(bug: Callable[[], list[Patch]], seed: int, what: str, **changes: Any) -> tuple[str, ShellBug]:
-    """Return a bug and its profile: a small cluster for a short time, with these changes."""
-    usual: dict[str, Any] = {
-        "storage_nodes": 2,
-        "metadata_nodes": 1,
-        "replication": 2,
-        "seconds": 1.0,
-        "producers": 0,
-        "append_pause": 0.02,
-        "down_seconds_max": 0.3,
-        "reads_every": 0.1,
-    }
-    return bug.__name__, ShellBug(what, seed, ShippedOptions(**(usual | changes)), bug)
-
-
-SHELL_BUGS: dict[str, ShellBug] = dict(
+SHELL_BUGS: dict[str, PlantedBug] = dict(
     (
         # The wire.
         plant(
@@ -433,6 +379,43 @@ SHELL_BUGS: dict[str, ShellBug] = dict(
             replication=1,
             operate_every=0.05,
             seconds=3.0,
+        ),
+        # Damaged disks.
+        plant(
+            disk.damaged_copy_taken_for_intact,
+            1,
+            "entries that fail their checksum are served, also as copies for repairs",
+            rot_every=0.03,
+            seconds=1.5,
+        ),
+        plant(
+            disk.scrub_misses_the_last_segment,
+            7,
+            "a scrub does not read the newest segment",
+            rot_every=0.02,
+            scrub_every=0.2,
+            padding_bytes_max=3_000,
+            segment_bytes=256 * 1024,
+            seconds=1.5,
+        ),
+        plant(
+            disk.repair_called_done_without_a_copy,
+            1,
+            "a repair does not put the copy in its place",
+            rot_every=0.05,
+        ),
+        plant(
+            disk.damaged_small_files_left_alone,
+            0,
+            "a damaged manifest, hard state or checkpoint is not written again",
+            rot_every=0.05,
+        ),
+        plant(
+            disk.database_not_synced,
+            0,
+            "the database of decisions is not synced",
+            store="sqlite",
+            power_every=0.2,
         ),
     )
 )

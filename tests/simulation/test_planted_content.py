@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from planted_bugs import Patch, PlantedBug, planted
+from planted_bugs import Patch, planted
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.errors import CutwaterError, InvalidArgument
 from cutwater.storagenode.publish.staged_checks import PartChecks
 from cutwater.storagenode.validation.content_checks import ContentChecks
-from cutwater.testing.simulator.options import Options
 from tests.integration.log_cluster import LogCluster, with_log
 from tests.integration.test_hostile_bodies import Attack, cases
 
@@ -91,7 +90,7 @@ def test_the_attack_finds_nothing_in_the_shipped_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, tmp_path: Path) -> None:
     what, patches = BUGS[name]
-    with planted(PlantedBug(what, Options(), patches)):
+    with planted(patches()):
         found = attacked(tmp_path)
     print(f"{name} ({what}): {found[:3]}")
     assert found

@@ -17,28 +17,28 @@ from cutwater.client.subscribe.subscriptions import AsyncSubscription
 from cutwater.storage.replica.segment_log import SUFFIX as ENTRIES
 from cutwater.testing.fault_files import FaultFile
 from cutwater.testing.virtual.operations import TopicChanger
-from cutwater.testing.virtual.options import SHIPPED_PROFILES, ShippedOptions
+from cutwater.testing.virtual.options import PROFILES, ShippedOptions
 from cutwater.testing.virtual.simulation import simulate_shipped
 from cutwater.testing.virtual.workload import PLAIN
 from cutwater.types import Ack
 from tests.soak import rounds
 
-SHIPPED_SEEDS = rounds(6, 400)
-STORM_SEEDS = rounds(1, 100)
+SHIPPED_SEEDS = rounds(12, 1_000)
+STORM_SEEDS = rounds(2, 200)
 
 
 @pytest.mark.parametrize("seed", range(SHIPPED_SEEDS))
 def test_random_faults(seed: int) -> None:
-    check("shipped", seed)
+    check("random", seed)
 
 
 @pytest.mark.parametrize("seed", range(STORM_SEEDS))
 def test_everything_at_once(seed: int) -> None:
-    check("shipped-storm", seed)
+    check("storm", seed)
 
 
 def check(profile: str, seed: int) -> None:
-    result = simulate_shipped(seed, SHIPPED_PROFILES[profile](seed))
+    result = simulate_shipped(seed, PROFILES[profile](seed))
     assert result.violation is None, f"{result.violation}\nreplay it: make simulate SEED={seed} PROFILE={profile}"
 
 
@@ -112,8 +112,8 @@ def test_all_servers_are_restarted_one_after_the_other() -> None:
 def test_the_same_seed_gives_the_same_trace() -> None:
     """In fresh processes with different hash seeds for texts, and different addresses of objects."""
     seed = 27
-    program = [sys.executable, "-m", "cutwater.testing.simulate", "--profile", "shipped", "--seed", str(seed)]
-    traces = {simulate_shipped(seed, SHIPPED_PROFILES["shipped"](seed)).trace_hash}
+    program = [sys.executable, "-m", "cutwater.testing.simulate", "--profile", "random", "--seed", str(seed)]
+    traces = {simulate_shipped(seed, PROFILES["random"](seed)).trace_hash}
     for hash_seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
         told = subprocess.run(program, capture_output=True, text=True, timeout=120, env=environment, check=False)

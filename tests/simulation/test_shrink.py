@@ -13,7 +13,7 @@ from msgspec import structs
 from cutwater.testing import simulate as command
 from cutwater.testing import soak as campaign
 from cutwater.testing.checkers.violation import Violation
-from cutwater.testing.virtual.options import SHIPPED_PROFILES, ShippedOptions, changed
+from cutwater.testing.virtual.options import PROFILES, ShippedOptions, changed
 from cutwater.testing.virtual.shrink import shrink
 from cutwater.testing.virtual.simulation import ShippedResult, ShippedSimulation
 
@@ -30,7 +30,7 @@ def test_only_what_a_violation_needs_is_left() -> None:
         needed = options.kill_every and options.reset_every and options.storage_nodes >= 2 and options.seconds >= 1
         return outcome(seed, options, GUARANTEE if needed else None)
 
-    storm = structs.replace(SHIPPED_PROFILES["shipped-storm"](1), kill_every=0.7, reset_every=0.3)
+    storm = structs.replace(PROFILES["storm"](1), kill_every=0.7, reset_every=0.3)
     found = shrink(run(1, storm), run)
     options = found.result.options
     left = {name for name in options.faults() if name.endswith("_every") or name.endswith("failure")}
@@ -49,9 +49,7 @@ def test_a_violation_of_another_guarantee_is_another_fault() -> None:
 
 
 def test_it_ends_although_every_run_fails() -> None:
-    found = shrink(
-        outcome(1, SHIPPED_PROFILES["shipped-storm"](1), GUARANTEE), lambda s, o: outcome(s, o, GUARANTEE), 40
-    )
+    found = shrink(outcome(1, PROFILES["storm"](1), GUARANTEE), lambda s, o: outcome(s, o, GUARANTEE), 40)
     assert found.runs <= 40
 
 
@@ -67,15 +65,15 @@ def test_the_printed_command_replays_the_reduced_run(
     monkeypatch.setattr(ShippedSimulation, "_inspect", broken)
     monkeypatch.setattr(command, "shrink", partial(shrink, runs_max=8))
     sets = ["--set", "power_every=0.2", "--set", "seconds=1", "--set", "reset_every=1", "--set", "subscribers=0"]
-    assert command.main(["--seed", "1", "--profile", "shipped-quiet", "--shrink", *sets]) == 1
+    assert command.main(["--seed", "1", "--profile", "quiet", "--shrink", *sets]) == 1
     out = capsys.readouterr().out
-    replay = re.findall(r'^replay it: make simulate SEED=(\d+) PROFILE=shipped-quiet ARGS="(.*)"$', out, re.MULTILINE)
+    replay = re.findall(r'^replay it: make simulate SEED=(\d+) PROFILE=quiet ARGS="(.*)"$', out, re.MULTILINE)
     assert len(replay) == 1, out
     seed, arguments = replay[0]
     assert "power_every" in arguments
     assert "reset_every" not in arguments
     assert "loses its power" in out or "power" in out.split("what happened")[1]
-    assert command.main(["--seed", seed, "--profile", "shipped-quiet", *arguments.split()]) == 1
+    assert command.main(["--seed", seed, "--profile", "quiet", *arguments.split()]) == 1
     assert "planted here" in capsys.readouterr().out
 
 
@@ -96,7 +94,7 @@ def test_a_soak_lists_failing_seeds_and_what_met(
     failed = tmp_path / "failed.txt"
     assert campaign.main(["--hours", "0.0001", "--first", "5", "--jobs", "1", "--failed", str(failed)]) == 1
     out = capsys.readouterr().out
-    assert failed.read_text().startswith(f"make simulate SEED=7 PROFILE=shipped  # {GUARANTEE}")
+    assert failed.read_text().startswith(f"make simulate SEED=7 PROFILE=random  # {GUARANTEE}")
     assert re.search(r"\d+ histories in 0\.00 h: [\d,]+ an hour", out)
     assert out.splitlines()[-1].startswith("kill")
 

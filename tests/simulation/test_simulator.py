@@ -1,83 +1,67 @@
-"""Clusters under random faults keep their promises; the simulator itself is deterministic and says how to replay."""
+"""The simulator itself: it says how to replay a run, its seeds turn on every fault, and the faults bite."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from random import Random
 
 import pytest
 
-from cutwater.core.requests import Done, ReplaceRequest, SealRequest, UnsealRequest
+from cutwater.admin.operations import Admin
 from cutwater.testing import simulate as command
 from cutwater.testing.checkers.record import SimOutcome
 from cutwater.testing.checkers.violation import Violation
-from cutwater.testing.simulator.cluster import SimCluster, simulate
-from cutwater.testing.simulator.options import PROFILES, Options, random_options
-from cutwater.types import ReplicaState
-from tests.soak import rounds
+from cutwater.testing.disk_faults import DiskFault, DiskFaultRule
+from cutwater.testing.virtual.options import PROFILES, ShippedOptions, random_options
+from cutwater.testing.virtual.simulation import ShippedSimulation, simulate_shipped
+from cutwater.testing.virtual.system import run_simulated
+from cutwater.testing.virtual.trace import Trace
+from cutwater.types import ReplicaState, StorageNodeId
 
-RANDOM_SEEDS = rounds(240, 2_000)
-STORM_SEEDS = rounds(60, 500)
-SEEDS_PER_TEST = 20
-
-
-@pytest.mark.parametrize("first", range(0, RANDOM_SEEDS, SEEDS_PER_TEST))
-def test_random_faults(first: int) -> None:
-    check("random", first)
+SHORT = ShippedOptions(seconds=0.5, metadata_nodes=1)
 
 
-@pytest.mark.parametrize("first", range(0, STORM_SEEDS, SEEDS_PER_TEST))
-def test_everything_at_once(first: int) -> None:
-    check("storm", first)
+def lived(seed: int, options: ShippedOptions, act: Callable[[ShippedSimulation], Awaitable[None]]) -> None:
+    """Found a cluster with clients, and let something happen to it."""
+
+    async def run(world: ShippedSimulation) -> None:
+        await world.cluster.found()
+        await world._create_topics()
+        world._start_clients()
+        await act(world)
+
+    def work(loop):
+        loop.run_until_complete(run(ShippedSimulation(seed, options, loop)))
+
+    run_simulated(work, Random(seed), Trace(None))
 
 
-def test_a_store_that_was_rolled_back_is_noticed_before_anybody_is_told() -> None:
-    check("rollback", 0)
-
-
-def check(profile: str, first: int) -> None:
-    for seed in range(first, first + SEEDS_PER_TEST):
-        result = simulate(seed, PROFILES[profile](seed))
-        suffix = "" if profile == "random" else f" PROFILE={profile}"
-        assert result.violation is None, f"{result.violation}\nreplay it: make simulate SEED={seed}{suffix}"
-
-
-def test_a_quiet_cluster_acknowledges_everything() -> None:
-    result = simulate(1, Options())
-    assert result.violation is None
-    assert result.appends["unknown"] == 0
-    assert result.appends["ok"] > 200
-
-
-@pytest.mark.parametrize("seed", [3, 4])
-def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
-    """Also in another process, with another hash seed for strings."""
-    here = simulate(seed, random_options(seed)).trace_hash
-    program = [sys.executable, "-m", "cutwater.testing.simulate", "--seed", str(seed)]
-    there = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
-    assert there[-1] == here
-    assert int(here, 16) >= 0
+@pytest.mark.parametrize("seed", range(2))
+def test_a_store_that_was_rolled_back_is_noticed_before_any_client_is_told(seed: int) -> None:
+    assert simulate_shipped(seed, PROFILES["rollback"](seed)).violation is None
 
 
 def test_another_seed_gives_another_trace() -> None:
-    assert simulate(5, Options()).trace_hash != simulate(6, Options()).trace_hash
+    assert simulate_shipped(5, SHORT).trace_hash != simulate_shipped(6, SHORT).trace_hash
 
 
-def test_many_in_parallel_equal_many_in_sequence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--seeds", "6", "--jobs", "1"]) == 0
+def test_many_in_parallel_equal_many_in_sequence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command.main(["--seeds", "3", "--profile", "quiet", "--jobs", "1"]) == 0
     alone = capsys.readouterr().out.splitlines()[-1]
-    assert command.main(["--seeds", "6", "--jobs", "2"]) == 0
+    assert command.main(["--seeds", "3", "--profile", "quiet", "--jobs", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == alone
 
 
 def test_a_violation_fails_and_prints_the_replay(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: SimCluster) -> None:
+    async def broken(self: ShippedSimulation) -> None:
         raise Violation("3 durable", "planted here")
 
-    monkeypatch.setattr(SimCluster, "_inspect", broken)
+    monkeypatch.setattr(ShippedSimulation, "run", broken)
     assert command.main(["--seed", "1"]) == 1
     assert command.main(["--seeds", "1", "--jobs", "1", "--profile", "quiet", "--first", "9"]) == 1
     out = capsys.readouterr().out
@@ -86,167 +70,152 @@ def test_a_violation_fails_and_prints_the_replay(
     assert "replay it: make simulate SEED=9 PROFILE=quiet\n" in out
 
 
-def test_a_crash_of_the_core_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(self: SimCluster) -> None:
-        raise ZeroDivisionError("in the core")
+def test_a_crash_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def crash(self: ShippedSimulation) -> None:
+        raise ZeroDivisionError("in the simulator")
 
-    monkeypatch.setattr(SimCluster, "_recover", crash)
-    assert simulate(1, Options()).guarantee == "crash"
+    monkeypatch.setattr(ShippedSimulation, "_recover", crash)
+    assert simulate_shipped(1, SHORT).guarantee == "crash"
 
 
 def test_seeds_turn_on_every_fault() -> None:
-    """Each seed has a subset of the faults; together they have them all. A store that is put back to an older state
-    ends a cluster, so that fault has a profile of its own."""
+    """Each seed has a subset of the faults; together they have them all. A store that is put back ends the history that
+    other faults need, so that fault has a profile of its own, and prompt subscribers need a cluster without faults."""
     faults = {name for seed in range(300) for name in random_options(seed).faults()}
     faults |= set(PROFILES["rollback"](0).faults())
-    assert faults >= set(Options.__struct_fields__) - {"duration_us"}
+    assert faults >= set(ShippedOptions.__struct_fields__) - {"prompt_seconds"}
 
 
 def test_faults_bite() -> None:
-    """The world is rough enough: unknown outcomes, definite failures, seals and leader changes all happen."""
-    results = [simulate(seed, random_options(seed)) for seed in range(30)]
-    assert sum(result.appends[SimOutcome.UNKNOWN.value] for result in results) > 30
-    assert sum(result.appends[SimOutcome.FAIL.value] for result in results) > 30
-    assert sum(result.seals for result in results) > 100
-    assert sum(result.leaders - 1 for result in results) > 20
+    """The world is rough enough: unknown outcomes, refusals, seals and leader changes all happen."""
+    options = ShippedOptions(kill_every=0.2, reset_every=0.1, timeout=0.3, down_seconds_max=0.3, seconds=2.0)
+    results = [simulate_shipped(seed, options) for seed in range(3)]
+    assert sum(result.appends[SimOutcome.UNKNOWN.value] for result in results) > 3
+    assert sum(result.appends[SimOutcome.FAIL.value] for result in results) > 0
+    assert sum(result.seals for result in results) > 10
+    assert sum(result.leaders - 1 for result in results) > 3
 
 
 def test_rare_things_happen() -> None:
-    """Producers move, lose their topics and have batches refused, topics are deleted, subscribers are told that
-    something is trimmed, records of unknown outcome are in the log: what is checked of all that is checked of
-    something."""
-    options = Options(
-        metadata_nodes=3,
+    """Producers and groups move, staged rows expire, topics are deleted, sinks publish: what is checked of all that is
+    checked of something."""
+    options = ShippedOptions(
+        storage_nodes=3,
+        replication=2,
+        is_hasty=True,
         producers=3,
-        subscribers=2,
-        message_loss=0.02,
-        crash_storage_every_us=300_000,
-        crash_metadata_every_us=300_000,
-        store_us_max=30_000,
-        finalize_every_us=300_000,
-        seal_every_us=300_000,
-        trim_every_us=40_000,
-        topics_come_and_go_every_us=200_000,
-        reopen_producer_every_us=400_000,
-        event_time_ahead_us=25_000,
-    )
-    wanted = ("MoveProducer", "DeleteTopic", "FENCED", "GONE", "gaps", "ended", "races", "refused")
-    happened: Counter[str] = Counter()
-    for seed in range(60):
-        if seed >= 6 and all(happened[name] for name in wanted):
-            break
-        cluster = SimCluster(seed, options)
-        cluster.run()
-        happened.update(type(decision).__name__ for decision in cluster.store.decisions)
-        happened.update(producer.session.phase.name for producer in cluster.producers)
-        happened["gaps"] += sum(len(seen.gaps) for seen in cluster.record.subscribers.values())
-        happened["ended"] += sum(len(seen.ended) for seen in cluster.record.subscribers.values())
-        happened["refused"] += sum(
-            op.producer is not None and op.outcome is SimOutcome.FAIL for op in cluster.record.appends
-        )
-        happened["races"] += sum(node.races_lost for node in cluster.metadata_nodes)
-    for name in wanted:
-        assert happened[name] > 0, (name, happened)
-
-
-def test_what_is_rare_about_groups_happens() -> None:
-    """Groups move to other streams, staged rows expire, sinks are fenced, batches are repeated with other rows."""
-    options = Options(
-        metadata_nodes=3,
         sinks=3,
-        message_loss=0.02,
-        crash_storage_every_us=300_000,
-        finalize_every_us=300_000,
-        seal_every_us=80_000,
-        crash_sink_every_us=150_000,
+        kill_every=0.3,
+        power_all_every=0.5,
+        seal_every=0.1,
+        change_topics_every=0.2,
+        kill_client_every=0.2,
+        seconds=3.0,
     )
-    wanted = ("MoveGroup", "ExpireStaged", "GroupPublished", "fenced", "published", "repeated")
+    wanted = ("MoveProducer", "DeleteTopic", "MoveGroup", "ExpireStaged", "GroupPublished", "Seal", "Cut")
     happened: Counter[str] = Counter()
-    for seed in range(40):
-        if seed >= 4 and all(happened[name] for name in wanted):
+    for seed in range(30):
+        lived(seed, options, lambda world: _live_on(world, happened))
+        if all(happened[name] for name in wanted):
             break
-        cluster = SimCluster(seed, options)
-        cluster.run()
-        happened.update(type(decision).__name__ for decision in cluster.store.decisions)
-        happened["fenced"] += sum(sink.fenced for sink in cluster.sinks)
-        happened["published"] += len(cluster.record.published)
-        told = Counter((answer.run, answer.batch) for answer in cluster.record.published)
-        happened["repeated"] += sum(1 for times in told.values() if times > 1)
-    for name in wanted:
-        assert happened[name] > 0, (name, happened)
+    assert all(happened[name] for name in wanted), happened
 
 
-def acknowledged_since(cluster: SimCluster, since: int) -> int:
-    return sum(1 for op in cluster.record.appends if op.outcome is SimOutcome.OK and op.completed >= since)
+async def _live_on(world: ShippedSimulation, happened: Counter[str]) -> None:
+    world.nemesis.start()
+    await _sleep(world, world.options.seconds)
+    world.nemesis.stop()
+    happened.update(type(decision).__name__ for decision in world.cluster.store.history)
+
+
+async def _sleep(world: ShippedSimulation, seconds: float) -> None:
+    done = world.loop.create_future()
+    world.loop.call_later(seconds, done.set_result, None)
+    await done
+
+
+def acknowledged(world: ShippedSimulation) -> int:
+    return sum(op.outcome is SimOutcome.OK for op in world.history.appends)
 
 
 def test_a_disk_that_hangs_does_not_hold_up_the_log() -> None:
-    """The node goes on reporting, only its syncs never end: its streams go on without it."""
-    cluster = SimCluster(1, Options(storage_nodes=4, streams=3, appenders=3))
-    cluster._set_up()
-    cluster._start_clients()
-    world = cluster.world
-    world.run_until(world.now + 500_000)
-    hung = cluster.storage_nodes[0]
-    hung._synced = lambda *arguments: None  # type: ignore[method-assign]
-    world.run_until(world.now + 2_000_000)
-    assert acknowledged_since(cluster, world.now - 1_000_000) > 50
-    leader = cluster.leader()
-    assert leader is not None
-    assert all(stream.is_open and hung.node not in stream.members for stream in leader.state.streams.values())
+    """The node goes on reporting, only its syncs do not end: its streams go on without it."""
+
+    async def hang(world: ShippedSimulation) -> None:
+        await _sleep(world, 0.5)
+        world.cluster.nodes[0].disk.faults.add(DiskFaultRule(DiskFault.HUNG_SYNC, 1.0, seconds=(100.0, 100.0)))
+        await _sleep(world, 4.0)
+        before = acknowledged(world)
+        await _sleep(world, 2.0)
+        assert acknowledged(world) > before + 50
+        leader = world.cluster.leader()
+        assert leader is not None
+        for stream in leader.state.streams.values():
+            assert stream.is_open
+            assert 1 not in stream.members
+
+    lived(1, ShippedOptions(storage_nodes=4, streams=3, replication=2, append_pause=0.02, is_hasty=True), hang)
 
 
 def test_a_replica_that_was_replaced_while_cut_off_hears_of_it() -> None:
     """It must not stay RUNNING in an epoch that is over, with waiters that hear nothing."""
-    cluster = SimCluster(2, Options(storage_nodes=4, streams=1, appenders=2))
-    cluster._set_up()
-    cluster._start_clients()
-    world, leader = cluster.world, cluster.leader()
-    assert leader is not None
-    (stream,) = leader.state.streams.values()
-    old = stream.members[1]
-    spare = next(node.node for node in cluster.storage_nodes if node.node not in stream.replicas)
-    others = [address for address in world.processes if address != ("sn", old)]
-    for address in others:
-        world.blocked |= {(address, ("sn", old)), (("sn", old), address)}
-    cluster.operator.insist(SealRequest(stream.stream), lambda outcome: None)
-    world.run_until(world.now + 500_000)
-    done: list[object] = []
-    cluster.operator.insist(ReplaceRequest(stream.stream, old, spare), done.append)
-    cluster.operator.insist(UnsealRequest(stream.stream), done.append)
-    world.run_until(world.now + 1_000_000)
-    assert done == [Done(), Done()]
-    world.blocked.clear()
-    world.run_until(world.now + 1_000_000)
-    replaced = cluster.storage_nodes[old - 1].replicas[stream.stream]
-    assert replaced.state is ReplicaState.SEALING
-    assert replaced.hard_state.epoch == stream.epoch
+
+    async def replace(world: ShippedSimulation) -> None:
+        cluster, leader = world.cluster, world.cluster.leader()
+        assert leader is not None
+        (stream,) = leader.state.streams.values()
+        old = stream.members[1]
+        spare = next(StorageNodeId(n) for n in range(1, 5) if n not in stream.replicas)
+        here = cluster.nodes[old - 1].host
+        others = [host for host in world.nemesis._hosts() if host != here]
+        for other in others:
+            cluster.network.cut(here, other)
+            cluster.network.cut(other, here)
+        await cluster.operate(lambda admin: admin.seal(stream.stream))
+        await _sleep(world, 0.5)
+        await cluster.operate(lambda admin: admin.replace_replica(stream.stream, old, spare))
+        await cluster.operate(lambda admin: admin.unseal(stream.stream))
+        await _sleep(world, 1.0)
+        for other in others:
+            cluster.network.heal(here, other)
+            cluster.network.heal(other, here)
+        await _sleep(world, 3.0)
+        replaced = world.replica(old, stream.stream)
+        assert replaced is None or replaced.state is not ReplicaState.RUNNING
+        if replaced is not None:
+            assert replaced.hard_state.epoch == stream.epoch
+
+    lived(2, ShippedOptions(storage_nodes=4, streams=1, replication=3, producers=0), replace)
 
 
 def test_a_complete_replica_is_replaced_while_the_other_one_loses_its_state() -> None:
-    """Random seed 1660 found it. An operator replaces one of two replicas. The other one has just died, but the leader
-    has not noticed yet, and its hard state is lost. So the replaced one is the last copy, and has to stay until the new
-    one is complete."""
-    cluster = SimCluster(2, Options(storage_nodes=3, streams=1, replication=2, appenders=2))
-    cluster._set_up()
-    cluster._start_clients()
-    world, leader = cluster.world, cluster.leader()
-    assert leader is not None
-    world.run_until(world.now + 500_000)
-    (stream,) = leader.state.streams.values()
-    other, old = (cluster.storage_nodes[node - 1] for node in stream.members)
-    (new,) = {node.node for node in cluster.storage_nodes} - set(stream.replicas)
-    done: list[object] = []
-    cluster.operator.insist(SealRequest(stream.stream), done.append)
-    world.run_until(world.now + 300_000)
-    other.kill()
-    other.disks[stream.stream].lose_hard_state()
-    cluster.operator.insist(ReplaceRequest(stream.stream, old.node, new), done.append)
-    world.run_until(world.now + 100_000)
-    other.start()
-    cluster.operator.insist(UnsealRequest(stream.stream), done.append)
-    cluster.nemesis.stop()
-    cluster._recover()
-    cluster._inspect()
-    assert done[1:] == [Done(), Done()]
-    assert set(stream.replicas) == set(stream.members) == {other.node, new}
+    """An operator replaces one of two replicas. The other one has just died, but the leader has not noticed yet, and
+    its hard state is lost. So the replaced one is the last copy, and has to stay until the new one is complete."""
+
+    async def replace(world: ShippedSimulation) -> None:
+        cluster, leader = world.cluster, world.cluster.leader()
+        assert leader is not None
+        await _sleep(world, 0.5)
+        (stream,) = leader.state.streams.values()
+        other, old = stream.members
+        (new,) = {StorageNodeId(n) for n in (1, 2, 3)} - set(stream.replicas)
+        await cluster.operate(lambda admin: admin.seal(stream.stream))
+        await _sleep(world, 0.3)
+        machine = cluster.nodes[other - 1]
+        machine.kill()
+        world.nemesis._lose_state(machine)
+
+        async def replace_replica(admin: Admin) -> None:
+            await admin.replace_replica(stream.stream, old, new)
+
+        await cluster.operate(replace_replica)
+        machine.start()
+        await cluster.operate(lambda admin: admin.unseal(stream.stream))
+        world.nemesis.stop()
+        world.is_healed = True
+        world.loop.alarms.clear()
+        await world._recover()
+        assert set(stream.replicas) == set(stream.members) == {other, new}
+        world._inspect()
+
+    lived(2, ShippedOptions(storage_nodes=3, streams=1, replication=2, producers=0), replace)

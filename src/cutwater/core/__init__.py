@@ -2,5 +2,5 @@
 
 ``order`` holds the leader of the metadata repository, ``replica`` one replica of a log stream, ``publish`` runs and
 groups, ``read`` merging and watermarks. Modules at this level are shared: messages, requests, the session of a
-producer. Drivers carry out the effects: ``storagenode``, ``metadata``, ``client`` and ``testing.simulator``.
+producer. Drivers carry out the effects: ``storagenode``, ``metadata`` and ``client``.
 """

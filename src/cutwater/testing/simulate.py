@@ -15,16 +15,12 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from cutwater.testing.simulator.cluster import Result, simulate
-from cutwater.testing.simulator.options import PROFILES
-from cutwater.testing.virtual.options import SHIPPED_PROFILES, changed
+from cutwater.testing.virtual.options import PROFILES, changed
 from cutwater.testing.virtual.shrink import shrink, told
 from cutwater.testing.virtual.simulation import ShippedResult, simulate_shipped
 
 SEEDS_PER_TASK = 5
 PROGRESS_SECONDS = 10.0
-
-SimResult = Result | ShippedResult
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument(
         "--profile",
-        choices=sorted({*PROFILES, *SHIPPED_PROFILES}),
+        choices=sorted(PROFILES),
         default="random",
         help="which faults (default: random)",
     )
@@ -50,16 +46,12 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="with --seed and a shipped profile: change an option of the cluster; may be repeated",
+        help="with --seed: change an option of the cluster; may be repeated",
     )
-    parser.add_argument(
-        "--shrink", action="store_true", help="with --seed and a shipped profile: reduce the run if it fails"
-    )
+    parser.add_argument("--shrink", action="store_true", help="with --seed: reduce the run if it fails")
     options = parser.parse_args(arguments)
     try:
         if options.seed is not None:
-            if (options.set or options.shrink) and options.profile not in SHIPPED_PROFILES:
-                parser.error(f"--set and --shrink are for the profiles {', '.join(SHIPPED_PROFILES)}")
             return run_one(options.seed, options.profile, options.trace, options.set, is_shrunk=options.shrink)
         if options.seeds < 1 or options.jobs < 1:
             parser.error("--seeds and --jobs must be at least 1")
@@ -82,7 +74,7 @@ def run_one(seed: int, profile: str, trace: str | None, changes: Sequence[str] =
     print("cluster and faults: " + ", ".join(f"{name}={value}" for name, value in result.options.faults().items()))
     if result.violation:
         _print_violation(result, profile)
-        if is_shrunk and isinstance(result, ShippedResult):
+        if is_shrunk:
             print("\n".join(told(shrink(result))))
     else:
         print("no violation: all guarantees hold")
@@ -90,11 +82,11 @@ def run_one(seed: int, profile: str, trace: str | None, changes: Sequence[str] =
     return 1 if result.violation else 0
 
 
-def simulate_profile(seed: int, profile: str, log: list[str] | None = None, changes: Sequence[str] = ()) -> SimResult:
-    """Run one cluster: of shipped servers if the profile says so, otherwise of the core alone."""
-    if profile in SHIPPED_PROFILES:
-        return simulate_shipped(seed, changed(SHIPPED_PROFILES[profile](seed), changes), log)
-    return simulate(seed, PROFILES[profile](seed), log)
+def simulate_profile(
+    seed: int, profile: str, log: list[str] | None = None, changes: Sequence[str] = ()
+) -> ShippedResult:
+    """Run one cluster of a profile, with some of its options changed."""
+    return simulate_shipped(seed, changed(PROFILES[profile](seed), changes), log)
 
 
 def run_many(seeds: range, profile: str, jobs: int) -> int:
@@ -120,7 +112,7 @@ def run_many(seeds: range, profile: str, jobs: int) -> int:
     return 1 if bad else 0
 
 
-def _results(seeds: range, profile: str, jobs: int) -> Iterator[SimResult]:
+def _results(seeds: range, profile: str, jobs: int) -> Iterator[ShippedResult]:
     """Yield results in the order of the seeds, regardless of which process finishes first."""
     tasks = [(seed, profile) for seed in seeds]
     if jobs == 1:
@@ -130,17 +122,16 @@ def _results(seeds: range, profile: str, jobs: int) -> Iterator[SimResult]:
         yield from pool.imap(_simulate, tasks, chunksize=SEEDS_PER_TASK)
 
 
-def _simulate(task: tuple[int, str]) -> SimResult:
+def _simulate(task: tuple[int, str]) -> ShippedResult:
     seed, profile = task
     return simulate_profile(seed, profile)
 
 
-def _print_violation(result: SimResult, profile: str) -> None:
+def _print_violation(result: ShippedResult, profile: str) -> None:
     print(f"VIOLATION with seed {result.seed}: {result.violation}")
     suffix = "" if profile == "random" else f" PROFILE={profile}"
     print(f"replay it: make simulate SEED={result.seed}{suffix}", flush=True)
-    if isinstance(result, ShippedResult):
-        print(f"reduce it: make simulate SEED={result.seed}{suffix} ARGS=--shrink", flush=True)
+    print(f"reduce it: make simulate SEED={result.seed}{suffix} ARGS=--shrink", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run seeds of the shipped simulator on all cores for hours: ``python -m cutwater.testing.soak --hours 8``.
+"""Run seeds of the simulator on all cores for hours: ``python -m cutwater.testing.soak --hours 8``.
 
 Seeds that violate a guarantee are appended to a file, each with the command that replays it. The end prints how many
 histories an hour were judged, and how often each fault struck in a history with each operation of clients: a pair that
@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from cutwater.testing.virtual.options import SHIPPED_PROFILES
+from cutwater.testing.virtual.options import PROFILES
 from cutwater.testing.virtual.simulation import ShippedResult, simulate_shipped
 
-PROFILES_IN_TURN = ("shipped", "shipped", "shipped", "shipped-storm")
+PROFILES_IN_TURN = ("random", "random", "random", "storm")
 PROGRESS_SECONDS = 60.0
 
 
@@ -100,7 +100,7 @@ def _results(first: int, seconds: float, jobs: int) -> Iterator[tuple[str, Shipp
 
 def _simulate(task: tuple[int, str]) -> tuple[str, ShippedResult]:
     seed, profile = task
-    return profile, simulate_shipped(seed, SHIPPED_PROFILES[profile](seed))
+    return profile, simulate_shipped(seed, PROFILES[profile](seed))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Checks of what shipped clients saw that the simulator of the core has no clients for."""
+"""Checks of scans and watermarks, which only clients of simulated clusters note."""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ class VirtualCluster:
             options = MetadataOptions(
                 CLUSTER, node, machine.host, METADATA_PORT, order=self.shape.order, key=machine.key
             )
-            server = MetadataServer(options, self.store.store(machine.random))
+            store = await self.store.open(machine.random, may_wait=self.shape.may_wait_for_disk)
+            server = MetadataServer(options, store)
             await server.start()
             machine.server = server
             await _first(machine.asked_to_stop, server.failed)

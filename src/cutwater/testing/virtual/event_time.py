@@ -14,6 +14,8 @@ from cutwater.testing.virtual.workload import PLAIN, AppendingClient, VirtualCli
 from cutwater.types import MILLISECOND, EventTime
 
 LAG_US_MAX = 100 * MILLISECOND
+QUESTION_EVERY = 2
+"""Declarations for each question of a reader, which reads much of the log."""
 BOUNDS_US = (None, None, 0, 50 * MILLISECOND)
 """How much disorder the strategies expect that are asked for; None is for those that go by declarations."""
 IDLE_AFTER_US = (200 * MILLISECOND, 30_000 * MILLISECOND)
@@ -60,7 +62,7 @@ class WatermarkReader(VirtualClient):
 
     async def run(self, log: AsyncClient) -> None:
         while not self.world.is_stopping:
-            await self.pause(self.world.options.declare_every)
+            await self.pause(QUESTION_EVERY * self.world.options.declare_every)
             try:
                 await self._ask(log)
             except CutwaterError as error:

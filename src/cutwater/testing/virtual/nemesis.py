@@ -80,6 +80,7 @@ class VirtualNemesis:
         if self._rot is not None:
             self._rot.start()
             self._every(options.rot_every, self._rot.strike)
+            self._every(options.flip_every, self._rot.flip)
         if options.disk_loss:
             self._tasks.append(self._world.loop.create_task(self._lose_disk(options.disk_loss)))
 
@@ -96,6 +97,9 @@ class VirtualNemesis:
             machine.disk.faults.clear()
             machine.disk.die_at = None
             machine.resume()
+            if machine in self._cluster.metadata and self._cluster.store.is_near and machine.is_running:
+                # After an error of the disk the database of SQLite waits for an operator who starts it again.
+                machine.kill()
             if not machine.is_running:
                 machine.start()
         for client in self._world.clients:

@@ -27,7 +27,8 @@ FINISHED_TO_DRAIN = 0.3
 REMOVALS_MAX = 10
 """How often an operator tries to remove a storage node that still holds something."""
 STREAMS_MAX = 4
-SEALED_SECONDS_MAX = 0.3
+SEALED_SECONDS_MAX = 1.0
+"""Producers leave a log stream that is sealed for half a second."""
 
 
 class VirtualTrimmer(VirtualClient):

@@ -98,6 +98,8 @@ class ShippedOptions(Struct, frozen=True):
     disk_full: float = 0.0
     hung_syncs: float = 0.0
     kill_in_write_every: float = 0.0
+    flip_every: float = 0.0
+    """How often a bit of an entry on the disk of one storage node changes."""
     rot_every: float = 0.0
     """How often bits on the disk of one storage node change, or a block becomes unreadable, see ``rot``."""
     wrong_reads: float = 0.0
@@ -107,7 +109,8 @@ class ShippedOptions(Struct, frozen=True):
     scrub_every: float = 0.0
     """How often storage nodes read and check everything; 0 means that it takes too long to matter."""
     store: str = "memory"
-    """Where decisions are kept: "memory", or "etcd" for the shipped store on a model of etcd."""
+    """Where decisions are kept: "memory", "etcd" for the shipped store on a model of etcd, or "sqlite" for the shipped
+    store on the disk of the metadata node, of which there is only one then."""
     etcd_faults: float = 0.0
     """Share of requests to etcd that each kind of fault strikes."""
     etcd_every: float = 0.0
@@ -131,7 +134,12 @@ class ShippedOptions(Struct, frozen=True):
 
     @property
     def rots(self) -> bool:
-        return bool(self.rot_every or self.wrong_reads or self.stray_writes)
+        return bool(self.flip_every or self.rot_every or self.wrong_reads or self.stray_writes)
+
+    @property
+    def loses(self) -> bool:
+        """Whether a disk may lose what it has synced, so that a server is right to raise an alarm."""
+        return bool(self.disk_loss or self.rot_every or self.wrong_reads or self.stray_writes)
 
     @property
     def min_replication(self) -> int:
@@ -197,7 +205,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "wrong_reads": (0.002, 0.02),
     "stray_writes": (0.001, 0.01),
     "scrub_every": (0.3, 1.0),
-    "store": ("etcd",),
+    "store": ("etcd", "sqlite"),
     "etcd_faults": (0.002, 0.02),
     "etcd_every": (0.5, 2.0),
     "store_delay_max": (0.01, 0.05),
@@ -205,7 +213,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "store_failures": (0.01, 0.1),
     "conditional_appends": (True,),
     "careful": (True,),
-    "declare_every": (0.1, 0.4),
+    "declare_every": (0.2, 0.5),
     "scans_every": (0.2, 0.5),
     "sinks": (1, 1, 3),
     "lag_every": (0.3, 1.0),
@@ -213,7 +221,8 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "forge_every": (0.1, 0.5),
     "seal_every": (0.2, 1.0),
     "event_time_ahead": (0.02, 1.0),
-    "is_hasty": (True,),
+    "is_hasty": (True, False),
+    "flip_every": (0.1, 0.5),
 }
 
 
@@ -228,7 +237,7 @@ STORM_MILD = (
 )
 
 
-def shipped_options(seed: int) -> ShippedOptions:
+def random_options(seed: int) -> ShippedOptions:
     """Return a small cluster and a subset of the faults and workloads, both chosen by the seed."""
     random = Random(f"shipped/{seed}")
     options = ShippedOptions(
@@ -246,13 +255,24 @@ def shipped_options(seed: int) -> ShippedOptions:
         timeout=random.choice((0.5, 3.0, 10.0)),
     )
     changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
-    options = structs.replace(options, **changes)
+    return _consistent(structs.replace(options, **changes))
+
+
+def _consistent(options: ShippedOptions) -> ShippedOptions:
     # A disk rots only where another one has a copy.
     replication = max(2, options.replication) if options.rots else options.replication
-    return structs.replace(options, replication=min(replication, options.storage_nodes))
+    return structs.replace(
+        options,
+        replication=min(replication, options.storage_nodes),
+        metadata_nodes=1 if options.store == "sqlite" else options.metadata_nodes,
+        # Where clocks go wrong, the event times of clients may stay ahead of that of a storage node for good.
+        event_time_ahead=0.0
+        if options.drift or options.clock_jump_every or options.sinks
+        else options.event_time_ahead,
+    )
 
 
-def shipped_storm_options(seed: int) -> ShippedOptions:
+def storm_options(seed: int) -> ShippedOptions:
     """Return a cluster with all faults at once, each of them rarer than in a cluster with few, so that appends get
     through."""
     random = Random(f"shipped storm/{seed}")
@@ -262,16 +282,22 @@ def shipped_storm_options(seed: int) -> ShippedOptions:
         changes[name] = value * STORM_RARER if name.endswith("_every") and isinstance(value, float) else value
     changes |= {name: values[0] for name, values in CHOICES.items() if name in STORM_MILD}
     options = ShippedOptions(storage_nodes=4, metadata_nodes=3, streams=3, producers=2, subscribers=2, seconds=6.0)
-    return structs.replace(options, **changes)
+    return _consistent(structs.replace(options, **changes))
 
 
-def shipped_quiet_options(seed: int) -> ShippedOptions:
+def quiet_options(seed: int) -> ShippedOptions:
     """Return a cluster without faults."""
     return ShippedOptions()
 
 
-SHIPPED_PROFILES = {
-    "shipped": shipped_options,
-    "shipped-quiet": shipped_quiet_options,
-    "shipped-storm": shipped_storm_options,
+def rollback_options(seed: int) -> ShippedOptions:
+    """Return a cluster whose store is replaced by an old copy for a while."""
+    return ShippedOptions(roll_back_store=True, seconds=2.0, delay_max=0.005, reads_every=0.02, is_hasty=seed % 2 == 1)
+
+
+PROFILES = {
+    "random": random_options,
+    "storm": storm_options,
+    "quiet": quiet_options,
+    "rollback": rollback_options,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ class SimProcess:
         self.is_dead = False
         self.disk: FaultFiles | None = None
         """The disk of its host, if it has one."""
+        self.at_death: list[Callable[[], object]] = []
+        """Called when it is killed."""
         self.context = contextvars.Context()
         self.context.run(process_variable.set, self)
         self._rate, self._since, self._offset = rate, started, random.uniform(10.0, 1000.0)
@@ -90,6 +93,8 @@ class SimProcess:
 
     def kill(self) -> None:
         self.is_dead, self.is_running = True, False
+        for call in self.at_death:
+            call()
 
     def pause(self) -> None:
         """Stand still until ``resume``; as often as this was called."""

@@ -1,4 +1,4 @@
-"""Reduces a failing run of the shipped simulator: fewer faults, a shorter history, fewer clients and nodes.
+"""Reduces a failing run of the simulator: fewer faults, a shorter history, fewer clients and nodes.
 
 A smaller run draws other random numbers, so the same seed may pass although the fault is still there. Each candidate is
 therefore tried with a few seeds, and counts if one of them violates the same guarantee.
@@ -74,7 +74,7 @@ def told(shrunk: Shrunk) -> list[str]:
     hidden = max(0, len(lines) - TIMELINE_LINES)
     return [
         f"reduced in {shrunk.runs} runs: {result.violation}",
-        f'replay it: make simulate SEED={result.seed} PROFILE=shipped-quiet ARGS="{sets}"',
+        f'replay it: make simulate SEED={result.seed} PROFILE=quiet ARGS="{sets}"',
         "what happened, with the virtual seconds:",
         *([f"  ... {hidden} earlier events, see --trace"] if hidden else []),
         *(f"  {line}" for line in lines[hidden:]),

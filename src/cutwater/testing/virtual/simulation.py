@@ -258,9 +258,9 @@ class ShippedSimulation:
             unused = self._open_streams().difference(op.ack.stream for op in done if op.ack is not None)
             return f"no append used log stream {min(unused)} after the faults ended" if unused else None
 
+        releasing = self.loop.create_task(self._release_held())
         await self._until(appended, APPEND_AGAIN_SECONDS, "15 liveness")
         self.is_stopping = True
-        releasing = self.loop.create_task(self._release_held())
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         if self.options.min_replication > 1:
             await self._mend()

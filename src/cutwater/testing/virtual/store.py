@@ -1,4 +1,5 @@
-"""The store of decisions of a simulated cluster: in memory, or the shipped store for etcd on a model of etcd.
+"""The store of decisions of a simulated cluster: in memory, or the shipped store for etcd on a model of etcd, or the
+shipped store for SQLite on the disk of the only metadata node.
 
 Every metadata node gets a ``WatchedStore`` around its own. It notes what the store confirmed, so that the checkers get
 all decisions, also those that snapshots replace, and adds delays and lost answers.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from importlib import import_module
+from pathlib import Path
 from random import Random
 
 from msgspec import Struct
@@ -17,6 +20,7 @@ from cutwater.core.order.state import Snapshot
 from cutwater.errors import Unavailable
 from cutwater.metadata.stores.encoding import StoredBatch
 from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
+from cutwater.metadata.stores.sqlite_store import SqliteStore
 from cutwater.metadata.stores.store_interface import (
     TIMEOUT_MS,
     TRIM_TIMEOUT_MS,
@@ -27,6 +31,7 @@ from cutwater.metadata.stores.store_interface import (
 )
 from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.stores.etcd_model import EtcdFaults, EtcdModel
+from cutwater.testing.virtual.processes import current_process
 from cutwater.types import GLSN, ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 
@@ -48,11 +53,14 @@ class StoreCopy(Struct, frozen=True):
         ]
 
 
+DATABASE = Path("/store/metadata.sqlite")
+
+
 class SharedStore:
-    """What the metadata nodes of a cluster share, and what they were told. ``kind`` is "memory" or "etcd"."""
+    """What the metadata nodes of a cluster share, and what they were told. ``kind`` is "memory", "etcd" or "sqlite"."""
 
     def __init__(self, kind: str, cluster: ClusterId, random: Random) -> None:
-        self._cluster, self._random = cluster, random
+        self._kind, self._cluster, self._random = kind, cluster, random
         self.etcd = EtcdModel(random) if kind == "etcd" else None
         self._memory = MemoryData()
         self._decisions: dict[DecisionIndex, Decision] = {}
@@ -68,9 +76,13 @@ class SharedStore:
         self.failures = 0.0
         """Share of calls that fail before anything happens."""
 
-    def store(self, random: Random) -> WatchedStore:
-        """Return the store of one metadata node."""
-        inner: MetadataStore = MemoryStore(self._memory) if self.etcd is None else self.etcd.store(self._cluster)
+    async def open(self, random: Random, *, may_wait: bool) -> WatchedStore:
+        """Return the store of one metadata node, whose process opens it."""
+        inner: MetadataStore
+        if self._kind == "sqlite":
+            inner = await _open_sqlite(self._cluster, may_wait=may_wait)
+        else:
+            inner = MemoryStore(self._memory) if self.etcd is None else self.etcd.store(self._cluster)
         return WatchedStore(self, inner, random)
 
     def calm(self) -> None:
@@ -101,6 +113,10 @@ class SharedStore:
         while (decision := self._decisions.get(DecisionIndex(len(found) + 1))) is not None:
             found.append(decision)
         return found
+
+    @property
+    def is_near(self) -> bool:
+        return self._kind == "sqlite"
 
     def heard(self, epoch: LeaderEpoch) -> None:
         self.epoch = max(self.epoch, epoch)
@@ -178,7 +194,14 @@ class WatchedStore:
     def begin_append(
         self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
     ) -> bool:
-        return False
+        """Pass it on if the store is as near as it can be: then nothing is lost or delayed between the two."""
+
+        def heard(error: Exception | None) -> None:
+            if error is None:
+                self._shared.confirmed(after, decisions)
+            told(error)
+
+        return self._shared.is_near and self._inner.begin_append(epoch, after, decisions, heard)
 
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
         await self._way_there()
@@ -199,3 +222,21 @@ class WatchedStore:
 
     async def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
         await self._inner.close(timeout_ms=timeout_ms)
+
+
+async def _open_sqlite(cluster: ClusterId, *, may_wait: bool) -> SqliteStore:
+    """Open the database on the disk of the current process."""
+    # It needs a library that only tests have.
+    sqlite_disk = import_module("cutwater.testing.stores.sqlite_disk")
+    process = current_process()
+    disk = process.disk if process is not None else None
+    assert process is not None
+    assert disk is not None
+
+    def charge(seconds: float) -> None:
+        disk.charged_seconds += seconds
+
+    engine = sqlite_disk.DiskSqlite(disk, Random(process.random.getrandbits(64)), charge)
+    process.at_death.append(engine.kill)
+    disk.make_dir(DATABASE.parent)
+    return await SqliteStore.open(DATABASE, cluster, may_wait=may_wait, engine=engine)

@@ -36,7 +36,7 @@ class Watchdog:
         """Raise the first alarm of a server, unless a disk was lost or is rotten: no other fault justifies one."""
         alarms = self._world.loop.alarms
         options = self._world.options
-        if alarms and not (options.disk_loss or options.min_replication > 1):
+        if alarms and not options.loses:
             guarantee = "13 damage" if isinstance(alarms[0], ImpossibleReport) else "12 one cut sequence"
             raise Violation(guarantee, f"alarm: {alarms[0]}")
 
