@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from planted_bugs import check_found, check_no_trace
-from planted_core_bugs import CORE_BUGS
+from planted_core_bugs import CORE_BUGS, NOT_FOUND
 
 
 def test_there_are_enough_planted_bugs() -> None:
@@ -18,4 +18,4 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 def test_planting_leaves_no_trace() -> None:
-    check_no_trace(CORE_BUGS)
+    check_no_trace(CORE_BUGS | NOT_FOUND)

@@ -202,7 +202,8 @@ def test_a_complete_replica_is_replaced_while_the_other_one_loses_its_state() ->
         await cluster.operate(lambda admin: admin.seal(stream.stream))
         await _sleep(world, 0.3)
         machine = cluster.nodes[other - 1]
-        machine.kill()
+        # Without a word, so that the leader does not notice.
+        machine.cut_power()
         world.nemesis._lose_state(machine)
 
         async def replace_replica(admin: Admin) -> None:

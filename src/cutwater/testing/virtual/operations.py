@@ -27,6 +27,8 @@ FINISHED_TO_DRAIN = 0.3
 REMOVALS_MAX = 10
 """How often an operator tries to remove a storage node that still holds something."""
 STREAMS_MAX = 4
+SEALED_LONGER = 0.2
+"""Share of seals that last for a while."""
 SEALED_SECONDS_MAX = 1.0
 """Producers leave a log stream that is sealed for half a second."""
 
@@ -196,5 +198,6 @@ class VirtualSealer(VirtualClient):
                         stream = self.random.choice(streams)
                         self.world.note(f"the operator seals and opens log stream {stream}")
                         await admin.seal(stream)
-                        await asyncio.sleep(self.random.choice((0.0, self.random.uniform(0.0, SEALED_SECONDS_MAX))))
+                        if self.random.random() < SEALED_LONGER:
+                            await asyncio.sleep(self.random.uniform(0.0, SEALED_SECONDS_MAX))
                         await admin.unseal(stream)
