@@ -152,6 +152,11 @@ class WatchedStore:
         if self._random.random() < self._shared.lost_answers:
             raise Unavailable("the answer of the simulated store got lost")
 
+    async def _disk_has_it(self) -> None:
+        """Wait until the time is over that the disk has charged to the event loop of this process."""
+        if self._shared.is_near:
+            await asyncio.sleep(0)
+
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.random() * self._shared.delay_seconds_max)
 
@@ -167,6 +172,7 @@ class WatchedStore:
     ) -> LeaderEpoch:
         await self._way_there()
         epoch = await self._inner.acquire(node, address, seen, timeout_ms=timeout_ms)
+        await self._disk_has_it()
         self._shared.heard(epoch)
         await self._way_back()
         return epoch
@@ -188,6 +194,7 @@ class WatchedStore:
     ) -> None:
         await self._way_there()
         await self._inner.append(epoch, after, decisions, timeout_ms=timeout_ms)
+        await self._disk_has_it()
         self._shared.confirmed(after, decisions)
         await self._way_back()
 
@@ -198,7 +205,8 @@ class WatchedStore:
 
         def heard(error: Exception | None) -> None:
             if error is None:
-                self._shared.confirmed(after, decisions)
+                # The event loop may have waited for the disk, and its process may be killed before that is over.
+                asyncio.get_running_loop().call_soon(self._shared.confirmed, after, decisions)
             told(error)
 
         return self._shared.is_near and self._inner.begin_append(epoch, after, decisions, heard)
