@@ -102,3 +102,26 @@ def test_every_decision_that_is_cited_exists() -> None:
     }
     assert {(path, number) for path, number in cited if number not in there} == set()
     assert len(cited) > 5
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    """To a file that exists, and to a heading that it has."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    broken, count = [], 0
+    for page in pages:
+        prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+            if re.match(r"[a-z]+:", target):
+                continue
+            count += 1
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            if not file.exists() or (anchor and file.suffix == ".md" and anchor not in _anchors(file)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not broken, "these links lead nowhere:\n" + "\n".join(broken)
+    assert count > 100
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

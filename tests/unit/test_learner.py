@@ -268,6 +268,19 @@ def test_hard_state_is_saved_once_before_anything_is_removed() -> None:
         assert (hard.learning, hard.base_llsn, hard.base_glsn) == (True, 8, 8)
 
 
+def test_a_new_beginning_takes_the_commit_of_the_last_trimmed_record() -> None:
+    bench = far_behind()
+    bench.do(RESTART)
+    bench.do(some(entry(9, 4, epoch=2)))
+    contexts = (context(7, 2, epoch=2), context(9, 4, epoch=2))
+    bench.sync()
+    written = bench.do(end(*contexts, dedup=DedupCheckpoint(LLSN(12), ()), trimmed_before=9))
+    assert [effect.context for effect in written if isinstance(effect, WriteCommit)] == list(contexts)
+    bench.sync()
+    assert bench.replica.learner is None
+    assert bench.numbers() == (12, 12, 12, 12)
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_replica_that_lost_entries_stays_so_when_a_barrier_fails(failing: int) -> None:
     """It must not become a valid and empty one, nor lose what is left of its files."""

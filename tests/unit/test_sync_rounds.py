@@ -51,6 +51,27 @@ def test_a_round_ends_after_so_many_commits_or_records(
     assert rounds(counts, monkeypatch) == expected
 
 
+@pytest.mark.parametrize(
+    ("first", "destination", "expected"),
+    [
+        # All before LLSN 7 is trimmed here, and its last commit is kept. An empty destination gets that one too.
+        (7, Extent(LLSN(1), LLSN(0)), [5, 7, 9]),
+        (11, Extent(LLSN(1), LLSN(4)), [9]),
+        # The trim went through the middle of a commit, which is sent whole.
+        (8, Extent(LLSN(1), LLSN(0)), [7, 9]),
+        # The destination has it.
+        (7, Extent(LLSN(1), LLSN(6)), [7, 9]),
+        (7, Extent(LLSN(1), LLSN(8)), [9]),
+    ],
+)
+def test_a_new_beginning_brings_the_commit_before_it(first: int, destination: Extent, expected: list[int]) -> None:
+    """It says when the log stream last spoke, which decides whether it is idle."""
+    storage = SimpleNamespace(contexts=[context(llsn, 2) for llsn in (3, 5, 7, 9)])
+    part = syncing._next_round(storage, Extent(LLSN(first), LLSN(10)), destination)  # type: ignore[arg-type]
+    assert [context.first_llsn for context in part.contexts] == expected
+    assert part.end == 10
+
+
 def test_every_round_but_the_last_says_that_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner keeps entries beyond a round only if it is told that the source has more."""
     monkeypatch.setattr(syncing, "ROUND_CONTEXTS_MAX", 4)

@@ -197,10 +197,13 @@ def _next_round(storage: SegmentStorage, own: Extent, destination: Extent) -> _R
     contexts = storage.contexts
     # If there is a gap between what the destination has and what is here, it begins anew.
     first = max(LLSN(destination.end + 1), own.first)
-    at = bisect_left(contexts, first, key=_last_llsn)
-    found = [context for context in contexts[at : at + ROUND_CONTEXTS_MAX] if context.last_llsn <= own.end]
-    found = found[: max(1, bisect_left(found, first + ROUND_LLSNS_MAX, key=_last_llsn))]
     before = context_of_llsn(contexts, LLSN(first - 1))
+    # A destination that begins anew has to know when the log stream last spoke before what is left of it.
+    earlier = [before] if before is not None and destination.end < before.last_llsn < first else []
+    at = bisect_left(contexts, first, key=_last_llsn)
+    most = ROUND_CONTEXTS_MAX - len(earlier)
+    found = [context for context in contexts[at : at + most] if context.last_llsn <= own.end]
+    found = found[: max(1, bisect_left(found, first + ROUND_LLSNS_MAX, key=_last_llsn))]
     # A commit may be applied but not yet in the files.
     end = found[-1].last_llsn if found else min(LLSN(first - 1), own.end)
-    return _Round(found, end, before.high_watermark if before else None)
+    return _Round([*earlier, *found], end, before.high_watermark if before else None)

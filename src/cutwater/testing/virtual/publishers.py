@@ -61,19 +61,25 @@ class StagingWorker(VirtualClient):
 
     def __init__(self, world: ShippedSimulation, name: str, host: str) -> None:
         super().__init__(world, name, host)
-        self.tasks: list[StageTask] = []
+        self._tasks: list[StageTask] = []
+        self._has_tasks = asyncio.Event()
+
+    def give(self, task: StageTask) -> None:
+        self._tasks.append(task)
+        self._has_tasks.set()
 
     async def run(self, log: AsyncClient) -> None:
         while True:
-            if self.tasks:
-                task = self.tasks.pop(0)
+            if self._tasks:
+                task = self._tasks.pop(0)
                 try:
                     task.done.set_result((True, await self._stage(log, task)))
                 except CutwaterError as error:
                     self.world.note(f"{self.name}: {error.code}")
                     task.done.set_result((False, None))
             else:
-                await asyncio.sleep(0.01)
+                self._has_tasks.clear()
+                await self._has_tasks.wait()
 
     async def _stage(self, log: AsyncClient, task: StageTask) -> Part | None:
         ops = [self._rows(task) for _ in range(self.random.choice((0, 1, 1, 2, 4)))]
@@ -188,7 +194,7 @@ class VirtualSink(VirtualClient):
             count = 2 if self.random.random() < SPECULATIVE else 1
             attempts = [StageTask(run, batch, topic, is_ordered=is_ordered) for _ in range(count)]
             for attempt in attempts:
-                self.random.choice(self.workers).tasks.append(attempt)
+                self.random.choice(self.workers).give(attempt)
             waiting = [attempt.done for attempt in attempts]
             await asyncio.wait(waiting, timeout=ATTEMPT_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED)
             for is_well, part in (future.result() for future in waiting if future.done()):

@@ -47,7 +47,8 @@ def shrink(failing: ShippedResult, run: Simulate = simulate_shipped, runs_max: i
     is_smaller = True
     while is_smaller and runs < runs_max:
         is_smaller = False
-        for options in _candidates(best.options):
+        for change in _changes(best.options):
+            options = _with(best.options, change)
             if options in tried:
                 continue
             tried.add(options)
@@ -57,10 +58,9 @@ def shrink(failing: ShippedResult, run: Simulate = simulate_shipped, runs_max: i
                 runs += 1
                 result = run(seed, options)
                 if result.guarantee == failing.guarantee:
+                    # The other changes are tried on top of this one.
                     best, is_smaller = result, True
                     break
-            if is_smaller:
-                break
     return Shrunk(best, runs)
 
 
@@ -81,22 +81,22 @@ def told(shrunk: Shrunk) -> list[str]:
     ]
 
 
-def _candidates(options: ShippedOptions) -> Iterator[ShippedOptions]:
-    """Yield smaller runs, the much smaller ones first."""
+def _changes(options: ShippedOptions) -> Iterator[dict[str, object]]:
+    """Yield changes that make a run smaller, the large ones first."""
     quiet = ShippedOptions()
     faults = [name for name in options.faults() if name not in SMALLEST]
     if len(faults) > 2:
         for half in (faults[: len(faults) // 2], faults[len(faults) // 2 :]):
-            yield _with(options, {name: getattr(quiet, name) for name in half})
-    yield _with(options, {"seconds": max(SMALLEST["seconds"], options.seconds / 2)})
+            yield {name: getattr(quiet, name) for name in half}
+    yield {"seconds": max(SMALLEST["seconds"], options.seconds / 2)}
     for name in faults:
-        yield _with(options, {name: getattr(quiet, name)})
+        yield {name: getattr(quiet, name)}
     for name, least in SMALLEST.items():
         value = getattr(options, name)
         if value > least and name != "seconds":
-            yield _with(options, {name: least})
+            yield {name: least}
             if value - 1 > least:
-                yield _with(options, {name: value - 1})
+                yield {name: value - 1}
 
 
 def _with(options: ShippedOptions, changes: dict[str, object]) -> ShippedOptions:
