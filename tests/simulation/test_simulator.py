@@ -97,7 +97,7 @@ def test_faults_bite() -> None:
 
 
 def test_rare_things_happen() -> None:
-    """Producers and groups move, staged rows expire, topics are deleted, sinks publish: what is checked of all that is
+    """Producers move, replicas are replaced, topics are deleted, sinks publish: what is checked of all that is
     checked of something."""
     options = ShippedOptions(
         storage_nodes=3,
@@ -112,7 +112,7 @@ def test_rare_things_happen() -> None:
         kill_client_every=0.2,
         seconds=3.0,
     )
-    wanted = ("MoveProducer", "DeleteTopic", "MoveGroup", "ExpireStaged", "GroupPublished", "Seal", "Cut")
+    wanted = ("MoveProducer", "DeleteTopic", "DecideBatch", "AssignReplicas", "Seal", "Cut")
     happened: Counter[str] = Counter()
     for seed in range(30):
         lived(seed, options, lambda world: _live_on(world, happened))

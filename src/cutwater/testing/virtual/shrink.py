@@ -14,7 +14,7 @@ from cutwater.testing.virtual.options import ShippedOptions
 from cutwater.testing.virtual.simulation import ShippedResult, simulate_shipped
 
 SEEDS_PER_CANDIDATE = 3
-RUNS_MAX = 300
+RUNS_MAX = 600
 TIMELINE_LINES = 60
 SMALLEST: dict[str, int | float] = {
     "seconds": 0.5,
