@@ -406,4 +406,4 @@ NOT_FOUND: dict[str, PlantedBug] = dict(
         ),
     )
 )
-"""No seed has found these so far, see ADR 0049. Unit tests of the core find them."""
+"""No seed has found these so far, see ADR 0048. Unit tests of the core find them."""
