@@ -45,6 +45,11 @@ class VirtualNemesis:
                 struck[f"{fault} in {operation}"] += times
         return dict(sorted(struck.items()))
 
+    @property
+    def rotting(self) -> SimMachine | None:
+        """The storage node whose disk rots."""
+        return self._rot.machine if self._rot is not None else None
+
     def start(self) -> None:
         options = self._world.options
         self._network.set_delay(options.delay_max)

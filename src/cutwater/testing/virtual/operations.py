@@ -140,6 +140,10 @@ class VirtualOperator(VirtualClient):
         if not lost and len(usable) <= self.world.nodes_needed:
             return
         node = self.random.choice(lost or usable)
+        rotting = self.world.nemesis.rotting
+        if not lost and rotting is not None:
+            # Finished log streams have one copy less for a while. It must not be the damaged one that is left.
+            node = StorageNodeId(cluster.nodes.index(rotting) + 1)
         if node in usable:
             for stream in described.streams:
                 if node in stream.replicas and not stream.final:
