@@ -145,7 +145,7 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
         # Catalog and positions.
         plant(
             client.fresh_catalog_was_under_way,
-            1,
+            3,
             "a fresh catalog is one that was requested before",
             careful=True,
             reads_every=0.01,
@@ -202,7 +202,7 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
         ),
         plant(
             server.follower_misses_a_commit_while_it_begins,
-            16,
+            0,
             "a commit is missed that comes while a subscription begins",
             reset_every=0.05,
             sync_seconds_max=0.01,
@@ -235,7 +235,7 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
         ),
         plant(
             server.full_segment_not_synced,
-            0,
+            6,
             "the sync at the end of a segment goes to the next file",
             power_all_every=0.3,
             segment_bytes=4096,
@@ -263,7 +263,7 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
             segment_bytes=4096,
         ),
         # Storage nodes.
-        plant(server.commits_given_to_the_wrong_streams, 3, "a storage node applies a commit to another log stream"),
+        plant(server.commits_given_to_the_wrong_streams, 4, "a storage node applies a commit to another log stream"),
         plant(
             server.unsettled_appends_called_refused,
             2,
@@ -289,7 +289,7 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
         ),
         plant(
             server.cursor_acknowledged_before_it_is_decided,
-            17,
+            10,
             "a cursor is acknowledged before it is decided",
             metadata_nodes=2,
             cursors_every=0.1,
@@ -300,7 +300,7 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
         # Publishing.
         plant(
             work.part_of_another_attempt_published,
-            0,
+            2,
             "a group has the rows of another attempt of a task",
             sinks=1,
             padding_bytes_max=0,
@@ -321,7 +321,7 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
         ),
         plant(
             work.staged_parts_not_synced,
-            4,
+            9,
             "staged parts are not on disk when they count as staged",
             sinks=1,
             power_all_every=0.15,
@@ -345,7 +345,7 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
         ),
         plant(
             work.scan_goes_on_one_late_on_another_replica,
-            0,
+            7,
             "a scan that changes the replica leaves one position out",
             scans_every=0.05,
             kill_every=0.2,

@@ -26,7 +26,7 @@ from tests.soak import rounds
 
 STREAM, NODE = LogStreamId(1), StorageNodeId(1)
 SHAPE = ClusterShape(storage_nodes=2, metadata_nodes=1, segment_bytes=16 * 1024, scrub_every=0.5, min_replication=2)
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 120.0
 
 
 class Scene:

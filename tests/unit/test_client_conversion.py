@@ -338,6 +338,12 @@ def test_the_largest_numbers_of_numpy_do_not_become_negative(kind: pa.DataType) 
         assert (error.row, "whole numbers are exact up to" in error.message) == (1, True), wanted
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_columns_of_data_frames_are_lists(kind: pa.DataType) -> None:
+    for column in (pl.Series([1.5, 2.5]), pd.Series([1.5, 2.5]), pd.array([1.5, 2.5], "Float64"), deque([1.5, 2.5])):
+        assert stored(pa.list_(kind), dicts(column)) == [[1.5, 2.5]], type(column)
+
+
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.date32(), pa.time64("us")])
 @pytest.mark.parametrize("number", [np.complex128(1 + 2j), np.complex64(1 + 2j)])
 def test_an_imaginary_part_is_not_lost(kind: pa.DataType, number: Any) -> None:

@@ -19,6 +19,7 @@ from cutwater.storage.replica.commits import CommitLog
 from cutwater.storage.replica.marked_file import MarkedFile
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
+from cutwater.storagenode.repair.damage_repair import first_damaged_commit
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import LLSN, Epoch, EventTime
 
@@ -270,6 +271,23 @@ def test_a_commit_context_can_be_repaired(original: Original) -> None:
         assert storage.repair_context(context)
         assert list(storage.contexts) == original.contexts
         assert storage.verify() == []
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_adjacent_commit_contexts_can_be_repaired_one_after_the_other(original: Original, first: int) -> None:
+    files = original.files.copy()
+    storage = original.open(files)
+    numbers = range(first, min(first + 3, len(original.contexts) - 1))
+    paths = [path for path in files.paths() if path.suffix == ".commits"]
+    for number in numbers:
+        file, record = divmod(number, OPTIONS.commits_per_file)
+        files.flip(paths[file], HEADER_BYTES + 64 * record + 9)
+    for _ in numbers:
+        llsn = first_damaged_commit(storage)
+        assert llsn is not None
+        assert storage.repair_context(next(c for c in original.contexts if c.first_llsn <= llsn <= c.last_llsn))
+    assert list(storage.contexts) == original.contexts
+    assert storage.verify() == []
 
 
 def test_headers_heal_themselves(original: Original) -> None:

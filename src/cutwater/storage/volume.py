@@ -501,8 +501,10 @@ class NodeVolumes:
             # Even if the sync fails, no replica lies there any more.
             del self.replicas[stream]
             self.unsynced.discard(stream)
-            self.files.sync_dir(path.parent)
-        self._erase(doomed)
+            try:
+                self.files.sync_dir(path.parent)
+            finally:
+                self._erase(doomed)
 
     def _erase(self, path: Path) -> None:
         with self._at(path.parent):

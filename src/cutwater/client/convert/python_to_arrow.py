@@ -307,7 +307,7 @@ def _unsigned(values: Sequence[Any]) -> list[Any]:
     lists = [_as_array(value) for value in values if _is_list(value)]
     names, mixed = set[str](), []
     for value in lists:
-        if hasattr(value, "dtype") and value.dtype != object:
+        if type(value).__name__ == "ndarray" and value.dtype != object:
             names.add(value.dtype.type.__name__)
         else:
             mixed.append(value)

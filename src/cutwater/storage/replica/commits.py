@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import overload
@@ -276,18 +277,19 @@ class CommitLog:
         return False
 
     def _belongs(self, i: int, context: CommitContext) -> bool:
-        """Return whether this context fills exactly the gap between its neighbours.
+        """Return whether this context adjoins its neighbours, or the one of them that is intact.
 
-        A damaged neighbour gives no information: repair it first.
+        The name of a file is the first LLSN of its first context.
         """
-        view = self.contexts
-        try:
-            before = view[i - 1] if i else None
-            after = view[i + 1] if i + 1 < len(view) else None
-        except DamagedFile:
-            return False
-        fits_before = before is None or before.last_llsn + 1 == context.first_llsn
-        return fits_before and (after is None or context.last_llsn + 1 == after.first_llsn)
+        view, expected = self.contexts, []
+        if i % self._per_file == 0:
+            expected.append(self._firsts[i // self._per_file] == context.first_llsn)
+        with suppress(IndexError, DamagedFile):
+            expected.append(view[i + 1].first_llsn == context.last_llsn + 1)
+        if i:
+            with suppress(DamagedFile):
+                expected.append(view[i - 1].last_llsn + 1 == context.first_llsn)
+        return bool(expected) and all(expected)
 
     def files(self) -> Iterator[tuple[LLSN, MarkedFile, int]]:
         """Yield first LLSN, file and number of durable records of each file, oldest first."""
@@ -325,6 +327,11 @@ class ContextView(Sequence[CommitContext]):
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def first_llsn(self) -> LLSN | None:
+        """The first LLSN of the first context, known also if that is damaged; None if there are no contexts."""
+        return self._firsts[0] if self._length else None
 
     @overload
     def __getitem__(self, index: int) -> CommitContext: ...

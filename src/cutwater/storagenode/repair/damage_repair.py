@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from cutwater.core.read.commit_index import context_of_llsn
-from cutwater.errors import CutwaterError, Damaged, Trimmed
+from cutwater.errors import CutwaterError, Damaged
 from cutwater.format.entry_codec import EntryFrame, frames_in
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.protocol import storage_api as api
@@ -169,7 +169,7 @@ class Mender:
                 await driver.in_writer(partial(storage.repair, entry, running))
                 await self._node.in_thread(partial(storage.entry_at, entry.first_llsn))
             except Damaged as error:
-                self._node.cannot_open(driver.stream, error)
+                self._give_up(driver, error)
                 raise
             self._node.counters.entries_repaired += 1
             copies += 1
@@ -185,7 +185,7 @@ class Mender:
             repaired = [await driver.in_writer(partial(storage.repair_context, commit)) for commit in commits]
             if not any(repaired):
                 error = DamagedFile(Path("commits"), f"the commit of LLSN {llsn} cannot be put in its place")
-                self._node.cannot_open(driver.stream, error)
+                self._give_up(driver, error)
                 raise error
             self._node.counters.contexts_repaired += 1
             copies += 1
@@ -198,22 +198,29 @@ class Mender:
             _, commits = await self._fetch(driver, llsn)
             return commits
         asked = api.CopyArguments(driver.stream, llsn, commits_only=True)
-        is_gone = False
+        others = set(driver.replica.hard_state.chain) - {self._node.node}
+        lacking = set()
         for peer, connection in self._peers.connected(driver.replica.hard_state.chain):
             try:
                 received = await connection.call(api.COPY, asked, timeout_ms=COPY_MS_MAX)
             except CutwaterError as error:
                 _log.debug("storage node %s has no copy of %s: %s", peer, asked, error)
-                is_gone |= isinstance(error, Trimmed)
                 continue
             if received.value.commits:
                 return received.value.commits
-            is_gone = True
-        what = f"no other storage node has the commit of LLSN {llsn} of log stream {driver.stream}, which is trimmed"
-        if is_gone:
-            # No node will have it any more, so only another copy of everything helps.
-            self._node.cannot_open(driver.stream, Damaged(what))
-        raise Damaged(what)
+            lacking.add(peer)
+        gone = Damaged(
+            f"no other storage node has the commit of LLSN {llsn} of log stream {driver.stream}, which is trimmed"
+        )
+        if others and others <= lacking:
+            # All of them are complete without it, so a new copy of one of them is, too.
+            self._give_up(driver, gone)
+        raise gone
+
+    def _give_up(self, driver: ReplicaDriver, error: CutwaterError) -> None:
+        """Let the replica be learned anew, unless that has happened meanwhile."""
+        if self._node.replicas.get(driver.stream) is driver:
+            self._node.cannot_open(driver.stream, error)
 
     async def _fetch(self, driver: ReplicaDriver, llsn: LLSN) -> tuple[EntryFrame, tuple[CommitContext, ...]]:
         """Fetch an intact copy of a committed entry, and its commits, from any peer that has one."""
@@ -277,7 +284,7 @@ def _place_of(error: Damaged) -> tuple[LLSN, LLSN]:
 def first_damaged_commit(storage: SegmentStorage) -> LLSN | None:
     """Return an LLSN of the first unreadable commit context, inferred from its neighbours; None if all are readable."""
     contexts = storage.contexts
-    end = LLSN(storage.first_llsn - 1)
+    end = LLSN((contexts.first_llsn or storage.first_llsn) - 1)
     for i in range(len(contexts)):
         try:
             end = contexts[i].last_llsn

@@ -27,7 +27,7 @@ WRITER_SECONDS_MAX = 60.0
 
 
 class Owner(Protocol):
-    """What a storage node does with the results. All calls are made on the event loop."""
+    """What a storage node does with the results. All calls but ``tell`` are made on the event loop."""
 
     def tell(self, job: Callable[[], None]) -> None:
         """Call something on the event loop soon, from any thread."""

@@ -64,8 +64,8 @@ from cutwater.types import LLSN, Entry, LogStreamId, ReplicaState, StorageNodeId
 
 EVENTS_WAITING_MAX = 8_192
 REOPEN_AGAIN_SECONDS = 1.0
-REOPENINGS_MAX = 5
-"""A disk that fails so often in a row may fail for ever."""
+REOPENINGS_MAX = 60
+"""A disk that fails for a minute may fail for ever."""
 TIDY_AFTER_SECONDS = 2.0
 CHECKPOINT_EVERY_ENTRIES = 10_000
 """Entries that may be written between two checkpoints of deduplication; opening replays few more than that."""
