@@ -95,7 +95,8 @@ def test_the_verdict_is_the_oracles(made: tuple[tuple[Entry, ...], FoundFiles]) 
     committed_end = found.last_commit.last_llsn if found.last_commit else hard.base_llsn
     high_watermark = found.last_commit.high_watermark if found.last_commit else hard.base_glsn
     if is_valid(entries, found):
-        assert verdict == Valid(committed_end, high_watermark, LLSN(kept_end(entries, hard, committed_end)))
+        keep_end = LLSN(kept_end(entries, hard, committed_end))
+        assert verdict == Valid(committed_end, high_watermark, keep_end, found.last_commit is None)
     else:
         assert isinstance(verdict, Invalid)
 

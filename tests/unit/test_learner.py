@@ -281,6 +281,32 @@ def test_a_new_beginning_takes_the_commit_of_the_last_trimmed_record() -> None:
     assert bench.numbers() == (12, 12, 12, 12)
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_new_beginning_that_was_broken_off_takes_that_commit_later(is_restarted: bool) -> None:
+    bench = far_behind()
+    bench.do(RESTART)
+    bench.do(some(entry(9, 2, epoch=2)))
+    bench.sync()
+    bench.do(SyncFailed(STREAM, RESTART.attempt, "broken off"))
+    if is_restarted:
+        bench.crash()
+    assert bench.replica.extent == Extent(LLSN(9), LLSN(8))
+    assert bench.replica.lacks_commits
+    (asked,) = bench.do(learn(epoch=2))
+    assert isinstance(asked, AskSync)
+    attempt = asked.request.attempt
+    contexts = (context(7, 2, epoch=2), context(9, 4, epoch=2))
+    bench.do(begin(9, 12, attempt=attempt))
+    bench.do(some(entry(9, 2, epoch=2), entry(11, 2, epoch=2), attempt=attempt))
+    bench.sync()
+    dedup = DedupCheckpoint(LLSN(12), ())
+    written = bench.do(end(*contexts, attempt=attempt, dedup=dedup, trimmed_before=9))
+    assert [effect.context for effect in written if isinstance(effect, WriteCommit)] == list(contexts)
+    bench.sync()
+    assert bench.replica.learner is None
+    assert not bench.replica.lacks_commits
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_replica_that_lost_entries_stays_so_when_a_barrier_fails(failing: int) -> None:
     """It must not become a valid and empty one, nor lose what is left of its files."""

@@ -30,8 +30,8 @@ def found(
     return FoundFiles(hard, last_commit, LLSN(first), LLSN(end), tail, None if damaged is None else LLSN(damaged))
 
 
-def valid(committed_end: int, high_watermark: int, keep_end: int) -> Valid:
-    return Valid(LLSN(committed_end), GLSN(high_watermark), LLSN(keep_end))
+def valid(committed_end: int, high_watermark: int, keep_end: int, *, lacks_commits: bool = False) -> Valid:
+    return Valid(LLSN(committed_end), GLSN(high_watermark), LLSN(keep_end), lacks_commits)
 
 
 # "nothing → fresh, but only when the replica is being created (an empty mount is not a fresh replica)". Whoever creates
@@ -66,7 +66,7 @@ def test_a_member_whose_commits_are_missing_keeps_the_entries_that_they_committe
     assert "the commits from LLSN 1 on are missing" in verdict.reason
     assert not verdict.forgot_epochs
     left_out = HardState(epoch=Epoch(2), chain=())
-    assert judge(found(hard=left_out, end=2, tail=(entry(1, 2, epoch=1),))) == valid(0, 0, 0)
+    assert judge(found(hard=left_out, end=2, tail=(entry(1, 2, epoch=1),))) == valid(0, 0, 0, lacks_commits=True)
 
 
 def test_a_replica_that_has_trimmed_and_lost_its_deduplication_state_learns_it() -> None:
@@ -81,7 +81,7 @@ def test_a_replica_that_has_trimmed_and_lost_its_deduplication_state_learns_it()
 
 def test_a_replica_that_was_created_but_got_nothing_is_valid_at_its_creation() -> None:
     created = HardState(base_glsn=GLSN(40))
-    assert judge(found(hard=created)) == valid(0, 40, 0)
+    assert judge(found(hard=created)) == valid(0, 40, 0, lacks_commits=True)
 
 
 # "CC only (all trimmed) → valid"
@@ -102,7 +102,7 @@ def test_commits_without_entries_that_nobody_trimmed_are_invalid() -> None:
 def test_an_empty_replica_that_took_over_a_position_is_valid() -> None:
     """After a sync from a source that was itself trimmed to the end."""
     moved = HardState(epoch=Epoch(2), base_llsn=LLSN(4), base_glsn=GLSN(14), trimmed_before=GLSN(15))
-    assert judge(found(hard=moved, first=5, end=4)) == valid(4, 14, 4)
+    assert judge(found(hard=moved, first=5, end=4)) == valid(4, 14, 4, lacks_commits=True)
 
 
 # "CC end = last committed entry → valid"
@@ -200,7 +200,7 @@ def test_what_is_kept_of_the_tail(tail: tuple[Entry, ...], sealed_at: int | None
 def test_a_tail_without_any_commit_is_kept() -> None:
     """“discarding them lost data when all replicas stopped between a cut and its application”."""
     there = found(end=3, tail=(entry(1, 2, epoch=2), entry(3, epoch=2)))
-    assert judge(there) == valid(0, 0, 3)
+    assert judge(there) == valid(0, 0, 3, lacks_commits=True)
 
 
 def test_an_invalid_replica_is_silent_and_a_valid_one_starts_sealing() -> None:

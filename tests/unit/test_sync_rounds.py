@@ -61,6 +61,9 @@ def test_a_round_ends_after_so_many_commits_or_records(
         (8, Extent(LLSN(1), LLSN(0)), [7, 9]),
         # The destination has it.
         (7, Extent(LLSN(1), LLSN(6)), [7, 9]),
+        # It began anew there, and the sync was broken off; or it has trimmed all, and ignores what it has.
+        (7, Extent(LLSN(7), LLSN(6)), [5, 7, 9]),
+        (5, Extent(LLSN(7), LLSN(6)), [5, 7, 9]),
         (7, Extent(LLSN(1), LLSN(8)), [9]),
     ],
 )

@@ -107,11 +107,10 @@ class Learner:
         return None
 
     def _new_contexts(self, event: SyncEnd) -> list[CommitContext]:
-        """Return the commits that this replica lacks. If it begins anew, the commit of the last trimmed record is among
+        """Return the commits that this replica lacks. If it has none, the commit of the last trimmed record is among
         them: it says when the log stream last spoke."""
         end = self._log.committed_end
-        is_anew = self._plan is not None and self._plan.restart_at == end + 1
-        known = LLSN(end - 1) if is_anew else end
+        known = LLSN(end - 1) if self._log.lacks_commits else end
         return [context for context in event.contexts if context.last_llsn > known]
 
     def _fail(self, reason: str) -> Effects:

@@ -75,11 +75,12 @@ class FoundFiles(Struct, frozen=True):
 
 class Valid(Struct, frozen=True):
     """The replica may report. It is committed to ``committed_end``, and entries up to ``keep_end`` are kept; the rest
-    is cut."""
+    is cut. ``lacks_commits``: it stores no commit at all."""
 
     committed_end: LLSN
     high_watermark: GLSN
     keep_end: LLSN
+    lacks_commits: bool = False
 
 
 class Invalid(Struct, frozen=True):
@@ -113,7 +114,8 @@ def judge(found: FoundFiles) -> Valid | Invalid:
     has_none = found.first_llsn == committed_end + 1 and committed_end > hard.base_llsn
     if has_none and not is_lost and not _all_trimmed(found, hard):
         return Invalid(f"committed to LLSN {committed_end}, but there are no entries, and no trim removed them")
-    kept = Valid(committed_end, high_watermark, committed_end)
+    lacks_commits = found.last_commit is None
+    kept = Valid(committed_end, high_watermark, committed_end, lacks_commits)
     if found.damaged is not None and found.damaged <= committed_end:
         return Invalid(f"the entry at LLSN {found.damaged} fails its checksum")
     if is_lost or found.lost:
@@ -129,7 +131,7 @@ def judge(found: FoundFiles) -> Valid | Invalid:
     if found.lacks_dedup and committed_end > 0:
         # A replica saves its deduplication state before it trims, and before it learns from a replica that has trimmed.
         return Invalid("its deduplication state is missing, and the entries that it came from are trimmed", kept)
-    return Valid(committed_end, high_watermark, _keep_end(found.tail, hard, committed_end))
+    return Valid(committed_end, high_watermark, _keep_end(found.tail, hard, committed_end), lacks_commits)
 
 
 def without_hard_state(found: FoundFiles) -> HardState:

@@ -29,6 +29,8 @@ class ReplicaLog:
         self.first_llsn = first_llsn
         self.committed_end = self.durable_committed_end = intact.committed_end if intact else LLSN(0)
         self.durable_high_watermark = intact.high_watermark if intact else GLSN(0)
+        self._empty_at = self.committed_end if intact is None or intact.lacks_commits else None
+        """The committed end while no commit is stored."""
         self.kept = KeptTail(self.committed_end, () if self.trusted else tail)
         """The entries of a learning replica above its committed end."""
         self.written_end = self.durable_end = recovered.keep_end if isinstance(recovered, Valid) else self.kept.end
@@ -39,6 +41,10 @@ class ReplicaLog:
         self._ends_before: DurableEnds | None = None
         """The durable ends before the effects last returned removed something. If those effects fail, only this is
         known to be durable."""
+
+    @property
+    def lacks_commits(self) -> bool:
+        return self.committed_end == self._empty_at
 
     @property
     def extent(self) -> Extent:
@@ -66,7 +72,7 @@ class ReplicaLog:
         self.first_llsn = first_llsn
         self.kept, self._files_end = self.kept.beginning_at(first_llsn), LLSN(0)
         self.written_end = self.durable_end = self.kept.end
-        self.committed_end = self.durable_committed_end = LLSN(first_llsn - 1)
+        self.committed_end = self.durable_committed_end = self._empty_at = LLSN(first_llsn - 1)
         self.durable_high_watermark = base_glsn
         self.has_lost_entries = False
         return e.Restart(first_llsn, self.generation, self.kept.end)
@@ -97,8 +103,10 @@ class ReplicaLog:
         self.written_end = self.durable_end = end
         return [e.Truncate(end, self.generation)]
 
-    def commit_copy(self, contexts: Iterable[CommitContext], end: LLSN) -> Effects:
+    def commit_copy(self, contexts: list[CommitContext], end: LLSN) -> Effects:
         assert end <= self.durable_end
         self.committed_end = end
+        if contexts:
+            self._empty_at = None
         self.kept.commit(end)
         return [e.WriteCommit(context, self.commits_generation) for context in contexts]

@@ -198,8 +198,10 @@ def _next_round(storage: SegmentStorage, own: Extent, destination: Extent) -> _R
     # If there is a gap between what the destination has and what is here, it begins anew.
     first = max(LLSN(destination.end + 1), own.first)
     before = context_of_llsn(contexts, LLSN(first - 1))
-    # A destination that begins anew has to know when the log stream last spoke before what is left of it.
-    earlier = [before] if before is not None and destination.end < before.last_llsn < first else []
+    # A destination that begins anew has to know when the log stream last spoke before what is left of it. An empty one
+    # may have begun anew in a sync that was broken off.
+    is_wanted = before is not None and (destination.empty or destination.end < before.last_llsn)
+    earlier = [before] if before is not None and is_wanted and before.last_llsn < first else []
     at = bisect_left(contexts, first, key=_last_llsn)
     most = ROUND_CONTEXTS_MAX - len(earlier)
     found = [context for context in contexts[at : at + most] if context.last_llsn <= own.end]
