@@ -49,11 +49,12 @@ class Reading:
     async def copy(self, call: Call[api.CopyArguments]) -> ReplyWithBody[api.CopyAnswer]:
         stream, llsn = call.argument.stream, call.argument.llsn
         driver = self._node.driver(stream)
-        # A replica that must learn may serve copies too: up to its own committed LLSN, its data is valid.
-        driver.require_committed()
         if call.argument.commits_only:
             # That it has no such commit counts only if it has everything else.
             driver.require_readable()
+        else:
+            # A replica that must learn may serve copies too: up to its own committed LLSN, its data is valid.
+            driver.require_committed()
         if llsn > indexed_end(driver):
             raise NotYetCommitted(f"log stream {stream} is committed to LLSN {indexed_end(driver)} here, not to {llsn}")
         if call.argument.commits_only:

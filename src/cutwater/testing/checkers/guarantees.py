@@ -7,7 +7,7 @@ which refuses contradictions, and the watermark clock is compared with a simple 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from msgspec import Struct
@@ -32,6 +32,7 @@ from cutwater.types import (
     Entry,
     Epoch,
     LogStreamId,
+    ProducerTag,
     Revision,
     RunId,
     StorageNodeId,
@@ -281,13 +282,17 @@ def _may_be_missed(log: SimLog, seen: Subscribed, stream: LogStreamId, last: GLS
     return any(begin <= last < end and end in log.trims_of(topic) for begin, end in seen.gaps)
 
 
+def _sent(log: SimLog) -> Iterator[tuple[GLSN, LogStreamId, ProducerTag]]:
+    """Yield the batches of producers in the order of the log, without fences."""
+    for glsn, stream, _, _, batch in log.batches:
+        if batch.producer is not None and batch.kind is not BatchKind.FENCE:
+            yield glsn, stream, batch.producer
+
+
 def check_producer_order(log: SimLog, evidence: Evidence) -> None:
     """8: producer order per stream; batches are all or nothing (the log consists of whole batches, see ``SimLog``)."""
     last: dict[tuple[str, LogStreamId], int] = {}
-    for glsn, stream, _, _, batch in log.batches:
-        tag = batch.producer
-        if tag is None or batch.kind is BatchKind.FENCE:
-            continue
+    for glsn, stream, tag in _sent(log):
         if tag.sequence <= last.get((tag.producer, stream), 0):
             raise Violation("8 producer order", f"GLSN {glsn}: {tag} after sequence {last[tag.producer, stream]}")
         last[tag.producer, stream] = tag.sequence
@@ -296,10 +301,7 @@ def check_producer_order(log: SimLog, evidence: Evidence) -> None:
 def check_exactly_once(log: SimLog, evidence: Evidence) -> None:
     """9: exactly once per (producer, sequence) over retries, seals, restarts, other streams."""
     places: dict[tuple[str, int], GLSN] = {}
-    for glsn, _, _, _, batch in log.batches:
-        tag = batch.producer
-        if tag is None or batch.kind is BatchKind.FENCE:
-            continue
+    for glsn, _, tag in _sent(log):
         if (tag.producer, tag.sequence) in places:
             raise Violation("9 exactly once", f"{tag} is at {places[tag.producer, tag.sequence]} and at {glsn}")
         places[tag.producer, tag.sequence] = glsn

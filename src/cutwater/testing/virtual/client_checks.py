@@ -24,7 +24,7 @@ def check_clients(log: SimLog, decisions: Sequence[d.Decision], history: ClientH
 
 
 def check_batches(decisions: Sequence[d.Decision], history: ClientHistory) -> None:
-    """What is decided of a batch is what its driver offered at one time: every part and no other."""
+    """A decision about a batch names exactly the parts that its driver offered in one request."""
     offered = {(run, batch, frozenset(parts)) for run, batch, parts in history.offered}
     for decision in decisions:
         if isinstance(decision, d.DecideBatch):

@@ -205,7 +205,7 @@ class ClientHistory(SimHistory):
             i += logical.count
         declared = [(own.batch.declared, own.batch.idle) for own in entries]
         if declared != [(None, False)] * (len(entries) - 1) + [(batch.declared, batch.idle)]:
-            return [structs.replace(entry, batch=_of_nobody(found, f"declares {batch.declared}, {batch.idle}"))]
+            return [structs.replace(entry, batch=_without_append(found, f"declares {batch.declared}, {batch.idle}"))]
         return entries
 
     def _declaration(self, stream: LogStreamId, batch: Batch) -> Batch:
@@ -242,10 +242,10 @@ class ClientHistory(SimHistory):
             wanted = [Found(op.payload, i, op.batch.count, start + i * RECORD_US) for i in range(op.batch.count)]
             if found == wanted:
                 return op.batch
-        return _of_nobody(found)
+        return _without_append(found)
 
 
-def _of_nobody(found: Sequence[Found], what: str = "") -> Batch:
+def _without_append(found: Sequence[Found], what: str = "") -> Batch:
     """Return a batch with these records that no client has sent."""
     body, time = f"{found} {what}".encode(), EventTime(found[0].time_us)
     return Batch(len(found), body, crc32c(body), time, time)

@@ -212,7 +212,7 @@ class VirtualSink(VirtualClient):
         self.world.history.published.append(PublishOp(run.run, BatchNumber(batch), tuple(groups)))
 
     async def _read_back(self, log: AsyncClient, group: Published) -> None:
-        """What is published is readable, unless it was trimmed."""
+        """Check that published rows can be read, unless they were trimmed."""
         if self.random.random() < 0.5:
             return
         with suppress(Trimmed):

@@ -6,6 +6,7 @@ Each client is a process of its own, which may be killed and started again.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ AGAIN_SECONDS = 0.1
 EVENT_TIME_START_US = 1_700_000_000_000_000
 
 
-class VirtualClient:
+class VirtualClient(ABC):
     """One client process. ``run`` is its program, which begins again after a kill."""
 
     has_end = True
@@ -96,8 +97,8 @@ class VirtualClient:
             self.world.violations.append(Violation("crash", f"{self.name}: {error!r}{place_of(error)}"))
         self.is_done = True
 
-    async def run(self, log: AsyncClient) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def run(self, log: AsyncClient) -> None: ...
 
     async def pause(self, mean: float) -> None:
         await asyncio.sleep(self.random.expovariate(1 / mean))
