@@ -13,6 +13,7 @@
      │   ├─ ConditionFailed          condition_failed       a conditional append found another end
      │   ├─ StagedExpired            staged_expired         the staged rows expired before they were decided on
      │   ├─ OutputExists             output_exists          what the run would publish is in the log under its name
+     │   ├─ PermissionDenied         permission_denied      the caller lacks a right; names the command that gives it
      │   ├─ WrongIdentity            wrong_identity         data or a key belongs to another cluster, node or log stream
      │   └─ LastCopy                 last_copy              would remove the last copy of committed records
      ├─ Fenced                       fenced                 a newer holder has taken over
@@ -158,6 +159,16 @@ class OutputExists(Refused):
             f"the name begin anew with `cutwater run forget {name}`"
         )
         self.name, self.rows, self.glsn, self.position, self.what = name, rows, glsn, position, what
+
+
+class PermissionDenied(Refused):
+    """``core.access.denials`` has the words. ``principal`` is empty if the caller showed no credentials."""
+
+    code = "permission_denied"
+
+    def __init__(self, message: str, *, principal: str, right: str, resource: str) -> None:
+        super().__init__(message)
+        self.principal, self.right, self.resource = principal, right, resource
 
 
 class WrongIdentity(Refused):

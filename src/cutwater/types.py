@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from typing import NewType
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 ClusterId = NewType("ClusterId", int)
 """``cid``: one log service, which consists of a metadata repository and its storage nodes."""
@@ -73,6 +73,10 @@ CutTime = NewType("CutTime", int)
 EventTime = NewType("EventTime", int)
 """Microseconds UTC as declared by the record."""
 
+MemberList = tuple[LeaderEpoch, Revision]
+"""Names a list of the open log streams of which a storage node is a member: a leader, and the catalog revision at which
+that leader saw the list change. A name is never given to two lists of one node."""
+
 MILLISECOND = 1_000
 SECOND = 1_000_000
 
@@ -92,6 +96,10 @@ class ReplicaState(enum.IntEnum):
     SEALED = 1
     RUNNING = 2
     LEARNING = 3
+
+
+REPLICATION_DEFAULT = 3
+"""Number of copies of each record, unless the creator of a topic says otherwise or there are fewer storage nodes."""
 
 
 class Retention(Struct, frozen=True):
@@ -277,6 +285,11 @@ class Report(Struct, frozen=True):
     It is not durable, and only shows whether commits got lost on the way. ``invalid`` names replicas whose stored data
     cannot be trusted: they report nothing and wait to be synced. ``is_followed``: readers on this node wait for records
     as they are committed, so the node wants to hear of every cut at once.
+
+    ``base`` is the number of an earlier report of the same incarnation, which was whole. ``uncommit_reports`` then has
+    only the replicas that differ from it, and all others are as they were there (ADR 0049). A whole report that later
+    ones may build on has its own number as ``base``; any other whole report after that one has 0.
+    ``members`` is the newest list of members that the node holds, see ``CommitMessage``.
     """
 
     storage_node_id: StorageNodeId
@@ -288,6 +301,8 @@ class Report(Struct, frozen=True):
     applied_high_watermark: GLSN = GLSN(0)
     invalid: tuple[LogStreamId, ...] = ()
     is_followed: bool = False
+    base: int | UnsetType = UNSET
+    members: MemberList | UnsetType = UNSET
 
 
 class Ack(Struct, frozen=True):

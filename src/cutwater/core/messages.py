@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cutwater.core.order.cut import StreamCommit
 from cutwater.core.replica.deduplication import DedupCheckpoint, Departure
@@ -21,6 +21,7 @@ from cutwater.types import (
     Incarnation,
     LeaderEpoch,
     LogStreamId,
+    MemberList,
     Part,
     Revision,
     RunId,
@@ -32,9 +33,14 @@ from cutwater.types import (
 
 
 class LeaderHello(Struct, frozen=True, tag=True):
-    """The sender leads now; reports must name its epoch."""
+    """The sender leads now; reports must name its epoch.
+
+    ``holds`` is the newest whole report of the node that this leader has taken in, by incarnation and number; number 0
+    means none. The node may build later reports on it (``Report.base``). Leaders of earlier versions never say so.
+    """
 
     leader_epoch: LeaderEpoch
+    holds: tuple[Incarnation, int] | UnsetType = UNSET
 
 
 class CreateReplica(Struct, frozen=True, tag=True):
@@ -57,6 +63,10 @@ class CommitMessage(Struct, frozen=True, tag=True, rename={"commits": "commit_re
 
     ``commits`` are for some of its replicas. ``quiet`` lists the open log streams of which the node is a member and
     that got nothing. They are thereby known to be complete up to the new high watermark.
+
+    ``names``: the streams in ``commits`` and ``quiet`` are exactly the streams of this list; the node keeps it.
+    ``others_of``: ``quiet`` is empty and stands for all streams of this list without commits here. A leader says so
+    only to a node that has reported that it holds the list (ADR 0049).
     """
 
     prev_high_watermark: GLSN
@@ -64,6 +74,8 @@ class CommitMessage(Struct, frozen=True, tag=True, rename={"commits": "commit_re
     revision: Revision
     commits: tuple[StreamCommit, ...]
     quiet: tuple[LogStreamId, ...]
+    names: MemberList | UnsetType = UNSET
+    others_of: MemberList | UnsetType = UNSET
 
 
 class CatchUp(Struct, frozen=True, tag=True):
@@ -136,7 +148,8 @@ class PublishGroup(Struct, frozen=True, tag=True):
     the stream is sealed in this epoch, answer whether it holds them.
 
     The group is decided, so the message does no harm from any sender and at any repetition. See ``GroupTag`` for
-    ``decided`` and ``oldest``; the last entry of the group carries the tag.
+    ``decided`` and ``oldest``; the last entry of the group carries the tag. ``publisher`` is the principal that asked
+    for it, if access control was on: parts that another one has staged are refused.
     """
 
     stream: LogStreamId
@@ -148,6 +161,7 @@ class PublishGroup(Struct, frozen=True, tag=True):
     rows: int
     decided: DecisionIndex
     oldest: DecisionIndex
+    publisher: str | UnsetType = UNSET
 
     @property
     def tag(self) -> GroupTag:

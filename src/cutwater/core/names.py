@@ -8,6 +8,8 @@ NAME_LENGTH_MAX = 255
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 _LATER = _LETTERS | frozenset(".-")
 """Characters that may follow the first character of a topic name."""
+RESERVED_PREFIX = "_"
+"""Names of internal topics begin with this. Earlier versions let users create such topics; these stay usable."""
 
 
 def check_topic_name(name: str) -> None:
@@ -16,6 +18,20 @@ def check_topic_name(name: str) -> None:
         raise InvalidArgument(
             f"{name!r} cannot be the name of a topic: it has letters from A to Z, digits, '.', '_' and '-', and does "
             "not begin with '.' or '-'"
+        )
+
+
+def is_reserved(name: str) -> bool:
+    """Whether only the cluster itself creates topics of this name. Patterns never match such a name."""
+    return name.startswith(RESERVED_PREFIX)
+
+
+def check_not_reserved(name: str) -> None:
+    """Check that users may create a topic of this name."""
+    if is_reserved(name):
+        raise InvalidArgument(
+            f"{name!r} cannot be the name of a new topic: names that begin with {RESERVED_PREFIX!r} are reserved for "
+            "topics of the cluster itself; choose a name that begins with a letter or a digit"
         )
 
 

@@ -5,8 +5,12 @@ A request becomes one or more decisions, or an error. The answer is sent only af
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from cutwater.core.access.access_requests import AccessAnswer, AccessRequest, AccessSummary
+from cutwater.core.audit.audit_requests import AuditRequest
+from cutwater.core.internal_topics import InternalTopic
+from cutwater.core.names import is_reserved
 from cutwater.core.read.time_marks import TimeMark
 from cutwater.types import (
     GLSN,
@@ -94,6 +98,8 @@ class ChangeTopicRequest(Struct, frozen=True, tag=True):
     schema: bytes = b""
     schema_after: int = 0
     event_time_ahead_us: int | None = None
+    replication: int | UnsetType = UNSET
+    """How many copies of its records are wanted. More than there are storage nodes is allowed."""
 
 
 class DeleteTopicRequest(Struct, frozen=True, tag=True):
@@ -269,6 +275,13 @@ class StagedRequest(Struct, frozen=True, tag=True):
     batches: tuple[StagedBatch, ...]
 
 
+class MakeInternalTopicsRequest(Struct, frozen=True, tag=True):
+    """Make those of these internal topics that do not exist. Only the leader itself asks for it. Nothing is made if a
+    user's topic has one of the names."""
+
+    topics: tuple[InternalTopic, ...]
+
+
 Request = (
     FoundClusterRequest
     | AddNodeRequest
@@ -298,6 +311,9 @@ Request = (
     | ClockRequest
     | EventsRequest
     | DescribeRequest
+    | MakeInternalTopicsRequest
+    | AuditRequest
+    | AccessRequest
 )
 
 
@@ -318,6 +334,13 @@ class Done(Struct, frozen=True, tag=True):
 class Created(Struct, frozen=True, tag=True):
     topic: TopicId
     streams: tuple[LogStreamId, ...]
+
+
+class InternalTopics(Struct, frozen=True, tag=True):
+    """The internal topics exist, with these numbers. ``reserved`` are the topics of users whose names are reserved."""
+
+    topics: tuple[TopicId, ...]
+    reserved: tuple[str, ...] = ()
 
 
 class SealedAt(Struct, frozen=True, tag=True):
@@ -399,6 +422,18 @@ class TopicInfo(Struct, frozen=True):
     event_time: str = ""
     retention: Retention = Retention()
     event_time_ahead_us: int = 0
+    internal: bool | UnsetType = UNSET
+    """As ``is_internal``. It is sent only if it is so, as the field is younger than the protocol."""
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether the cluster itself made the topic."""
+        return self.internal is True
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether the topic is a user's and has a name that is reserved for internal topics now."""
+        return is_reserved(self.name) and not self.is_internal
 
 
 class NodeInfo(Struct, frozen=True):
@@ -536,6 +571,8 @@ class Description(Struct, frozen=True, tag=True):
     unheard: tuple[LogStreamId, ...] = ()
     """Open log streams without a report to this leader yet. The leader answers no client while there are any."""
     outputs: tuple[OutputDescription, ...] = ()
+    access: AccessSummary | UnsetType = UNSET
+    """Access control, if anything about it was ever decided."""
 
 
 Answer = (
@@ -552,4 +589,6 @@ Answer = (
     | CursorAt
     | Events
     | Description
+    | InternalTopics
+    | AccessAnswer
 )

@@ -11,7 +11,9 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from cutwater.format.checksum import Buffer
@@ -102,6 +104,25 @@ def layout(count: int, missing: int, keys_bytes: int, values_bytes: int) -> Body
     head = b"".join((start, buffers, _BETWEEN, nodes))
     columns = (key_offsets_at, offsets_at, times_at, headers_at, end)
     return BodyLayout(head, bits_bytes, *(HEAD_BYTES + place for place in columns))
+
+
+def values_body(values: Sequence[bytes], time: int) -> bytes:
+    """Return the plain body of records that are only values, all with this event time. Clients have a faster way."""
+    count = len(values)
+    if not 0 < count <= COUNT_MAX:
+        raise ValueError(f"a plain body has 1 to {COUNT_MAX} records, not {count}")
+    offsets = array("i", accumulate(map(len, values), initial=0))
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    found = layout(count, count, 0, sum(map(len, values)))
+    body = bytearray(found.end)
+    body[:HEAD_BYTES] = found.head
+    body[found.offsets_at : found.offsets_at + 4 * count + 4] = offsets.tobytes()
+    values_at = found.offsets_at + up(4 * count + 4)
+    content = b"".join(values)
+    body[values_at : values_at + len(content)] = content
+    body[found.times_at : found.headers_at] = _NUMBER.pack(time) * count
+    return bytes(body)
 
 
 # A memory view is copied before it is compared, because its own comparison works byte by byte.

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import filterfalse
 
+from msgspec import UnsetType
+
 from cutwater.core import messages as m
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cut import StreamCommit
@@ -32,11 +34,15 @@ from cutwater.types import (
 class Herald:
     """Builds the messages of one leader."""
 
-    def __init__(self, leader_epoch: LeaderEpoch, state: OrderState, book: ReportBook, roster: Roster) -> None:
+    def __init__(
+        self, leader_epoch: LeaderEpoch, state: OrderState, book: ReportBook, roster: Roster, *, list_min: int
+    ) -> None:
+        """A node that is a member of fewer streams than ``list_min`` keeps no list of them."""
         self.leader_epoch = leader_epoch
+        self._list_min = list_min
         self._state, self._book, self._roster = state, book, roster
         self._answered: dict[StorageNodeId, Revision] = {}
-        """Catalog revision for which a node's whole report was examined and no stream was missing or superfluous."""
+        """Catalog revision at which a node's whole report was examined and no stream was missing or superfluous."""
         self._restless: dict[StorageNodeId, set[LogStreamId]] = {}
         """Streams about which a node got a message after its last report. The message may be lost."""
 
@@ -89,16 +95,39 @@ class Herald:
         # Heads come first, because clients wait for them. Other messages may wait a little if no reader follows that
         # node.
         urgent, others = [], []
+        list_min = self._list_min
         for node, member_of in self._roster.member_of.items():
             own = tuple(commits.get(node, ()))
-            quiet = tuple(filterfalse(committed.__contains__, member_of)) if own else member_of
-            if own or quiet:
+            if len(member_of) >= list_min:
+                message = self._message_with_list(cut, node, own, member_of, committed)
+            else:
+                quiet = tuple(filterfalse(committed.__contains__, member_of)) if own else member_of
                 message = m.CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, own, quiet)
+            if own or member_of:
                 if node in heads:
                     urgent.append(Send(node, message))
                 else:
                     others.append(Send(node, message, may_wait=not self._book.is_followed(node)))
         return urgent + others
+
+    def _message_with_list(
+        self,
+        cut: d.Cut,
+        node: StorageNodeId,
+        own: tuple[StreamCommit, ...],
+        member_of: tuple[LogStreamId, ...],
+        committed: set[LogStreamId],
+    ) -> m.CommitMessage:
+        """Name the streams without commits one by one only to a node that does not hold the list of all its streams."""
+        before, through, revision = cut.prev_high_watermark, cut.high_watermark, cut.revision
+        name = (self.leader_epoch, self._roster.list_since[node])
+        if self._book.members_known(node) == name:
+            return m.CommitMessage(before, through, revision, own, (), others_of=name)
+        quiet = tuple(filterfalse(committed.__contains__, member_of)) if own else member_of
+        if not [commit for commit in own if not self._state.streams[commit.stream].is_open]:
+            return m.CommitMessage(before, through, revision, own, quiet, names=name)
+        # The same write sealed a stream with commits, so the list is without it.
+        return m.CommitMessage(before, through, revision, own, quiet)
 
     def _announce_unseal(self, unseal: d.Unseal) -> Iterator[Send]:
         """Announce an unseal to all but the head. The head hears of it last, when all others run. A head without
@@ -123,17 +152,28 @@ class Herald:
         """
         node = report.storage_node_id
         behind = report.applied_high_watermark < settled
-        is_new = behind or self._answered.get(node) != self._state.revision
+        is_new = behind or not self._is_answered(node)
         told: list[Send] = []
+        missed: list[UncommitReport] = []
         restless = self._restless.pop(node, set())
-        for ur in report.uncommit_reports if is_new else self._some(node, changed | restless):
+        for ur in self._book.said_by(node) if is_new else self._some(node, changed | restless):
             stream = self._state.streams.get(ur.log_stream_id)
-            if not behind and stream is not None and self.is_settled(stream, node, ur):
-                continue
+            if stream is not None and self.is_settled(stream, node, ur):
+                if not behind:
+                    continue
+                if stream.last_glsn <= report.applied_high_watermark:
+                    missed.append(ur)
+                    continue
             for send in self._answer_replica(node, ur, behind):
                 told.append(send)
                 for concerned in (node, send.node):
                     self._restless.setdefault(concerned, set()).add(ur.log_stream_id)
+        if len(missed) >= self._list_min:
+            told.append(self._nothing_since(report, missed))
+        else:
+            for ur in missed:
+                told += self._catch_up(self._state.streams[ur.log_stream_id], node, ur)
+                self._restless.setdefault(node, set()).add(ur.log_stream_id)
         if is_new:
             others = list(self._answer_node(report))
             told += others
@@ -141,6 +181,15 @@ class Herald:
             if not others:
                 self._answered[node] = self._state.revision
         return told
+
+    def _nothing_since(self, report: Report, missed: list[UncommitReport]) -> Send:
+        """Tell many replicas at once that there is nothing for them in the cuts that the node has missed. Each of them
+        runs, so it is complete up to the applied high watermark of the report, and the stream got nothing later."""
+        streams = tuple(ur.log_stream_id for ur in missed)
+        before, through = report.applied_high_watermark, self._state.high_watermark
+        return Send(
+            report.storage_node_id, m.CommitMessage(before, through, self._state.revision, (), streams), may_wait=True
+        )
 
     def look_again(self, node: StorageNodeId) -> None:
         """Examine the node's whole next report: it covers other streams, so some may be missing or superfluous."""
@@ -153,8 +202,16 @@ class Herald:
         return (
             report.applied_high_watermark >= settled
             and node not in self._restless
-            and self._answered.get(node) == self._state.revision
+            and (self._answered.get(node) == self._state.revision or self._is_answered(node))
         )
+
+    def _is_answered(self, node: StorageNodeId) -> bool:
+        """Whether nothing has changed for the node since its whole report was examined."""
+        answered = self._answered.get(node)
+        if answered is None or answered < self._roster.touched(node):
+            return False
+        self._answered[node] = self._state.revision
+        return True
 
     def unsettled(self, node: StorageNodeId) -> list[UncommitReport]:
         """Return the node's last reports on streams about which it got a message."""
@@ -249,6 +306,13 @@ class Herald:
 
     def learn(self, stream: LogStream, node: StorageNodeId, source: StorageNodeId) -> Send:
         return Send(node, m.LearnFrom(stream.stream, self.leader_epoch, stream.epoch, source))
+
+    def hold(self, report: Report, *, is_admitted: bool) -> Iterable[Send]:
+        """Say which base of the node is held, if this report offers one, or builds on one that is not here."""
+        node, incarnation = report.storage_node_id, report.incarnation
+        if isinstance(report.base, UnsetType) or (is_admitted and report.base != report.sequence):
+            return ()
+        return (Send(node, m.LeaderHello(self.leader_epoch, (incarnation, self._book.holds(node, incarnation)))),)
 
     def release(self, stream: LogStream, node: StorageNodeId) -> Send:
         """Tell a node that others hold the stream now. Its report does not show whether it knows, if it has heard of

@@ -2,14 +2,17 @@
 
 A decision is complete in itself: it says what was decided, not how. ``OrderState.apply`` folds the sequence into the
 state of the cluster, so a process that reads the sequence from the store knows all that its author knew. Each decision
-is stored, fenced by the leader's epoch, before any other process learns of it.
+is stored, fenced by the leader's epoch, before any other process learns of it. Decisions that follow from a request of
+a known principal carry its name, so that an audit can be derived from the sequence.
 """
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType, structs
 
+from cutwater.core.access.access_decisions import AccessDecision
 from cutwater.core.order.cut import StreamCommit
+from cutwater.core.order.origin import Attributed, Dated, RequestOrigin
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -28,12 +31,6 @@ from cutwater.types import (
     StorageNodeId,
     TopicId,
 )
-
-
-class Dated(Struct, frozen=True, kw_only=True):
-    """A decision that operators see. ``at`` is its time by the leader's clock, never before the last cut."""
-
-    at: CutTime = CutTime(0)
 
 
 class Cut(Struct, frozen=True, tag=True):
@@ -134,17 +131,22 @@ class CreateTopic(Dated, frozen=True, tag=True):
     event_time: str = ""
     retention: Retention = Retention()
     event_time_ahead_us: int = 0
+    is_internal: bool | UnsetType = UNSET
+    """Whether the cluster made the topic for itself, see ``core.internal_topics``. It is stored only if it is so, as
+    the field is younger than the format."""
 
 
 class ChangeTopic(Dated, frozen=True, tag=True):
     """Sets the number of open streams and the retention, and adds ``schema`` as the next schema unless it is empty.
-    ``event_time_ahead_us``, the limit on how far event times may be ahead, stays unchanged if it is None."""
+    ``event_time_ahead_us``, the limit on how far event times may be ahead, stays unchanged if it is None, and
+    ``replication`` if it is not set; the latter is younger than the format."""
 
     topic: TopicId
     streams: int
     retention: Retention
     schema: bytes = b""
     event_time_ahead_us: int | None = None
+    replication: int | UnsetType = UNSET
 
 
 class DeleteTopic(Dated, frozen=True, tag=True):
@@ -153,7 +155,7 @@ class DeleteTopic(Dated, frozen=True, tag=True):
     topic: TopicId
 
 
-class CreateStream(Struct, frozen=True, tag=True):
+class CreateStream(Attributed, frozen=True, tag=True):
     """Creates a log stream, sealed at 0 in epoch 0. It starts at the high watermark of its creation. Its idle time
     counts from ``time``."""
 
@@ -180,7 +182,7 @@ class Trim(Dated, frozen=True, tag=True):
     before: GLSN
 
 
-class OpenProducer(Struct, frozen=True, tag=True):
+class OpenProducer(Attributed, frozen=True, tag=True):
     """Gives the producer's name to this epoch; the producer's batches go to this stream."""
 
     producer: ProducerId
@@ -199,7 +201,7 @@ class MoveProducer(Dated, frozen=True, tag=True):
     last_sequence: Sequence
 
 
-class CommitCursor(Struct, frozen=True, tag=True):
+class CommitCursor(Attributed, frozen=True, tag=True):
     """A consumer has processed everything up to this position."""
 
     cursor: str
@@ -231,7 +233,7 @@ class GroupPlan(Struct, frozen=True):
         return sum(part.rows for part in self.parts)
 
 
-class DecideBatch(Struct, frozen=True, tag=True):
+class DecideBatch(Attributed, frozen=True, tag=True):
     """Fixes the contents of a batch permanently. Each topic's rows become one group; all groups will be published."""
 
     run: RunId
@@ -281,9 +283,15 @@ class ForgetOutput(Dated, frozen=True, tag=True):
     name: str
 
 
+class NoteAudited(Struct, frozen=True, tag=True):
+    """The audit records up to this number are in the log, see ``core.audit.audit_state``."""
+
+    through: int
+
+
 RunDecision = OpenRun | DecideBatch | GroupPublished | MoveGroup | ExpireStaged | DropRun | ForgetOutput
 
-Decision = (
+OrderDecision = (
     Cut
     | Seal
     | Unseal
@@ -303,8 +311,11 @@ Decision = (
     | MoveProducer
     | CommitCursor
     | DropCursor
+    | NoteAudited
     | RunDecision
 )
+
+Decision = OrderDecision | AccessDecision
 
 CATALOG_DECISIONS = (
     AddNode,
@@ -322,3 +333,10 @@ CATALOG_DECISIONS = (
     Trim,
 )
 """Decisions that change what readers and writers see of the catalog, and so its revision."""
+
+
+def attributed(decision: Decision, origin: RequestOrigin | None) -> Decision:
+    """Return the decision as one that follows from a request of this principal, if there is one."""
+    if origin is None or not isinstance(decision, Attributed):
+        return decision
+    return structs.replace(decision, by=origin)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec import UNSET
+
 from cutwater.core.order.planning.first_reports import FirstReports
 from cutwater.core.order.planning.liveness import Liveness
 from cutwater.core.order.planning.reports import ReportBook
@@ -43,6 +45,7 @@ def describe(leader: Leader, book: ReportBook, liveness: Liveness, now: Instant)
             OutputDescription(output.name, output.run, output.batch, output.glsn, output.rows, output.position)
             for output in state.runs.outputs
         ),
+        UNSET if state.access.is_untouched else state.access.summary(),
     )
 
 
@@ -67,13 +70,15 @@ def _node(
 def _stream(leader: Leader, stream: LogStream) -> StreamDescription:
     state = leader.state
     missing = tuple(node for node in stream.replicas if node not in stream.members)
-    wanted = state.topics[stream.topic].replication
-    is_well = stream.is_open and len(stream.staying) >= wanted and not missing
+    wanted = state.wanted(stream.topic)
+    is_well = stream.is_open and len(stream.staying) == wanted and not missing
     next_step = "" if is_well else leader.explanations.get(stream.stream, "")
     more = wanted - (len(stream.replicas) - len(stream.leaving))
     if not stream.final and more > 0:
         copies = "one more copy is" if more == 1 else f"{more} more copies are"
-        next_step = f"{copies} made as soon as other storage nodes can be used"
+        # Copies are made one after another.
+        first = f"{next_step}; then " if missing and next_step else ""
+        next_step = f"{first}{copies} made as soon as other storage nodes can be used"
     return StreamDescription(
         stream.stream,
         state.topics[stream.topic].name,
@@ -91,4 +96,13 @@ def _stream(leader: Leader, stream: LogStream) -> StreamDescription:
         stream.since,
         next_step,
         wanted,
+    )
+
+
+def lost_memory(state: OrderState, what: str) -> OrderLayerLostMemory:
+    """Say that storage nodes know more than the store. ``what`` shows it."""
+    return OrderLayerLostMemory(
+        f"no more cuts at decision {state.index}, high watermark {state.high_watermark}: {what}. "
+        "The store of the metadata repository is older than what storage nodes hold: was an old copy put back? "
+        "Stop the metadata nodes and start them on the newest one"
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
+from cutwater.core.access.access_decisions import AccessDecision, NoteTokenUse
+from cutwater.core.access.access_text import tell_access
 from cutwater.core.order import decisions as d
 from cutwater.core.requests import Event
 from cutwater.core.text import counted, hold, listed, nodes_in_words
@@ -11,7 +15,7 @@ EVENTS_MAX = 1_000
 """Number of events that are kept, in memory and in the store. Older ones are in the log files of the servers."""
 
 
-_TOO_MANY = d.Cut | d.CommitCursor | d.OpenProducer | d.DecideBatch | d.GroupPublished
+_TOO_MANY = d.Cut | d.CommitCursor | d.OpenProducer | d.DecideBatch | d.GroupPublished | d.NoteAudited | NoteTokenUse
 """Frequent decisions. There are thousands of them, and they would push out the events that operators look for."""
 
 
@@ -20,12 +24,12 @@ def event_of(index: DecisionIndex, decision: d.Decision, cut_time: CutTime) -> E
     time of their own; they get the time of the last cut, which came shortly before."""
     if isinstance(decision, _TOO_MANY):
         return None
-    what, reason = _tell(decision)
+    what, reason = (tell_access(decision), "") if isinstance(decision, AccessDecision) else _tell(decision)
     time = (decision.time if isinstance(decision, d.CreateStream) else decision.at) or cut_time
     return Event(index, time, type(decision).__name__, what, reason)
 
 
-def _tell(decision: d.Decision) -> tuple[str, str]:
+def _tell(decision: d.OrderDecision) -> tuple[str, str]:
     match decision:
         case d.Seal():
             kind = "sealed for good" if decision.final else "sealed"
@@ -53,7 +57,8 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
             return f"{told}: {counted(decision.streams, 'log stream')}, replication {decision.replication}", ""
         case d.ChangeTopic():
             told = f"topic number {decision.topic} changed: {counted(decision.streams, 'log stream')}"
-            return f"{told}, retention {decision.retention}{', a new schema' if decision.schema else ''}", ""
+            told += f", retention {decision.retention}{', a new schema' if decision.schema else ''}"
+            return f"{told}{f', replication {decision.replication}' if decision.replication is not UNSET else ''}", ""
         case d.DeleteTopic():
             return f"topic number {decision.topic} deleted", ""
         case d.CreateStream():
@@ -81,5 +86,5 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
             return f"what was published under the name {decision.name!r} does not keep new runs from it any more", ""
         case d.ExpireStaged():
             return f"what was staged for run {decision.run} and not decided on expired", decision.reason
-        case d.Cut() | d.CommitCursor() | d.OpenProducer() | d.DecideBatch() | d.GroupPublished():
+        case d.Cut() | d.CommitCursor() | d.OpenProducer() | d.DecideBatch() | d.GroupPublished() | d.NoteAudited():
             return "", ""

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from cutwater.core.messages import GroupOutcome, LeaderMessage
 from cutwater.core.order.decisions import Decision
+from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.state import Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError
@@ -27,8 +28,11 @@ class ReportArrived(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True):
+    """A request, and the principal whose request it is, if the servers know it."""
+
     request_id: RequestId
     request: Request
+    origin: RequestOrigin | None = None
 
 
 class Stored(Struct, frozen=True):

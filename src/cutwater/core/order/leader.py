@@ -16,23 +16,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import islice
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from cutwater.core.messages import LeaderHello
 from cutwater.core.order import decisions as d
 from cutwater.core.order import events as e
 from cutwater.core.order.announcements import Herald
 from cutwater.core.order.cutting import Cutter
-from cutwater.core.order.description import describe
-from cutwater.core.order.options import OrderOptions
-from cutwater.core.order.planning.cluster_view import Outlook
+from cutwater.core.order.description import describe, lost_memory
+from cutwater.core.order.options import (
+    FINISHED_STREAMS_EVERY_WAKES,
+    LARGE_BATCH_PARTS,
+    REPAIRS_PER_TURN_MAX,
+    OrderOptions,
+    settling_wakes,
+)
+from cutwater.core.order.origin import Dated
+from cutwater.core.order.planning.cluster_view import Outlook, trim_histories
 from cutwater.core.order.planning.first_reports import FirstReports
 from cutwater.core.order.planning.liveness import Backoff, Liveness
 from cutwater.core.order.planning.membership_index import Roster
 from cutwater.core.order.planning.placement import ReplicaCounts, loads, reassign, replacements, survivors
 from cutwater.core.order.planning.repair import is_ready
-from cutwater.core.order.planning.reports import ReportBook
+from cutwater.core.order.planning.repair_queue import RepairQueue
+from cutwater.core.order.planning.reports import ReportBook, can_be
 from cutwater.core.order.planning.stall_detector import Trouble, TroubleKind, Watch
 from cutwater.core.order.request_handling import Surroundings, decide
 from cutwater.core.order.state import LogStream, OrderState, TopicState
@@ -51,6 +61,7 @@ from cutwater.errors import (
 from cutwater.types import (
     CutTime,
     Epoch,
+    Incarnation,
     Instant,
     LeaderEpoch,
     LogStreamId,
@@ -61,10 +72,6 @@ from cutwater.types import (
 )
 
 Effects = list[e.OrderEffect]
-
-LARGE_BATCH_PARTS = 512
-FINISHED_STREAMS_EVERY_WAKES = 16
-"""Number of wakes between checks of streams whose repair can wait, such as the many permanently sealed ones."""
 
 
 class OrderLayer:
@@ -79,7 +86,7 @@ class OrderLayer:
         self.explanations: dict[LogStreamId, str] = {}
         self._book = ReportBook()
         self._roster = Roster(state)
-        self._herald = Herald(leader_epoch, state, self._book, self._roster)
+        self._herald = Herald(leader_epoch, state, self._book, self._roster, list_min=options.member_list_min)
         self.publisher = Publisher(state, self._book, options)
         self._liveness = Liveness(
             state.nodes,
@@ -88,7 +95,7 @@ class OrderLayer:
             links=Backoff(options.retry_us_min, options.retry_us_max),
         )
         self._watch = Watch(state, self._book, self._liveness, self._roster)
-        self._with_history = {lsid for lsid, history in state.histories.items() if history}
+        self._with_history = {lsid: None for lsid, history in state.histories.items() if history}
         self._outlook = Outlook(state, self._book, self._liveness, options, now)
         self.first_reports = FirstReports(state, options.first_reports_wait_us)
         self._cutter = Cutter(state, self._book, options, now)
@@ -99,11 +106,13 @@ class OrderLayer:
         """Whether to ask the store, with an empty write, if this leader still leads."""
         self._held: Effects = []
         """Effects that wait for the write in flight: answers to requests, and messages that depend on the write."""
+        self._unheard_due = True
+        """Whether a stream may be left without a member that can report, as time has passed or a node was lost."""
         self.has_news = True
         """Whether a turn may be needed: events came since the last turn, or groups are being published."""
         self._spoke: dict[StorageNodeId, set[LogStreamId]] = {}
         """Nodes whose reports since the last turn may need an answer, each with the streams concerned."""
-        self._attention: set[LogStreamId] = set()
+        self._attention = RepairQueue()
         self._seals: dict[LogStreamId, str] = {}
         self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
         self._load: ReplicaCounts | None = None
@@ -119,7 +128,7 @@ class OrderLayer:
         """Take in an event, and have a turn."""
         return [*self.take(event, now), *self.turn(now)]
 
-    def take(self, event: e.OrderEvent, now: Instant) -> Sequence[e.OrderEffect]:
+    def take(self, event: e.OrderEvent, now: Instant) -> Iterable[e.OrderEffect]:
         """Take in an event and return the effects to carry out at once. If ``has_news``, a ``turn`` has to follow;
         several events may share one."""
         if self.over:
@@ -164,7 +173,12 @@ class OrderLayer:
         self._requests.append(asked)
         return ()
 
-    def _take_report(self, report: Report, now: Instant) -> Sequence[e.OrderEffect]:
+    def heard_of(self, node: StorageNodeId) -> Incarnation | None:
+        """Return the newest incarnation of a node that has reported to this leader."""
+        report = self._book.newest(node)
+        return report.incarnation if report is not None else None
+
+    def _take_report(self, report: Report, now: Instant) -> Iterable[e.OrderEffect]:
         node = report.storage_node_id
         if node not in self.state.nodes:
             raise NotFound(f"storage node {node} does not belong to this cluster: add it first")
@@ -172,7 +186,7 @@ class OrderLayer:
             return self._introduce(report)
         admitted = self._book.admit(report)
         if admitted is None:
-            return ()
+            return self._herald.hold(report, is_admitted=False) if self._book.is_new(report) else ()
         self._liveness.hear(node, now)
         if admitted.is_other:
             self._herald.look_again(node)
@@ -183,9 +197,10 @@ class OrderLayer:
             self._halt(f"storage node {node} has heard of the cut {report.applied_high_watermark}")
         # The rest of the report was examined before, and its consequences are decided.
         unusual = []
+        moving, streams = self._watch.moving, self.state.streams
         for ur in admitted.changed:
-            self._watch.moving.add(ur.log_stream_id)
-            stream = self.state.streams.get(ur.log_stream_id)
+            moving[ur.log_stream_id] = None
+            stream = streams.get(ur.log_stream_id)
             if stream is None or not self._herald.is_settled(stream, node, ur):
                 unusual.append(ur)
             elif self._cutter.note_report(stream):
@@ -200,7 +215,7 @@ class OrderLayer:
                 self._distrust(self.state.streams[lsid], node, "its stored data is damaged or incomplete")
         if self.first_reports.are_missing and self.halted is None:
             self._hear_first(node, admitted.changed)
-        return ()
+        return () if report.base is UNSET else self._herald.hold(report, is_admitted=True)
 
     def _hear_first(self, node: StorageNodeId, reports: Iterable[UncommitReport]) -> None:
         """Note members whose reports are not newer than the state that the store gave to this leader."""
@@ -208,7 +223,7 @@ class OrderLayer:
             stream = self.state.streams.get(ur.log_stream_id)
             if stream is None or node not in stream.members or node in self._distrusted.get(stream.stream, ()):
                 continue
-            if self._can_be(stream, ur):
+            if can_be(self.state, stream, ur):
                 self.first_reports.hear(stream.stream)
         self.has_news = self.has_news or not self.first_reports.are_missing
 
@@ -224,7 +239,7 @@ class OrderLayer:
             # The herald tells the node that the stream was deleted.
             return
         stream = self.state.streams.get(ur.log_stream_id)
-        if stream is None or not self._can_be(stream, ur):
+        if stream is None or not can_be(self.state, stream, ur):
             self._halt(f"storage node {node} reports {ur}, of which the order layer knows nothing")
             return
         if node not in stream.replicas:
@@ -246,15 +261,6 @@ class OrderLayer:
         elif node in stream.members:
             self._examine_member(stream, node, ur)
 
-    def _can_be(self, stream: LogStream, ur: UncommitReport) -> bool:
-        """Whether a replica reports only what was decided."""
-        return (
-            ur.high_watermark <= self.state.high_watermark
-            and ur.epoch <= stream.epoch
-            and ur.committed_end <= stream.committed_end
-            and ur.trimmed_before <= self.state.topics[stream.topic].trimmed_before
-        )
-
     def _examine_member(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> None:
         if ur.state is ReplicaState.SEALING:
             # The replica restarted, or something failed there.
@@ -266,13 +272,6 @@ class OrderLayer:
             self._halt(f"storage node {node} reports {ur}, but the stream is open")
         if ur.epoch == stream.epoch:
             self._cutter.note_report(stream)
-
-    def _trim_history(self, stream: LogStream, now: Instant) -> None:
-        end = self._outlook.forgettable_end(stream, now)
-        if end is not None:
-            self.state.trim_history(stream.stream, end)
-        if not self.state.histories[stream.stream]:
-            self._with_history.discard(stream.stream)
 
     def _distrust(self, stream: LogStream, node: StorageNodeId, why: str) -> None:
         """Quarantine a replica that counts but can no longer be trusted: it has to learn from a peer."""
@@ -289,20 +288,17 @@ class OrderLayer:
 
     def _want_seal(self, stream: LogStream, reason: str) -> None:
         self._seals.setdefault(stream.stream, reason)
-        self.has_news = True
+        self.has_news = self._unheard_due = True
 
     def _halt(self, what: str) -> None:
         """Stop making cuts: the order layer has lost its memory, or this leader was deposed without noticing."""
         if self.halted is None:
-            self.halted = OrderLayerLostMemory(
-                f"no more cuts at decision {self.state.index}, high watermark {self.state.high_watermark}: {what}. "
-                "The store of the metadata repository is older than what storage nodes hold: was an old copy put back? "
-                "Stop the metadata nodes and start them on the newest one"
-            )
+            self.halted = lost_memory(self.state, what)
             self._alarm(self.halted)
 
     def _wake(self, now: Instant) -> None:
         self._liveness.wake(now)
+        self._unheard_due = True
         for asked, why in self.publisher.take_overdue(now):
             self._held.append(e.Reply(asked.request_id, Unavailable(f"{why}: ask again")))
         for asked in self.first_reports.take_overdue(now):
@@ -310,14 +306,16 @@ class OrderLayer:
         self._wakes += 1
         if self._wakes % FINISHED_STREAMS_EVERY_WAKES == 0:
             self._short_topics = list(self.state.topics.values())
-            self._attention.update(self._roster.patient)
-        self._settled_high_watermark = self._high_watermark_at_wake
-        self._high_watermark_at_wake = self.state.high_watermark
-        for lsid in sorted(self._with_history):
-            self._trim_history(self.state.streams[lsid], now)
+            self._attention.add_patient(self._roster.patient)
+        if self._wakes % settling_wakes(len(self.state.nodes)) == 0:
+            self._settled_high_watermark = self._high_watermark_at_wake
+            self._high_watermark_at_wake = self.state.high_watermark
+        if self._with_history:
+            trim_histories(self.state, self._outlook, self._with_history, REPAIRS_PER_TURN_MAX, now)
         for trouble in self._watch.troubles(now):
             self._meet(trouble, now)
-        self._attention.update(self._roster.unwell)
+        if self._roster.unwell:
+            self._attention.add_all(self._roster.unwell)
 
     def _leave_out(self, node: StorageNodeId, why: str, now: Instant) -> None:
         """Leave out the node for a while, even if it reports. After a restart it may join at once."""
@@ -405,13 +403,13 @@ class OrderLayer:
         if self._requests:
             self._decide_requests(now, decided)
         if self._seals:
-            for lsid, reason in self._seals.items():
-                self._decide_seal(self.state.streams[lsid], reason, decided, now)
-            self._seals.clear()
-        if self._attention:
-            for lsid in sorted(self._attention):
+            for lsid in list(islice(self._seals, REPAIRS_PER_TURN_MAX)):
+                self._decide_seal(self.state.streams[lsid], self._seals.pop(lsid), decided, now)
+        if self._attention.urgent or self._attention.patient:
+            for lsid in self._attention.take(REPAIRS_PER_TURN_MAX):
                 self._decide_repair(self.state.streams[lsid], now, decided)
-            self._attention.clear()
+        if self._seals or self._attention.urgent or self._attention.patient:
+            self.has_news = True
         if self._short_topics:
             for topic in self._short_topics:
                 self._decide_replacements(topic, now, decided)
@@ -426,26 +424,29 @@ class OrderLayer:
         """
         if self._requests:
             self._decide_requests(now, decided)
-        for lsid in self.first_reports.missing:
-            stream, distrusted = self.state.streams[lsid], self._distrusted.get(lsid, ())
-            if not any(self._liveness.is_alive(node, now) for node in stream.members if node not in distrusted):
-                self._decide_seal(stream, self._seals.pop(lsid, "no member of it has reported"), decided, now)
+        if self._unheard_due:
+            self._unheard_due = False
+            alive = {node for node in self.state.nodes if self._liveness.is_alive(node, now)}
+            for lsid in self.first_reports.hopeless(alive, self._distrusted):
+                why = self._seals.pop(lsid, "no member of it has reported")
+                self._decide_seal(self.state.streams[lsid], why, decided, now)
 
     def _apply(self, decision: d.Decision, decided: list[d.Decision], now: Instant) -> None:
         if isinstance(decision, d.Cut):
             self.state.apply(decision)
             decided.append(decision)
             for commit in decision.commits:
-                self._watch.moving.add(commit.stream)
-                self._with_history.add(commit.stream)
+                self._watch.moving[commit.stream] = None
+                self._with_history[commit.stream] = None
             return
-        if isinstance(decision, d.Dated):
+        if isinstance(decision, Dated):
             decision = structs.replace(decision, at=max(self.state.cut_time, CutTime(now.wall)))
         self.state.apply(decision)
+        self._roster.note(decision)
         decided.append(decision)
         if isinstance(decision, (d.Seal, d.Unseal)):
             self._book.void(decision.stream)
-            self._watch.moving.add(decision.stream)
+            self._watch.moving[decision.stream] = None
         if isinstance(decision, (d.Seal, d.CreateStream)):
             self._outlook.note_sealed(decision.stream, now)
         if isinstance(decision, d.DeleteTopic):
@@ -456,8 +457,8 @@ class OrderLayer:
     def _forget_streams(self) -> None:
         known = self.state.streams
         self._cutter.forget_streams()
-        self._attention &= known.keys()
-        self._with_history &= known.keys()
+        self._attention.keep(known)
+        self._with_history = {lsid: None for lsid in self._with_history if lsid in known}
         self._seals = {lsid: reason for lsid, reason in self._seals.items() if lsid in known}
         self._distrusted = {lsid: nodes for lsid, nodes in self._distrusted.items() if lsid in known}
         self._outlook.forget_streams()
@@ -473,14 +474,16 @@ class OrderLayer:
                 continue
             taken += 1
             try:
-                decisions, answer = decide(asked.request, self.state, around)
+                decisions, answer = decide(asked.request, self.state, structs.replace(around, origin=asked.origin))
             except CutwaterError as error:
                 self._held.append(e.Reply(asked.request_id, error))
                 continue
             for decision in decisions:
-                self._apply(decision, decided, now)
+                self._apply(d.attributed(decision, asked.origin), decided, now)
                 if isinstance(decision, (d.CreateStream, d.Release, d.AssignReplicas)):
                     self._attention.add(decision.stream)
+                if isinstance(decision, d.ChangeTopic) and decision.replication is not UNSET:
+                    self._attention.add_all(s.stream for s in self.state.streams_of(decision.topic))
                 if isinstance(decision, d.AddNode):
                     self._liveness.hear(decision.node, now)
             if isinstance(asked.request, LearnRequest):
@@ -527,7 +530,7 @@ class OrderLayer:
             self._attention.add(stream.stream)
 
     def _decide_repair(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
-        wanted = self.state.topics[stream.topic].replication
+        wanted = self.state.wanted(stream.topic)
         assign = reassign(stream, wanted, self._outlook, now, lambda: self._loads(now))
         if assign is not None:
             gone = [node for node in stream.replicas if node not in assign.replicas]
@@ -547,7 +550,7 @@ class OrderLayer:
             self._apply(unseal, decided, now)
             if stream.members == stream.replicas:
                 self._admissions.clear(stream.stream)
-        elif plan.admit:
+        elif plan.admit or plan.leave is not None:
             self._admissions.fail(stream.stream, now)
             self._decide_seal(stream, plan.why, decided, now)
 
@@ -555,7 +558,7 @@ class OrderLayer:
         if topic.topic not in self.state.topics:
             return
         time, least = self._cutter.time(now), max(1, self.options.min_replication)
-        load = self._loads(now)
+        load = partial(self._loads, now)
         for create in replacements(self.state, topic, self._outlook, now, load, time, min_replication=least):
             self._apply(create, decided, now)
             self._attention.add(create.stream)

@@ -6,6 +6,22 @@ from msgspec import Struct
 
 from cutwater.types import MILLISECOND, SECOND
 
+NODES_PER_SETTLING_WAKE, SETTLING_WAKES_MAX = 10, 20
+LARGE_BATCH_PARTS = 512
+"""A request to publish more parts than this almost fills a write by itself."""
+REPAIRS_PER_TURN_MAX = 512
+"""Number of streams that are sealed, and whose repair is planned, in one turn. The others wait for the next turn, so
+cuts of other streams go on meanwhile."""
+FINISHED_STREAMS_EVERY_WAKES = 16
+"""Number of wakes between checks of streams whose repair can wait, such as the many permanently sealed ones."""
+
+
+def settling_wakes(nodes: int) -> int:
+    """Return the number of wakes after which a cut that a node has not applied counts as lost on the way. To tell a
+    node again costs as much as it has replicas, so in a large cluster a leader that is slow must not take all nodes for
+    behind."""
+    return max(1, min(nodes // NODES_PER_SETTLING_WAKE, SETTLING_WAKES_MAX))
+
 
 class OrderOptions(Struct, frozen=True):
     node_dead_after_us: int = 2 * SECOND
@@ -17,6 +33,9 @@ class OrderOptions(Struct, frozen=True):
     tick_us_min: int = 1 * SECOND
     tick_us_max: int = 30 * SECOND
     min_replication: int = 1
+    member_list_min: int = 32
+    """A node that is a member of at least this many open streams gets a list of them to keep, so that messages need not
+    name those without commits. For fewer, their names cost no more."""
     requests_max: int = 1_024
     requests_per_turn_max: int = 16
     """The limit is low, so that this many requests, each with the largest schema, fit into one write of any store."""

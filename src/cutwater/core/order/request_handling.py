@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from cutwater.core import requests as r
-from cutwater.core.names import check_name, check_topic_name
+from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.access_handling import decide_access
+from cutwater.core.access.access_requests import AccessRequest
+from cutwater.core.audit.audit_requests import AuditRequest
+from cutwater.core.names import check_name, check_not_reserved, check_topic_name
 from cutwater.core.order import decisions as d
+from cutwater.core.order.audit_handling import check_audit, check_producer, decide_audit
+from cutwater.core.order.internal_topic_requests import internal_in_words, make_internal_topics
+from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.planning.placement import loads, place
 from cutwater.core.order.state import LogStream, Node, OrderState, ProducerState, TopicState
 from cutwater.core.publish.run_requests import Outcome, drop_run, forget_output, open_run, publish, staged
@@ -39,6 +46,8 @@ from cutwater.types import (
 )
 
 STREAMS_PER_TOPIC_MAX = 1_024
+REPLICATION_MAX = 64
+"""The largest number of copies that a topic may be changed to. It may exceed the number of storage nodes."""
 PRODUCERS_PER_TOPIC_MAX = 10_000
 """The metadata repository remembers every producer, and so do the replicas of its log stream, with its last batches."""
 MARKS_MAX = 100_000
@@ -47,18 +56,25 @@ AHEAD_US_MAX = 1_000 * 365 * 86_400 * SECOND
 
 
 class Surroundings(Struct, frozen=True):
-    """What the leader sees of the nodes, as far as requests need it, and the time."""
+    """What the leader sees of the nodes, as far as requests need it, and the time. ``origin`` is the principal whose
+    request it is, if the servers know it."""
 
     usable: Callable[[StorageNodeId], bool]
     ready: Callable[[LogStream, StorageNodeId], bool]
     describe: Callable[[], r.Description]
     time: CutTime
     staged_expire_after_us: int = 3_600 * SECOND
+    origin: RequestOrigin | None = None
 
 
 def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outcome:
     """Return the decisions, and the answer to give once they are stored. Raise if the request cannot be carried out.
     The answer is None if the request has to wait for something else to happen first."""
+    check_audit(request, state, around.origin)
+    if isinstance(request, AuditRequest):
+        return decide_audit(request, state)
+    if isinstance(request, AccessRequest):
+        return decide_access(request, state.access, around.time, around.origin)
     match request:
         case r.FoundClusterRequest():
             return ((), r.Done()) if state.cluster_key else ((d.FoundCluster(request.cluster, request.key),), r.Done())
@@ -92,6 +108,7 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
         case r.TrimRequest():
             return _trim(request, state)
         case r.OpenProducerRequest():
+            check_producer(request, around.origin)
             return _open_producer(request, state)
         case r.MoveProducerRequest():
             return _move_producer(request, state)
@@ -125,6 +142,8 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
             return (), r.Events(events, state.events[0].index if state.events else DecisionIndex(0))
         case r.DescribeRequest():
             return (), around.describe()
+        case r.MakeInternalTopicsRequest():
+            return make_internal_topics(request, state, around.usable, around.time)
 
 
 def catalog(state: OrderState) -> r.Catalog:
@@ -167,6 +186,9 @@ def _clock_marks(request: r.ClockRequest, state: OrderState) -> r.ClockMarks:
 def _topic(state: OrderState, name: str) -> TopicState:
     topic = state.topic_named(name)
     if topic is None:
+        if state.access.mode is not AccessMode.OFF:
+            # The caller may not be allowed to know of the others.
+            raise NotFound(f"there is no topic {name!r}")
         names = ", ".join(sorted(t.name for t in state.topics.values())) or "none"
         raise NotFound(f"there is no topic {name!r}; topics: {names}")
     return topic
@@ -203,6 +225,7 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
             f"topic {request.name!r} exists already: use it as it is (exist_ok, or --exist-ok, does that), or choose "
             "another name"
         )
+    check_not_reserved(request.name)
     topic = TopicId(state.last_topic + 1)
     extra: dict[StorageNodeId, int] = {}
     streams = tuple(
@@ -231,20 +254,29 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
 
 def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
     topic = _topic(state, request.name)
+    if topic.is_internal and (request.streams is not None or request.schema):
+        raise Refused(
+            f"{internal_in_words(topic)}: its log streams and its schema stay; change its retention or replication"
+        )
     streams = topic.streams if request.streams is None else request.streams
     retention = topic.retention if request.retention is None else request.retention
     schema = b"" if request.schema in topic.schemas else request.schema
     ahead_us = request.event_time_ahead_us
+    replication = topic.replication if isinstance(request.replication, UnsetType) else request.replication
     _check_settings(streams, retention, schema, ahead_us or 0)
+    if not 1 <= replication <= REPLICATION_MAX and replication != topic.replication:
+        raise InvalidArgument(f"replication is 1 to {REPLICATION_MAX}, not {replication}")
     if schema and not topic.schemas:
         raise Refused(f"topic {topic.name!r} has records of key and value: it cannot get a schema; create another one")
     if schema and request.schema_after != len(topic.schemas):
         raise Refused(f"the schema of topic {topic.name!r} was changed by another client: fetch it and try again")
     seals = () if request.streams is None else _seal_surplus(state, topic, streams)
     is_ahead_same = ahead_us in (None, topic.event_time_ahead_us)
-    if (streams, retention, schema) == (topic.streams, topic.retention, b"") and is_ahead_same:
+    present = (topic.streams, topic.retention, b"", topic.replication)
+    if (streams, retention, schema, replication) == present and is_ahead_same:
         return seals, r.Done()
-    return (d.ChangeTopic(topic.topic, streams, retention, schema, ahead_us), *seals), r.Done()
+    changed = UNSET if replication == topic.replication else replication
+    return (d.ChangeTopic(topic.topic, streams, retention, schema, ahead_us, changed), *seals), r.Done()
 
 
 def _seal_surplus(state: OrderState, topic: TopicState, wanted: int) -> tuple[d.Seal, ...]:
@@ -333,11 +365,13 @@ def _rotate(nodes: tuple[StorageNodeId, ...], by: int) -> tuple[StorageNodeId, .
 
 def _add_stream(request: r.AddStreamRequest, state: OrderState, around: Surroundings) -> Outcome:
     topic = _topic(state, request.topic)
+    if topic.is_internal:
+        raise Refused(f"{internal_in_words(topic)}, with one log stream")
     live = sum(1 for s in state.streams_of(topic.topic) if not s.final)
     if live >= STREAMS_PER_TOPIC_MAX:
         raise Refused(f"topic {request.topic!r} has {live} log streams already, {STREAMS_PER_TOPIC_MAX} is the most")
     stream = LogStreamId(state.last_stream + 1)
-    nodes = _rotate(_place(state, around, {}, topic.replication), stream)
+    nodes = _rotate(_place(state, around, {}, min(topic.replication, max(1, len(state.nodes)))), stream)
     create = d.CreateStream(stream, topic.topic, nodes, state.high_watermark, around.time, "asked for by an operator")
     change = d.ChangeTopic(topic.topic, topic.streams + 1, topic.retention)
     return (change, create), r.Created(topic.topic, (stream,))
@@ -345,6 +379,8 @@ def _add_stream(request: r.AddStreamRequest, state: OrderState, around: Surround
 
 def _delete_topic(request: r.DeleteTopicRequest, state: OrderState) -> Outcome:
     topic = _topic(state, request.name)
+    if topic.is_internal:
+        raise Refused(f"{internal_in_words(topic)} and would make it again; `cutwater topic trim` removes old records")
     seals = tuple(
         d.Seal(s.stream, s.epoch, s.committed_end, s.members, "its topic is deleted", final=True)
         for s in state.streams_of(topic.topic)

@@ -11,6 +11,12 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, Struct, UnsetType, field, structs
 
+from cutwater.core.access.access_decisions import AccessDecision, AccessMode
+from cutwater.core.access.access_rules import AccessRules
+from cutwater.core.access.access_state import AccessState
+from cutwater.core.audit.audit_record import AuditRecord
+from cutwater.core.audit.audit_state import AuditSnapshot, AuditState
+from cutwater.core.audit.change_records import audit_record
 from cutwater.core.order import decisions as d
 from cutwater.core.order.event_log import EVENTS_MAX, event_of
 from cutwater.core.order.history import CommitHistory
@@ -57,7 +63,8 @@ class Node(Struct, frozen=True):
 
 
 class TopicState(Struct):
-    """A topic. ``streams`` is the number of log streams that shall be open."""
+    """A topic. ``streams`` is the number of log streams that shall be open, ``replication`` the number of copies that
+    each shall have."""
 
     topic: TopicId
     name: str
@@ -68,6 +75,13 @@ class TopicState(Struct):
     retention: Retention = Retention()
     trimmed_before: GLSN = GLSN(1)
     event_time_ahead_us: int = 0
+    internal: bool | UnsetType = UNSET
+    """As ``is_internal``. It is stored only if it is so, as the field is younger than the format."""
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether the cluster made the topic for itself."""
+        return self.internal is True
 
 
 class LogStream(Struct):
@@ -152,6 +166,11 @@ class Snapshot(Struct, frozen=True):
     runs: tuple[RunState, ...] = ()
     outputs: tuple[Output, ...] | None = None
     """Outputs by name. None in snapshots from before outputs were stored; they are then derived from the runs."""
+    access: AccessRules | UnsetType = UNSET
+    """Access control. It is stored only once something about it was decided, as the field is younger than the
+    format."""
+    audit: AuditSnapshot | UnsetType = UNSET
+    """The audit. It is stored only once something was recorded."""
 
 
 class OrderState:
@@ -168,12 +187,17 @@ class OrderState:
         self.nodes: dict[StorageNodeId, Node] = {node.node: node for node in start.nodes}
         self.topics: dict[TopicId, TopicState] = {topic.topic: structs.replace(topic) for topic in start.topics}
         self.streams: dict[LogStreamId, LogStream] = {s.stream.stream: structs.replace(s.stream) for s in start.streams}
+        self._of_topic: dict[TopicId, dict[LogStreamId, LogStream]] = {topic: {} for topic in self.topics}
+        for stream in self.streams.values():
+            self._of_topic[stream.topic][stream.stream] = stream
         self.histories = {s.stream.stream: CommitHistory(s.history, s.stream.committed_end) for s in start.streams}
         self.producers = {name: structs.replace(producer) for name, producer in start.producers.items()}
         self.cursors = dict(start.cursors)
         self.events = deque(start.events, EVENTS_MAX)
         self.clock = Clock(start.clock_blocks, start.clock_recent)
         self.runs = RunRegistry(start.last_run, start.runs, start.outputs)
+        self.access = AccessState(start.access or None)
+        self.audit = AuditState(start.audit or AuditSnapshot(is_on=self.access.mode is not AccessMode.OFF))
         self._journal = Journal("order layer")
         for decision in decisions:
             self.apply(decision)
@@ -202,13 +226,39 @@ class OrderState:
             last_run=self.runs.last,
             runs=self.runs.snapshot(),
             outputs=self.runs.outputs_snapshot(),
+            access=UNSET if self.access.is_untouched else self.access.snapshot(),
+            audit=UNSET if self.audit.is_untouched else self.audit.snapshot(),
         )
 
     def topic_named(self, name: str) -> TopicState | None:
         return next((t for t in self.topics.values() if t.name == name), None)
 
+    def wanted(self, topic: TopicId) -> int:
+        """Return the number of copies that the topic asks for now. An internal topic asks for no more than there are
+        storage nodes, so nothing is missing in a small cluster."""
+        found = self.topics[topic]
+        return min(found.replication, max(1, len(self.nodes))) if found.is_internal else found.replication
+
     def streams_of(self, topic: TopicId) -> list[LogStream]:
-        return [stream for stream in self.streams.values() if stream.topic == topic]
+        return list(self._of_topic.get(topic, {}).values())
+
+    # See ``core.audit.change_records.AuditNames``.
+
+    def topic_name(self, topic: TopicId) -> str:
+        return self.topics[topic].name if topic in self.topics else ""
+
+    def stream_topic_name(self, stream: LogStreamId) -> str:
+        return self.topic_name(self.streams[stream].topic) if stream in self.streams else ""
+
+    def run_name(self, run: RunId) -> str:
+        found = self.runs.get(run)
+        return found.name if found is not None else ""
+
+    def audit_record(self, decision: d.Decision) -> AuditRecord | None:
+        """Return the audit record of the next decision, if there is one."""
+        if not self.audit.wants(decision):
+            return None
+        return audit_record(DecisionIndex(self.index + 1), decision, self, self.cut_time)
 
     def streams_on(self, node: StorageNodeId) -> list[LogStream]:
         return [stream for stream in self.streams.values() if node in stream.replicas]
@@ -229,6 +279,8 @@ class OrderState:
             self._require(decision.stream in self.streams, decision, "the log stream is unknown")
         if isinstance(decision, (d.ChangeTopic, d.DeleteTopic, d.Trim, d.CreateStream)):
             self._require(decision.topic in self.topics, decision, "the topic is unknown")
+        # A name that the decision removes is known only before.
+        record = self.audit_record(decision)
         match decision:
             case d.Seal():
                 self._seal(decision)
@@ -267,12 +319,15 @@ class OrderState:
                     decision.event_time,
                     decision.retention,
                     event_time_ahead_us=decision.event_time_ahead_us,
+                    internal=decision.is_internal or UNSET,
                 )
             case d.ChangeTopic():
                 topic = self.topics[decision.topic]
                 topic.streams, topic.retention = decision.streams, decision.retention
                 if decision.event_time_ahead_us is not None:
                     topic.event_time_ahead_us = decision.event_time_ahead_us
+                if not isinstance(decision.replication, UnsetType):
+                    topic.replication = decision.replication
                 if decision.schema:
                     topic.schemas = (*topic.schemas, decision.schema)
             case d.DeleteTopic():
@@ -282,7 +337,9 @@ class OrderState:
                 self._trim_clock()
             case d.CreateStream():
                 self._create_stream(decision)
-                self._trim_clock()
+                if len(self._of_topic[decision.topic]) == 1:
+                    # Another stream of the same topic needs no marks that the first one does not need.
+                    self._trim_clock()
             case d.Release():
                 self.streams[decision.stream].held = False
             case d.AssignReplicas():
@@ -304,11 +361,17 @@ class OrderState:
                 self.cursors[decision.cursor] = decision.glsn
             case d.DropCursor():
                 self.cursors.pop(decision.cursor, None)
+            case d.NoteAudited():
+                self._require(decision.through > self.audit.written, decision, "the audit never goes back")
+            case _ if isinstance(decision, AccessDecision):
+                problem = self.access.problem(decision)
+                self._require(not problem, decision, problem)
+                self.access.apply(decision, self.cut_time)
             case _:
-                takes_appends = {s.stream: s.topic for s in self.streams.values() if s.is_open}
-                problem = self.runs.problem(decision, takes_appends)
+                problem = self.runs.problem(decision, self._takes_appends)
                 self._require(not problem, decision, problem)
                 self.runs.apply(decision, DecisionIndex(self.index + 1))
+        self.audit.apply(decision, record)
         self.index = DecisionIndex(self.index + 1)
         if isinstance(decision, d.CATALOG_DECISIONS):
             self.revision = Revision(self.revision + 1)
@@ -317,12 +380,18 @@ class OrderState:
         if event is not None:
             self.events.append(event)
 
+    def _takes_appends(self, lsid: LogStreamId) -> TopicId | None:
+        """Return the topic of an open stream, or None if the stream takes no appends."""
+        stream = self.streams.get(lsid)
+        return stream.topic if stream is not None and stream.is_open else None
+
     def _trim_clock(self) -> None:
         """Forget marks that no topic needs. A topic needs the marks from its first remaining record on, or from its
         creation, whichever is later."""
-        created: dict[TopicId, GLSN] = {}
-        for stream in self.streams.values():
-            created[stream.topic] = min(stream.created_at, created.get(stream.topic, stream.created_at))
+        # Streams are created in order, so the first one of a topic is its oldest.
+        created = {
+            topic: next(iter(streams.values())).created_at for topic, streams in self._of_topic.items() if streams
+        }
         needed = [max(self.topics[topic].trimmed_before, GLSN(at + 1)) for topic, at in created.items()]
         self.clock.trim(min(needed, default=GLSN(self.high_watermark + 1)))
 
@@ -399,7 +468,7 @@ class OrderState:
         self._require(create.stream == self.last_stream + 1, create, "its number is out of turn")
         self._require(create.high_watermark == self.high_watermark, create, "it does not start at the present")
         self.last_stream = create.stream
-        self.streams[create.stream] = LogStream(
+        self.streams[create.stream] = self._of_topic.setdefault(create.topic, {})[create.stream] = LogStream(
             create.stream,
             create.topic,
             create.replicas,
@@ -415,6 +484,7 @@ class OrderState:
         out twice, so a stream that is unknown here but not new was deleted."""
         gone = {stream.stream for stream in self.streams_of(topic)}
         del self.topics[topic]
+        self._of_topic.pop(topic, None)
         for lsid in gone:
             del self.streams[lsid], self.histories[lsid]
         self.producers = {name: p for name, p in self.producers.items() if p.stream not in gone}

@@ -207,6 +207,7 @@ class Publisher:
             group.rows,
             run.decided,
             self._state.runs.oldest(group.topic),
+            group.publisher,
         )
         for node in nodes:
             yield Send(node, message)

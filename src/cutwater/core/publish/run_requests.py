@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cutwater.core import requests as r
+from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.order import decisions as d
 from cutwater.core.order.state import OrderState
 from cutwater.core.publish.runs import Output, RunRegistry, RunState
@@ -32,7 +33,7 @@ def open_run(request: r.OpenRunRequest, state: OrderState) -> Outcome:
     if run is not None:
         _check_fence(run)
         if run.name != request.name:
-            raise InvalidArgument(f"run {run.run} has the name {run.name!r}, not {request.name!r}: keep a run's name")
+            raise InvalidArgument(f"run {run.run} has another name than {request.name!r}: keep a run's name")
         return (), r.RunAnswer(run.run, run.generation, run.batch)
     if request.once:
         _require_no_query(request, state)
@@ -83,6 +84,8 @@ def _is_past(output: Output, start: r.RunStart, runs: RunRegistry) -> bool:
 
 def forget_output(request: r.ForgetOutputRequest, state: OrderState) -> Outcome:
     if state.runs.output(request.name) is None:
+        if state.access.mode is not AccessMode.OFF:
+            raise NotFound(f"nothing was published under the name {request.name!r}")
         names = sorted(output.name for output in state.runs.outputs)
         shown = ", ".join(names[:NAMES_SHOWN_MAX]) + (", …" if len(names) > NAMES_SHOWN_MAX else "")
         raise NotFound(f"nothing was published under the name {request.name!r}; names that have: {shown or 'none'}")

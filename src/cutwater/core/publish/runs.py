@@ -10,9 +10,9 @@ it forgotten, however many runs come and go: a new checkpoint under the name wou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from cutwater.core.order import decisions as d
 from cutwater.core.requests import PublishedGroup
@@ -24,19 +24,23 @@ that are remembered for each name, so that their keys are known to be over."""
 UNDECIDED_RUNS_MAX = 10_000
 """Number of runs for a single batch that may be open without having published anything. The same limit applies to runs
 without a name."""
+OPENERS_MIN = 10
+"""While access control is on, the runs of one principal take up at most this fraction of each limit."""
 UNNAMED_RUNS_MAX = 10_000
 """Number of runs without a name that are remembered: those that published last. Such a run has no explicit end, so it
 ends here: a query without a name begins anew if it is opened after this many others have published."""
 
 
 class Group(Struct, frozen=True):
-    """The rows of a decided batch for one topic. ``parts`` is empty once the group is published."""
+    """The rows of a decided batch for one topic. ``parts`` is empty once the group is published. ``publisher`` is the
+    principal that asked for it, if access control was on."""
 
     topic: TopicId
     stream: LogStreamId
     parts: tuple[Part, ...]
     rows: int
     glsn: GLSN = GLSN(0)
+    publisher: str | UnsetType = UNSET
 
     @property
     def is_published(self) -> bool:
@@ -57,6 +61,8 @@ class RunState(Struct):
     groups: tuple[Group, ...] = ()
     fenced_by: RunId = RunId(0)
     """The run that has taken over the name; the run's own number if it was dropped; 0 if the run may go on."""
+    opener: str | UnsetType = UNSET
+    """The principal that opened the run, if access control was on. A run without a name belongs to it."""
 
     @property
     def unpublished(self) -> tuple[Group, ...]:
@@ -153,8 +159,9 @@ class RunRegistry:
 
     # Decisions.
 
-    def problem(self, decision: d.RunDecision, open_streams: Mapping[LogStreamId, TopicId]) -> str:
-        """Return why the decision is not valid, or an empty string. ``open_streams`` are those that take appends."""
+    def problem(self, decision: d.RunDecision, topic_of: Callable[[LogStreamId], TopicId | None]) -> str:
+        """Return why the decision is not valid, or an empty string. ``topic_of`` returns the topic of a stream that
+        takes appends, and None for any other."""
         if isinstance(decision, d.OpenRun):
             if decision.run != self.last + 1:
                 return "its number is out of turn"
@@ -169,18 +176,18 @@ class RunRegistry:
         if isinstance(decision, d.DropRun):
             return "" if run.unpublished else "it holds nothing up"
         if isinstance(decision, d.DecideBatch):
-            return self._problem_of_batch(run, decision, open_streams)
+            return self._problem_of_batch(run, decision, topic_of)
         group = run.group(decision.topic) if run.batch == decision.batch else None
         if group is None or group.is_published:
             return "no such group is to be published"
         if isinstance(decision, d.MoveGroup):
-            if group.stream in open_streams:
+            if topic_of(group.stream) is not None:
                 return "the log stream it leaves is open"
-            return "" if open_streams.get(decision.stream) == group.topic else "it cannot go there"
+            return "" if topic_of(decision.stream) == group.topic else "it cannot go there"
         return "" if (decision.glsn > 0 and decision.count == group.rows) else "it has another number of records"
 
     def _problem_of_batch(
-        self, run: RunState, batch: d.DecideBatch, open_streams: Mapping[LogStreamId, TopicId]
+        self, run: RunState, batch: d.DecideBatch, topic_of: Callable[[LogStreamId], TopicId | None]
     ) -> str:
         if run.fenced_by:
             return "the run is over"
@@ -191,7 +198,7 @@ class RunRegistry:
         if len({group.topic for group in batch.groups}) < len(batch.groups):
             return "a topic is in it twice"
         for group in batch.groups:
-            if open_streams.get(group.stream) != group.topic or not group.rows:
+            if topic_of(group.stream) != group.topic or not group.rows:
                 return "a group of it cannot go where it should"
             if any(part.generation != run.generation or part.topic != group.topic for part in group.parts):
                 return "a part of it is of another topic or generation"
@@ -209,8 +216,10 @@ class RunRegistry:
         match decision:
             case d.DecideBatch():
                 run.batch, run.decided = decision.batch, index
+                publisher = decision.by.principal if decision.by else UNSET
                 run.groups = tuple(
-                    Group(group.topic, group.stream, group.parts, group.rows) for group in decision.groups
+                    Group(group.topic, group.stream, group.parts, group.rows, publisher=publisher)
+                    for group in decision.groups
                 )
                 self._count(run, decision.position)
             case d.GroupPublished():
@@ -236,18 +245,19 @@ class RunRegistry:
         if older is not None:
             older.fenced_by = decision.run
             self._forget([run for run in self if run.name == decision.name and run.fenced_by], FINISHED_RUNS_MAX)
-        self._runs[decision.run] = RunState(decision.run, decision.name, decision.key, decision.once)
+        opener = (decision.by.principal if decision.by else "") or UNSET
+        self._runs[decision.run] = RunState(decision.run, decision.name, decision.key, decision.once, opener=opener)
         self._by_key[decision.key] = decision.run
         if decision.name:
             self._by_name[decision.name] = decision.run
         if decision.once:
-            self._forget([run for run in self if run.once and run.batch >= 0], FINISHED_RUNS_MAX)
-            self._forget([run for run in self if run.once and run.batch < 0], UNDECIDED_RUNS_MAX)
+            self._forget([run for run in self if run.once and run.batch >= 0], FINISHED_RUNS_MAX, opener)
+            self._forget([run for run in self if run.once and run.batch < 0], UNDECIDED_RUNS_MAX, opener)
         elif not decision.name:
             unnamed = [run for run in self if not run.once and not run.name]
             decided = sorted((run for run in unnamed if run.batch >= 0), key=lambda run: run.decided)
-            self._forget(decided, UNNAMED_RUNS_MAX)
-            self._forget([run for run in unnamed if run.batch < 0], UNDECIDED_RUNS_MAX)
+            self._forget(decided, UNNAMED_RUNS_MAX, opener)
+            self._forget([run for run in unnamed if run.batch < 0], UNDECIDED_RUNS_MAX, opener)
 
     def _count(self, run: RunState, position: GLSN | None) -> None:
         """Add the batch that was just decided to the output of its name. A batch without rows does not count, since
@@ -281,10 +291,13 @@ class RunRegistry:
             run.fenced_by = run.run
             self._by_name.pop(run.name, None)
 
-    def _forget(self, runs: list[RunState], keep: int) -> None:
+    def _forget(self, runs: list[RunState], keep: int, opener: str | UnsetType = UNSET) -> None:
         """Keep only the last ``keep`` runs, by stored numbers, so that every copy of the state forgets the same
-        ones."""
-        for run in runs[:-keep]:
+        ones. Of the runs of ``opener`` at most a part is kept, so that it cannot make runs of others be forgotten."""
+        own = [run for run in runs if run.opener == opener] if opener is not UNSET else []
+        excess = own[: -(keep // OPENERS_MIN)]
+        gone = {run.run for run in excess}
+        for run in (*excess, *[run for run in runs if run.run not in gone][:-keep]):
             if not run.unpublished:
                 del self._runs[run.run], self._by_key[run.key]
 

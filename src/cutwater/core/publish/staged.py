@@ -7,7 +7,7 @@ those of the log, and its bytes are the same on every node that holds it.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cutwater.types import BatchNumber, RunId, TopicId
 
@@ -28,7 +28,8 @@ class PartOrder(Struct, frozen=True):
 
 class StagedPart(Struct, frozen=True):
     """Identifies a part. ``part`` is a name that no other attempt has: 32 hexadecimal digits. Without an ``order``, its
-    entries go into the log unchanged."""
+    entries go into the log unchanged. ``owner`` is the principal that stages it; the storage node sets it, if access
+    control is on. The field is younger than the format, and not stored if it is not set."""
 
     run: RunId
     batch: BatchNumber
@@ -36,6 +37,7 @@ class StagedPart(Struct, frozen=True):
     topic: TopicId
     part: str
     order: PartOrder | None = None
+    owner: str | UnsetType = UNSET
 
 
 class PartSize(Struct, frozen=True):

@@ -5,6 +5,8 @@ The view answers questions and decides nothing. A new leader starts with a fresh
 
 from __future__ import annotations
 
+from itertools import islice
+
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.planning.liveness import Liveness
 from cutwater.core.order.planning.repair import RepairPlan, StreamView, is_ready, plan_open, plan_sealed
@@ -103,8 +105,24 @@ class Outlook:
             replace_after_us=self._options.replace_node_after_us,
             turn=now.monotonic // (2 * SECOND),
         )
-        wanted = self._state.topics[stream.topic].replication
+        wanted = self._state.wanted(stream.topic)
         if stream.is_open:
             return plan_open(view, admit=admit, wanted=wanted)
         least = min(self._options.min_replication, wanted)
-        return plan_sealed(view, min_replication=least, patient=self.is_patient(stream, now), wanted=wanted)
+        # A chain that has more members than its topic asks for loses one at a time.
+        kept = max(wanted, len(stream.members) - 1)
+        return plan_sealed(view, min_replication=least, patient=self.is_patient(stream, now), wanted=kept)
+
+
+def trim_histories(
+    state: OrderState, outlook: Outlook, with_history: dict[LogStreamId, None], count: int, now: Instant
+) -> None:
+    """Forget the ranges that no member needs, in the first streams of ``with_history``. They leave it, or go to its end
+    if ranges are left."""
+    for lsid in list(islice(with_history, count)):
+        end = outlook.forgettable_end(state.streams[lsid], now)
+        if end is not None:
+            state.trim_history(lsid, end)
+        del with_history[lsid]
+        if state.histories[lsid]:
+            with_history[lsid] = None

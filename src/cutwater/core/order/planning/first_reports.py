@@ -12,15 +12,18 @@ Two kinds of requests are answered at once: those by which storage nodes join, a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Set
 
+from cutwater.core.access.access_requests import AccessRequest
 from cutwater.core.order.events import Asked
 from cutwater.core.order.state import OrderState
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, EventsRequest, FoundClusterRequest, JoinRequest
 from cutwater.core.text import listed
 from cutwater.errors import Unavailable
-from cutwater.types import Instant, LogStreamId
+from cutwater.types import Instant, LogStreamId, StorageNodeId
 
-AT_ONCE = (FoundClusterRequest, AddNodeRequest, JoinRequest, EventsRequest, DescribeRequest)
+AT_ONCE = (FoundClusterRequest, AddNodeRequest, JoinRequest, EventsRequest, DescribeRequest, AccessRequest)
+"""Requests that depend on no report. A token must be revocable while a log stream has no live member."""
 STREAMS_NAMED_MAX = 8
 
 
@@ -30,6 +33,7 @@ class FirstReports:
     def __init__(self, state: OrderState, wait_us: int) -> None:
         self._state, self._wait_us = state, wait_us
         self._missing = {stream.stream for stream in state.streams.values() if stream.is_open}
+        self._looked_at = state.revision
         self.waiting: deque[tuple[Asked, int]] = deque()
         """Requests that wait, each with its deadline."""
 
@@ -47,9 +51,21 @@ class FirstReports:
         self._missing.discard(stream)
 
     def look(self) -> None:
-        """Forget streams that were sealed or deleted."""
+        """Forget streams that were sealed or deleted since the last look."""
+        if self._looked_at == self._state.revision:
+            return
+        self._looked_at = self._state.revision
         streams = self._state.streams
         self._missing = {lsid for lsid in self._missing if lsid in streams and streams[lsid].is_open}
+
+    def hopeless(
+        self, alive: Set[StorageNodeId], distrusted: Mapping[LogStreamId, Set[StorageNodeId]]
+    ) -> list[LogStreamId]:
+        """Return the streams of which no member can report any more."""
+        if not distrusted and alive >= self._state.nodes.keys():
+            return []
+        streams, none = self._state.streams, frozenset[StorageNodeId]()
+        return [s for s in self.missing if alive.isdisjoint(set(streams[s].members) - distrusted.get(s, none))]
 
     def holds(self, asked: Asked, now: Instant) -> bool:
         """Whether the request has to wait. If so, it is kept."""

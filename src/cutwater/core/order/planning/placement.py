@@ -24,7 +24,8 @@ def reassign(
     """Give the places of nodes that have been dead for long to others, as long as there is a replica to learn from.
 
     A node whose replica is damaged keeps its place, since its copy may be needed for a repair, and a spare node joins
-    it. When there are enough members again, replicas that are not members lose their places.
+    it. When there are enough members again, replicas that are not members lose their places. If more copies are wanted
+    than there are places, places are added one after another: the next when no copy is being made.
     """
     surplus = _without_surplus(stream, wanted, outlook, now)
     if surplus is not None:
@@ -40,8 +41,10 @@ def reassign(
     elif not any(outlook.is_ready(stream, node, now) for node in stream.replicas if node not in gone):
         return None
     staying = tuple(node for node in stream.replicas if node not in leaving)
+    copying = any(outlook.is_usable(node, now) for node in others)
+    places = wanted + len(unfit) if gone or unfit else min(wanted, len(staying) + (not copying))
     free = {node: count for node, count in load().items() if node not in leaving}
-    replicas = (*substitute(staying, gone, wanted + len(unfit), free), *leaving)
+    replicas = (*substitute(staying, gone, places, free), *leaving)
     if replicas == stream.replicas:
         return None
     are = "are" if len(gone) > 1 else "is"
@@ -56,7 +59,8 @@ def reassign(
 
 def _without_surplus(stream: LogStream, wanted: int, outlook: Outlook, now: Instant) -> d.AssignReplicas | None:
     """Remove replicas that are not members once there are enough members. This undoes the addition of a spare node for
-    a damaged copy, and lets replaced replicas go."""
+    a damaged copy, and lets replaced replicas go. A finished stream also loses one of its complete copies if there are
+    more than wanted. An open one loses its members by a short seal, see ``repair.py``."""
     if not (stream.is_open or stream.final):
         return None
     # The members of a finished stream may be dead. A complete copy does not go while one of them is missed.
@@ -66,9 +70,13 @@ def _without_surplus(stream: LogStream, wanted: int, outlook: Outlook, now: Inst
     # An open stream keeps all of its members.
     needed = stream.members if stream.is_open else stream.staying
     rest = [node for node in stream.replicas if node not in needed]
+    if not rest and stream.final and len(complete) > wanted:
+        rest = complete[-1:]
+        needed = tuple(node for node in needed if node not in rest)
     if not rest:
         return None
-    reason = f"there are {len(needed)} copies without {nodes_in_words(rest)}"
+    copies = "is one copy" if len(needed) == 1 else f"are {len(needed)} copies"
+    reason = f"there {copies} without {nodes_in_words(rest)}"
     kept = tuple(node for node in stream.replicas if node in needed)
     leaving = tuple(node for node in stream.leaving if node in needed)
     return d.AssignReplicas(stream.stream, kept, reason, leaving)
@@ -87,7 +95,7 @@ def replacements(
     topic: TopicState,
     outlook: Outlook,
     now: Instant,
-    load: ReplicaCounts,
+    loads_now: Callable[[], ReplicaCounts],
     time: CutTime,
     *,
     min_replication: int,
@@ -97,8 +105,12 @@ def replacements(
     active = sum(1 for s in live if s.is_open or s.held or not outlook.is_given_up(s, now))
     reason = f"only {active} of {topic.streams} log streams of topic {topic.name!r} take appends"
     created: list[d.CreateStream] = []
+    if active >= topic.streams:
+        return created
+    load = loads_now()
+    copies = min(topic.replication, max(1, len(state.nodes)))
     for _ in range(topic.streams - active):
-        nodes = place(load, topic.replication)
+        nodes = place(load, copies)
         if nodes is None and not any(s.is_open for s in live) and len(load) >= min_replication:
             # Too few copies for now are better than a topic that takes no appends. Repair adds the others later.
             nodes = place(load, len(load)) or None

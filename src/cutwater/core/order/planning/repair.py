@@ -23,14 +23,16 @@ class RepairPlan(Struct, frozen=True):
     """The next step for one stream.
 
     ``chain``: open the sealed stream on these nodes. ``learners``: pairs of a learner and the source that it copies
-    from. ``admit``: seal the open stream briefly so that these learners can join. ``why``: what the stream waits for,
-    or why the leader acts. Operators read it as the next step, and as the reason of the decision if there is one.
+    from. ``admit``: seal the open stream briefly so that these learners can join. ``leave``: seal it briefly so that
+    this surplus member can leave. ``why``: what the stream waits for, or why the leader acts. Operators read it as the
+    next step, and as the reason of the decision if there is one.
     """
 
     why: str
     chain: tuple[StorageNodeId, ...] = ()
     learners: tuple[tuple[StorageNodeId, StorageNodeId], ...] = ()
     admit: tuple[StorageNodeId, ...] = ()
+    leave: StorageNodeId | None = None
 
 
 class StreamView(Struct, frozen=True):
@@ -121,7 +123,33 @@ def plan_open(view: StreamView, *, admit: bool, wanted: int) -> RepairPlan:
         return RepairPlan(
             f"it is sealed for a moment to let {nodes_in_words(close)} in", learners=learners, admit=tuple(close)
         )
+    if len(stream.staying) > wanted:
+        return _plan_fewer(view, admit=admit, wanted=wanted)
     return RepairPlan("it takes appends meanwhile" + _told(view, missing), learners=learners)
+
+
+def _plan_fewer(view: StreamView, *, admit: bool, wanted: int) -> RepairPlan:
+    """Let a surplus member leave, the last of the chain, if all members run and have every record."""
+    stream = view.stream
+    unfit = [node for node in stream.members if not view.usable(node) or not _runs(view, node)]
+    copies = "one copy is wanted" if wanted == 1 else f"{wanted} copies are wanted"
+    if unfit:
+        return RepairPlan(f"{copies}, and one leaves when all members run; {nodes_in_words(unfit)} cannot be used now")
+    if not admit:
+        return RepairPlan(f"{copies}, and storage node {stream.members[-1]} leaves soon")
+    last = stream.members[-1]
+    return RepairPlan(f"it is sealed for a moment to let storage node {last} go: {copies}", leave=last)
+
+
+def _runs(view: StreamView, node: StorageNodeId) -> bool:
+    """Whether the member takes part in the present epoch and has everything that is committed."""
+    report, stream = view.report(node), view.stream
+    return (
+        report is not None
+        and report.state is ReplicaState.RUNNING
+        and report.epoch == stream.epoch
+        and report.durable_end >= stream.committed_end
+    )
 
 
 def _told(view: StreamView, nodes: list[StorageNodeId]) -> str:

@@ -7,6 +7,7 @@ as the check of the storage nodes.
 from __future__ import annotations
 
 import enum
+from itertools import islice
 
 from msgspec import Struct
 
@@ -14,7 +15,11 @@ from cutwater.core.order.planning.liveness import Liveness
 from cutwater.core.order.planning.membership_index import Roster
 from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
-from cutwater.types import LLSN, Instant, LogStreamId, StorageNodeId
+from cutwater.types import LLSN, Instant, LogStreamId, NodeState, StorageNodeId
+
+LOOKED_AT_MAX = 512
+"""Number of streams that are looked at in one wake. If more are moving, they take turns, and a stuck member is noticed
+a few wakes later."""
 
 
 class TroubleKind(enum.IntEnum):
@@ -37,35 +42,58 @@ class Trouble(Struct, frozen=True, order=True):
 class Watch:
     def __init__(self, state: OrderState, book: ReportBook, liveness: Liveness, roster: Roster) -> None:
         self._state, self._book, self._liveness, self._roster = state, book, liveness, roster
-        self.moving = set(state.streams)
-        """Streams in which a member may be behind the others, or may have yet to report. The leader adds a stream when
-        something is reported, committed or opened there."""
+        self.moving = dict.fromkeys(state.streams)
+        """Streams in which a member may be behind the others, or may have yet to report. The one that was looked at
+        longest ago comes first. The leader adds a stream when something is reported, committed or opened there."""
+        self._covered: dict[StorageNodeId, tuple[tuple[LogStreamId, ...], frozenset[LogStreamId]]] = {}
+        """The streams of which a node was a member, and those that it reported, when none was left out."""
 
     def troubles(self, now: Instant) -> list[Trouble]:
         found: dict[tuple[LogStreamId, StorageNodeId], TroubleKind] = {}
+        book, covered = self._book, self._covered
         for node, streams in self._roster.member_of.items():
             if not streams:
                 continue
             if not self._liveness.is_alive(node, now):
                 found |= {(stream, node): TroubleKind.SILENT for stream in streams}
                 continue
-            found |= {(stream, node): TroubleKind.LEFT_OUT for stream in self._book.left_out(node, streams)}
-            if self._book.newest(node) is not None and not self._book.is_writable(node):
+            report = book.newest(node)
+            if report is None:
+                continue
+            seen = covered.get(node)
+            if seen is None or seen[0] is not streams or seen[1] is not book.reported(node):
+                found |= {(stream, node): TroubleKind.LEFT_OUT for stream in self._left_out(node, streams)}
+            if report.node_state is not NodeState.READY:
                 found = {(stream, node): TroubleKind.FULL for stream in streams} | found
-        for lsid in sorted(self.moving):
-            stream = self._state.streams.get(lsid)
-            if stream is None or not stream.is_open:
-                self.moving.discard(lsid)
-            else:
-                self._look_at(stream, found, now)
+        if self.moving:
+            self._look_at_moving(found, now)
+        if not found:
+            return []
         return sorted(
             Trouble(lsid, self._state.streams[lsid].members.index(node), node, kind)
             for (lsid, node), kind in found.items()
         )
 
-    def _look_at(
+    def _left_out(self, node: StorageNodeId, streams: tuple[LogStreamId, ...]) -> list[LogStreamId]:
+        """Compare the streams with those that the node reports, and note if none is left out."""
+        left_out = self._book.left_out(node, streams)
+        if left_out:
+            self._covered.pop(node, None)
+        else:
+            self._covered[node] = streams, self._book.reported(node)
+        return left_out
+
+    def _look_at_moving(self, found: dict[tuple[LogStreamId, StorageNodeId], TroubleKind], now: Instant) -> None:
+        for lsid in sorted(islice(self.moving, LOOKED_AT_MAX)):
+            stream = self._state.streams.get(lsid)
+            del self.moving[lsid]
+            if stream is not None and stream.is_open and not self._rests(stream, found, now):
+                self.moving[lsid] = None
+
+    def _rests(
         self, stream: LogStream, found: dict[tuple[LogStreamId, StorageNodeId], TroubleKind], now: Instant
-    ) -> None:
+    ) -> bool:
+        """Find members that are stuck. Return whether no member is behind."""
         reports = [self._book.of(stream.stream, node) for node in stream.members]
         # Inside a large group the durable end stands still, but the disks do not.
         reached = [max(ur.durable_end, ur.progress) if ur is not None else LLSN(0) for ur in reports]
@@ -85,5 +113,4 @@ class Watch:
             where = (stream.epoch, here, ur.committed_end if ur is not None else LLSN(0))
             if self._liveness.is_stuck(stream.stream, node, where, now, is_behind=is_behind):
                 found[stream.stream, node] = TroubleKind.STUCK
-        if rests:
-            self.moving.discard(stream.stream)
+        return rests

@@ -1,0 +1,46 @@
+"""Defines the internal topics: logs that the cluster keeps for itself, under names that begin with ``_``.
+
+The leader makes them with ``MakeInternalTopicsRequest``; clients cannot. A topic is internal because it was made that
+way, not because of its name: earlier versions let users create such names. An internal topic has one log stream. It has
+as many copies as there are storage nodes, up to ``replication``, and gets more by itself when storage nodes are added.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cutwater.types import REPLICATION_DEFAULT, SECOND, Retention
+
+AUDIT_DAYS = 90
+
+
+class InternalTopic(Struct, frozen=True):
+    """What an internal topic is made with. ``schema`` is a serialised Arrow schema, or empty for keys and values.
+    Operators may change retention and replication later."""
+
+    name: str
+    schema: bytes = b""
+    event_time: str = ""
+    retention: Retention = Retention()
+    replication: int = REPLICATION_DEFAULT
+
+
+AUDIT = InternalTopic("_audit", retention=Retention(time_us=AUDIT_DAYS * 86_400 * SECOND))
+PROGRAMS = InternalTopic("_programs")
+"""Programs are kept until a decision trims them."""
+
+
+def way_out(name: str, *, is_typed: bool) -> str:
+    """Say how a user's topic with a reserved name gets out of the way."""
+    copy = name.lstrip("_.-") or "copy"
+    if is_typed:
+        copying = (
+            f"create topic {copy} with the columns that `cutwater topic describe {name}` shows, "
+            f"`cutwater subscribe {name} -o value | cutwater append {copy} --format ndjson`"
+        )
+    else:
+        copying = (
+            f"`cutwater subscribe {name} -o value | cutwater append {copy} --create` for values that are lines, a "
+            "program that subscribes and appends for other values and for keys and headers"
+        )
+    return f"copy its records, then delete it: {copying}; `cutwater topic delete {name}`"
