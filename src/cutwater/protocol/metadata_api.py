@@ -5,13 +5,15 @@ Clients and operators may ask any node. A node that does not lead passes the req
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cutwater.core.messages import GroupOutcome, LeaderMessage
+from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.requests import Answer, Request
+from cutwater.protocol.access_copy import AccessAsk, AccessNews
 from cutwater.protocol.methods import Method, Notice
 from cutwater.protocol.storage_api import Addresses, Complaint, JoinAnswer, JoinArguments, NodeSelfDescription
-from cutwater.types import LeaderEpoch, MetadataNodeId, Report, StorageNodeId
+from cutwater.types import LeaderEpoch, MetadataNodeId, Report, Revision, StorageNodeId
 
 # Clients and operators.
 
@@ -44,10 +46,50 @@ CHANGE_VOLUMES: Method[ChangeVolumes, NodeSelfDescription] = Method(
 )
 """Any metadata node passes this on to the storage node, to which it proves its identity."""
 
+# Rules of access control.
+
+ACCESS: Method[AccessAsk, AccessNews] = Method("access", AccessAsk, AccessNews)
+"""A server asks for the rules of access control. Only the leader answers; a follower passes it on as
+``ACCESS_LEADER``."""
+
 # Nodes of the metadata repository among each other.
 
+ACCESS_LEADER: Method[AccessAsk, AccessNews] = Method("access_leader", AccessAsk, AccessNews)
 ASK_LEADER: Method[Request, Answer] = Method("ask_leader", Request, Answer)
-"""Same as ``ASK``, passed on by a follower. A node that does not lead refuses it, so that requests cannot circle."""
+"""Same as ``ASK``, passed on by a follower. A node that does not lead refuses it, so that requests cannot circle. While
+access control is on, it is refused, since it does not say for whom it is: see ``ASK_LEADER_AS``."""
+
+
+class RequestOf(Struct, frozen=True):
+    """A request, and the original caller. ``is_server``: the caller has proved to be a server of the cluster, and its
+    name is in ``origin``. ``address`` is where it comes from."""
+
+    request: Request
+    origin: RequestOrigin
+    is_server: bool = False
+    address: str = ""
+
+
+class VolumesOf(Struct, frozen=True):
+    """A change of volumes, and the original caller."""
+
+    change: ChangeVolumes
+    origin: RequestOrigin
+    is_server: bool = False
+    address: str = ""
+
+
+class ComplaintOf(Struct, frozen=True):
+    """A complaint of a client, and the client."""
+
+    complaint: Complaint
+    origin: RequestOrigin
+    address: str = ""
+
+
+ASK_LEADER_AS: Method[RequestOf, Answer] = Method("ask_leader_as", RequestOf, Answer)
+"""The leader authorises the request again, for the original caller, by its own rules."""
+CHANGE_VOLUMES_AS: Method[VolumesOf, NodeSelfDescription] = Method("change_volumes_as", VolumesOf, NodeSelfDescription)
 JOIN_LEADER: Method[JoinArguments, JoinAnswer] = Method("join_leader", JoinArguments, JoinAnswer)
 
 
@@ -64,6 +106,8 @@ class Heartbeat(Struct, frozen=True):
     node: MetadataNodeId
     servers: Addresses | None = None
     """None: unchanged since the last one on this connection."""
+    access: Revision | UnsetType = UNSET
+    """The revision of the rules of access control, if there are any."""
 
 
 class RelayDown(Struct, frozen=True):
@@ -84,6 +128,7 @@ MEET: Method[Follow, None] = Method("meet", Follow, None)
 FOLLOW: Notice[Follow] = Notice("follow", Follow)
 HEARTBEAT: Notice[Heartbeat] = Notice("heartbeat", Heartbeat)
 REPORT_UP: Notice[Report] = Notice("report_up", Report)
+COMPLAINT_OF: Notice[ComplaintOf] = Notice("complaint_of", ComplaintOf)
 COMPLAINT_UP: Notice[Complaint] = Notice("complaint_up", Complaint)
 GROUP_OUTCOME_UP: Notice[GroupOutcome] = Notice("group_outcome_up", GroupOutcome)
 SUSPECT_UP: Notice[Suspect] = Notice("suspect_up", Suspect)

@@ -6,7 +6,7 @@ Records never travel in headers: the body of a batch, and stored frames, are the
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cutwater.core.messages import (
     GroupOutcome,
@@ -423,12 +423,14 @@ class JoinAnswer(Struct, frozen=True):
     """Answer to a join.
 
     ``known``: the node has been added to the cluster, and the repository accepts its reports. ``metadata_keys`` are the
-    public keys of all metadata nodes.
+    public keys of all metadata nodes. ``heard`` is the newest incarnation of the node whose reports the leader knows,
+    if there is one.
     """
 
     cluster_key: str
     known: bool
     metadata_keys: dict[MetadataNodeId, str] = {}
+    heard: Incarnation | UnsetType = UNSET
 
 
 A_CLIENT = StorageNodeId(0)
@@ -449,4 +451,6 @@ REPORT: Notice[Report] = Notice("report", Report)
 COMPLAINT: Notice[Complaint] = Notice("complaint", Complaint)
 GROUP_OUTCOME: Notice[GroupOutcome] = Notice("group_outcome", GroupOutcome)
 LEADER_SAYS: Notice[LeaderMessage] = Notice("leader_says", LeaderMessage)
+ACCESS_CHANGED: Notice[Revision] = Notice("access_changed", Revision)
+"""The rules of access control have this revision now: the storage node asks for them."""
 ADDRESSES: Notice[Addresses] = Notice("addresses", Addresses)
