@@ -22,19 +22,9 @@ _log = logging.getLogger(__name__)
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o640
 SECRET_MODE = 0o600
-SECRET_BYTES_MAX = 64 * 1024
 _OTHERS = 0o007
 _GROUP_AND_OTHERS = 0o077
 _GROUP_READS_DIRECTORY = 0o050
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory for the owner, with parents as the umask says. An existing directory is closed to others."""
-    if not path.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-    else:
-        close_to_others(path)
 
 
 def close_to_others(path: Path) -> None:
@@ -81,53 +71,19 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def write_secret(path: Path, data: bytes, *, is_lasting: bool = False) -> None:
-    """Write a secret, all of it or nothing: for the owner, and for the group if the group may read the directory.
-
-    ``is_lasting``: a private key, which is for the owner alone, and durable on return.
-    """
-    shared = path.parent.stat().st_mode & (_GROUP_READS_DIRECTORY | _OTHERS) == _GROUP_READS_DIRECTORY
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, SECRET_MODE)
-    with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, FILE_MODE if shared and not is_lasting else SECRET_MODE)
-        file.write(data)
-        if is_lasting:
-            file.flush()
-            os.fsync(descriptor)
-    temporary.replace(path)
-    if is_lasting:
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-def read_secret(path: Path, what: str, way_out: str) -> bytes | None:
-    """Read a secret that no other user can read. Returns None if there is no such file.
-
-    ``way_out`` says what to do if others may have read it.
-    """
-    try:
-        with open(path, "rb") as file:
-            _check_mode(os.fstat(file.fileno()), path, what, way_out)
-            return file.read(SECRET_BYTES_MAX)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InvalidArgument(f"{path}, {what}, cannot be read: {error.strerror}") from error
+def is_for_group(directory: Path) -> bool:
+    """Return whether the group may read a directory that is closed to others."""
+    return directory.stat().st_mode & (_GROUP_READS_DIRECTORY | _OTHERS) == _GROUP_READS_DIRECTORY
 
 
 def check_secret(path: Path, what: str) -> None:
     """Refuse a private key or a file of tokens that other users can read."""
     with suppress(OSError):
         # If this fails, reading the file gives a better error.
-        _check_mode(path.stat(), path, what, "replace it")
+        check_mode(path.stat(), path, what, "replace it")
 
 
-def _check_mode(found: os.stat_result, path: Path, what: str, way_out: str) -> None:
+def check_mode(found: os.stat_result, path: Path, what: str, way_out: str) -> None:
     """Raise if other users can use the file. A file of another user, such as root, may be readable by a group.
 
     That is how such a file is given to this process.

@@ -1,4 +1,4 @@
-"""What the log needs of the machine besides files: clocks, chance, free space, listening sockets and workers.
+"""What the log needs of the machine: clocks, chance, free space, listening sockets, workers, and what ``made`` returns.
 
 Code of the log calls the functions of this module. They pass every call on to one ``System``, which is the operating
 system unless ``use`` has replaced it. ``cutwater.testing.virtual`` puts a simulated one in its place, so the same code
@@ -19,6 +19,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from cutwater.runtime import processes
+from cutwater.runtime.daemon_executor import DaemonExecutor
+from cutwater.runtime.event_loop import occupy_standard_descriptors as occupy_descriptors
 from cutwater.runtime.sockets import listening_sockets
 from cutwater.runtime.worker import ThreadWorker, Worker, WorkerStep
 
@@ -60,6 +63,24 @@ class System:
 
     def worker(self, name: str, step: WorkerStep[T]) -> Worker[T]:
         return ThreadWorker(name, step)
+
+    def executor(self, threads_max: int, name: str) -> DaemonExecutor:
+        return DaemonExecutor(threads_max, name)
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def started_at(self, pid: int) -> int:
+        return processes.started_at(pid)
+
+    def lives_on(self, pid: int, started: int) -> bool:
+        return processes.lives_on(pid, started)
+
+    def occupy_standard_descriptors(self) -> None:
+        occupy_descriptors()
+
+    def made(self, kind: Callable[[], T]) -> T:
+        return kind()
 
 
 _system = System()
@@ -122,3 +143,33 @@ async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
 def worker(name: str, step: WorkerStep[T]) -> Worker[T]:
     """Start a worker that calls ``step`` with the items that are waiting, off the event loop."""
     return _system.worker(name, step)
+
+
+def executor(threads_max: int, name: str) -> DaemonExecutor:
+    """Make a pool of threads for ``run_in_executor`` of the event loop."""
+    return _system.executor(threads_max, name)
+
+
+def process_id() -> int:
+    """Return the number of this process."""
+    return _system.process_id()
+
+
+def started_at(pid: int) -> int:
+    """Return when a process was started; see ``processes.started_at``."""
+    return _system.started_at(pid)
+
+
+def lives_on(pid: int, started: int) -> bool:
+    """Return whether the process that was started at this time lives; see ``processes.lives_on``."""
+    return _system.lives_on(pid, started)
+
+
+def occupy_standard_descriptors() -> None:
+    """Keep files and sockets out of the places of standard input, output and error, if these are closed."""
+    _system.occupy_standard_descriptors()
+
+
+def made(kind: Callable[[], T]) -> T:
+    """Make an object that stands for a part of the machine, such as its files: of this class, or a simulated one."""
+    return _system.made(kind)

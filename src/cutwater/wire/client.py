@@ -75,6 +75,9 @@ async def greeted(
     except ssl.SSLError as error:
         connection.abort()
         raise Untrusted(f"{address}: TLS failed: {error}") from error
+    except UnicodeDecodeError as error:
+        connection.abort()
+        raise Untrusted(f"{address}: TLS failed: the certificate there has a name that is no text: {error}") from error
     except UnicodeError as error:
         connection.abort()
         raise InvalidArgument(f"{address} is no address: {error}") from error

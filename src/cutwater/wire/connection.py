@@ -264,6 +264,10 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
         await self.closed
 
+    def recheck(self) -> None:
+        """End calls of the peer that it has lost the right to."""
+        self._serving.recheck()
+
     def abort(self) -> None:
         """Close at once, without waiting for answers."""
         if self._transport is not None:

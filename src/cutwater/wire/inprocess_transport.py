@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from cutwater.protocol.errors import FrameTooLarge
 from cutwater.protocol.methods import Body
+from cutwater.runtime import system
 from cutwater.wire.codec import LARGE_BYTES, Admit, whole_frame
 from cutwater.wire.messages import FIXED_BYTES, WireFrame
 
@@ -31,12 +32,13 @@ TURN_BYTES_MAX = 4 * 1024 * 1024
 Door = Callable[[], "Connection"]
 """Returns the other end of a new connection."""
 
-_doors: dict[tuple[asyncio.AbstractEventLoop, str, int], Door] = {}
+_doors: dict[tuple[asyncio.AbstractEventLoop, int, str, int], Door] = {}
+"""By event loop, process, host and port. An event loop may simulate several processes."""
 
 
 def open_door(host: str, port: int, door: Door) -> Callable[[], None]:
     """Accept connections from this event loop at this address. Returns a function that ends it."""
-    key = asyncio.get_running_loop(), host, port
+    key = asyncio.get_running_loop(), system.process_id(), host, port
     _doors[key] = door
 
     def close() -> None:
@@ -46,7 +48,13 @@ def open_door(host: str, port: int, door: Door) -> Callable[[], None]:
 
 
 def door_to(host: str, port: int) -> Door | None:
-    return _doors.get((asyncio.get_running_loop(), host, port))
+    return _doors.get((asyncio.get_running_loop(), system.process_id(), host, port))
+
+
+def forget_doors(loop: asyncio.AbstractEventLoop) -> None:
+    """Forget what servers have left that were never closed, on an event loop that has ended."""
+    for key in [key for key in _doors if key[0] is loop]:
+        del _doors[key]
 
 
 def attach(connection: Connection, door: Door, host: str, port: int) -> None:

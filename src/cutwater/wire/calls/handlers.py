@@ -22,7 +22,7 @@ from msgspec import Struct
 from cutwater.errors import AlreadyExists, InvalidArgument
 from cutwater.protocol.access import MethodAccess
 from cutwater.protocol.methods import Method, Notice, Payload, StreamMethod
-from cutwater.wire.identity.access_guard import Guard
+from cutwater.wire.identity.access_guard import NO_JUDGE, ClientJudge, Guard
 from cutwater.wire.identity.server_book import ServerBook
 
 if TYPE_CHECKING:
@@ -61,10 +61,15 @@ class Methods:
     methods in ``access`` can be added.
     """
 
-    __slots__ = ("_access", "_book", "notices", "requests", "streams")
+    __slots__ = ("_access", "_book", "_judge", "notices", "requests", "streams")
 
-    def __init__(self, access: Mapping[str, MethodAccess] | None = None, book: ServerBook | None = None) -> None:
-        self._access, self._book = access, book or ServerBook()
+    def __init__(
+        self,
+        access: Mapping[str, MethodAccess] | None = None,
+        book: ServerBook | None = None,
+        judge: ClientJudge = NO_JUDGE,
+    ) -> None:
+        self._access, self._book, self._judge = access, book or ServerBook(), judge
         self.requests: dict[str, tuple[Method[Any, Any], Callable[[Any], Any], bool, Guard | None]] = {}
         """Name → description, handler, whether the handler needs a task, and its guard, if it has one."""
         self.streams: dict[str, tuple[StreamMethod[Any, Any], Callable[[Any, Any], Any], Guard | None]] = {}
@@ -105,4 +110,5 @@ class Methods:
                 f"{name} is not in the table of methods and their callers (protocol/method_access.py): enter it there"
             )
         access = self._access[name]
-        return None if access.is_for_clients else Guard(name, access, self._book)
+        is_unguarded = access.is_for_clients and self._judge is NO_JUDGE
+        return None if is_unguarded else Guard(name, access, self._book, judge=self._judge)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from cutwater.errors import CutwaterError, ProtocolViolation, ResourceExhausted, Unavailable
+from cutwater.errors import CutwaterError, PermissionDenied, ProtocolViolation, ResourceExhausted, Unavailable
 from cutwater.protocol.errors import InternalError, UnknownMethod, encode_error
 from cutwater.protocol.methods import Body, Payload
 from cutwater.runtime import system
@@ -65,6 +65,7 @@ class Call(Struct, Generic[A], eq=False):
     is_started: bool = False
     task: asyncio.Task[None] | None = None
     sender: StreamSender[Any] | None = None
+    guard: Guard | None = None
     _on_cancel: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -96,6 +97,16 @@ class Call(Struct, Generic[A], eq=False):
                 self._on_cancel()
             except Exception:
                 _log.exception("what was to be done when a call is cancelled failed")
+
+    def recheck(self) -> None:
+        """End the call if its caller has lost the right to it. A call that has not begun is checked when it begins."""
+        if self.guard is None or (self.task is not None and not self.is_started):
+            return
+        try:
+            self.guard.check_again(self.connection.peer, self.argument, is_stream=self.sender is not None)
+        except CutwaterError as error:
+            self.fail(error)
+            self.cancel()
 
     def stop(self) -> None:
         """Cancel the task. A task that has not begun will never run, so its call is ended here."""
@@ -180,6 +191,7 @@ class IncomingCalls:
         method, handler, needs_task, guard = self._methods.requests[header.method]
         deadline = self._loop.time() + header.timeout_ms / 1_000
         call: Call[Any] = Call(self, frame.call, header.argument, frame.body, frame.size, deadline)
+        call.guard = guard
         outcome: Any
         try:
             if guard is not None:
@@ -222,6 +234,7 @@ class IncomingCalls:
                 return
         deadline = self._loop.time() + header.timeout_ms / 1_000 if header.timeout_ms else inf
         call: Call[Any] = Call(self, frame.call, header.argument, frame.body, frame.size, deadline)
+        call.guard = guard
         sender = call.sender = StreamSender(
             self._outbox, frame.call, header.items, header.bytes, self._options.stall_ms_max
         )
@@ -243,7 +256,12 @@ class IncomingCalls:
             _log.exception("%s told %r, which is not as expected", self.connection, notice.name)
             return
         if guard is not None:
-            guard.check_argument(self.connection.peer, argument)
+            try:
+                guard.check_argument(self.connection.peer, argument)
+            except PermissionDenied as error:
+                # It has been counted. The other calls of this connection may well be allowed.
+                _log.debug("%s told %r in vain: %s", self.connection, notice.name, error.message)
+                return
         try:
             handler(Notification(self.connection, argument, frame.body))
         except Exception:
@@ -360,6 +378,11 @@ class IncomingCalls:
         for call in self._calls.values():
             if call.sender is not None:
                 call.sender.wake()
+
+    def recheck(self) -> None:
+        """End calls whose caller has lost the right to them."""
+        for call in list(self._calls.values()):
+            call.recheck()
 
     def end_streams(self) -> None:
         """Stop all streams because this side is closing: they would go on for ever, so receivers must go elsewhere."""

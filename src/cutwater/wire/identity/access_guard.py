@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.protocol.access import MethodAccess
@@ -20,17 +20,71 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+
+class ClientJudge(Protocol):
+    """Decides whether clients may make calls, by the rules of access control."""
+
+    is_on: bool
+
+    def judge(self, peer: Peer | None, method: str, access: MethodAccess, argument: Any) -> None:
+        """Raise unless the peer may call the method with this argument."""
+        ...
+
+    def judge_again(
+        self, peer: Peer | None, method: str, access: MethodAccess, argument: Any, *, is_stream: bool
+    ) -> None:
+        """Raise if a call that is being served has lost its right, and may be ended."""
+        ...
+
+
+class NoJudge:
+    """Access control does not exist here."""
+
+    is_on = False
+
+    def judge(self, peer: Peer | None, method: str, access: MethodAccess, argument: Any) -> None:
+        return
+
+    def judge_again(
+        self, peer: Peer | None, method: str, access: MethodAccess, argument: Any, *, is_stream: bool
+    ) -> None:
+        return
+
+
+NO_JUDGE = NoJudge()
+
 LOG_SECONDS = 5.0
 """Refusals of one method are logged at most once in this time."""
 
 
 class Guard:
-    """Guards one method of one server. Refusals are logged, at most once in ``log_seconds``."""
+    """Guards one method of one server. Refusals are logged, at most once in ``log_seconds``. ``judge`` authorises calls
+    of clients."""
 
-    __slots__ = ("_access", "_book", "_log_after", "_log_seconds", "_name", "_needs_argument", "_refused", "_subject")
+    __slots__ = (
+        "_access",
+        "_book",
+        "_is_for_clients",
+        "_judge",
+        "_log_after",
+        "_log_seconds",
+        "_name",
+        "_needs_argument",
+        "_refused",
+        "_subject",
+    )
 
-    def __init__(self, name: str, access: MethodAccess, book: ServerBook, *, log_seconds: float = LOG_SECONDS) -> None:
-        self._name, self._access, self._book = name, access, book
+    def __init__(
+        self,
+        name: str,
+        access: MethodAccess,
+        book: ServerBook,
+        *,
+        judge: ClientJudge = NO_JUDGE,
+        log_seconds: float = LOG_SECONDS,
+    ) -> None:
+        self._name, self._access, self._book, self._judge = name, access, book, judge
+        self._is_for_clients = access.is_for_clients
         self._subject = access.subject
         self._needs_argument = access.is_for_clients or access.client_subject is not None
         """Whether no peer can be refused before the argument is known."""
@@ -55,17 +109,27 @@ class Guard:
             raise self._refusal(peer, f"the key of {server} is not known here", is_certain=False)
 
     def check_argument(self, peer: Peer | None, argument: Any) -> None:
-        """Raise if the argument speaks for another server than the peer."""
+        """Raise if the argument speaks for another server than the peer, or if a client lacks a right."""
+        if self._is_for_clients:
+            if self._judge.is_on:
+                self._judge.judge(peer, self._name, self._access, argument)
+            return
         subject = self._subject
         if subject is None:
             return
         number = subject(argument)
         if self._access.client_subject is not None:
             if number == self._access.client_subject:
+                # The handler judges: only the leader knows the names that rules are about.
                 return
             self._check_server(peer)
         if peer is None or peer.server is None or peer.server.name != str(number):
             raise self._refusal(peer, f"it speaks for number {number}, and its caller is not that server")
+
+    def check_again(self, peer: Peer | None, argument: Any, *, is_stream: bool) -> None:
+        """Raise if the call of a client, which is being served, has lost its right, and may be ended."""
+        if self._is_for_clients and self._judge.is_on:
+            self._judge.judge_again(peer, self._name, self._access, argument, is_stream=is_stream)
 
     def _why_not(self, peer: Peer | None) -> str:
         if self._access.is_internal:

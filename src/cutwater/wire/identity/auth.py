@@ -13,22 +13,36 @@ from typing import Any
 from msgspec import Struct
 
 from cutwater.protocol.errors import Unauthenticated
+from cutwater.wire.identity.certificate_names import certificate_names
 
 
 class Credentials(Struct, frozen=True):
-    """Credentials of a peer. ``certificate`` is in the form of ``ssl.SSLSocket.getpeercert``, verified, or empty."""
+    """Credentials of a peer. ``certificate`` is in the form of ``ssl.SSLSocket.getpeercert``, verified, or empty.
+
+    ``server`` is the URI of the server that the certificate is for, if the servers' own authority has issued it.
+    """
 
     role: str
     name: str
     token: str
     certificate: Mapping[str, Any]
     address: str
+    server: str = ""
 
 
 class PeerIdentity(Struct, frozen=True):
-    """The identity of a peer, as the listener has established it. Without an authenticator, every peer is anonymous."""
+    """The identity of a peer, as the listener has established it. Without an authenticator, every peer is anonymous.
+
+    ``principal`` is the name that rules of access control give rights to; it is empty if there is none. ``token`` is
+    the id of the token that was shown. ``is_judged``: access control was on when the identity was established.
+    ``names``: the common name and the other names of the certificate from which the principal was derived, if it was.
+    """
 
     name: str
+    principal: str = ""
+    token: str = ""
+    is_judged: bool = False
+    names: tuple[str, tuple[str, ...]] | None = None
 
 
 ANONYMOUS = PeerIdentity("")
@@ -65,17 +79,11 @@ class CertificateOrToken:
 
     def __call__(self, credentials: Credentials) -> PeerIdentity:
         if credentials.certificate:
-            return PeerIdentity(_common_name(credentials))
+            # Names the peer in logs; several common names are not one.
+            names = certificate_names(credentials.certificate).common
+            return PeerIdentity(names[0] if len(names) == 1 else "")
         if not self._has_tokens:
             raise Unauthenticated("a client certificate is needed here: give one, with its private key")
         if not credentials.token:
             raise Unauthenticated("a client certificate or a token is needed here: give one of them")
         return self._by_token(credentials)
-
-
-def _common_name(credentials: Credentials) -> str:
-    for group in credentials.certificate.get("subject", ()):
-        for key, value in group:
-            if key == "commonName":
-                return str(value)
-    return ""

@@ -18,6 +18,7 @@ from cutwater.types import ClusterId
 from cutwater.wire.addresses import format_address, is_loopback, parse_address
 from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, PeerIdentity
+from cutwater.wire.identity.server_certificates import check_accepted, check_connected
 from cutwater.wire.identity.server_keys import (
     NONCE_BYTES,
     ProvenServer,
@@ -134,7 +135,7 @@ class Greeting:
         if frame.kind != self._awaited:
             raise ProtocolViolation(f"a {FrameKind(frame.kind).name} frame has no place while greeting")
         if self._awaited is FrameKind.WELCOME:
-            return self._take_welcome(frame.header, address)
+            return self._take_welcome(frame.header, transport, address)
         if self._unproven is None:
             return self._take_hello(frame.header, transport, address)
         peer, hello, welcome = self._unproven
@@ -145,9 +146,12 @@ class Greeting:
     ) -> tuple[tuple[FrameKind, bytes], Peer | None]:
         """Answer the HELLO. A client is connected now; a peer that claims to be a server must prove which one first."""
         theirs, welcome, peer = judge_hello(self._endpoint, header, address, _accepted_at(transport))
+        server = check_accepted(
+            transport, self._endpoint.cluster, theirs.role, theirs.name, offers_key=bool(theirs.key)
+        )
         if self._authenticate is not None:
             certificate = transport.get_extra_info("peercert") or {}
-            shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, address)
+            shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, address, server)
             peer = replace(peer, identity=self._authenticate(shown))
         encoded = ENCODE(welcome)
         if welcome.nonce:
@@ -156,8 +160,11 @@ class Greeting:
             return (FrameKind.WELCOME, encoded), None
         return (FrameKind.WELCOME, encoded), peer
 
-    def _take_welcome(self, header: Raw, address: str) -> tuple[tuple[FrameKind, bytes] | None, Peer]:
+    def _take_welcome(
+        self, header: Raw, transport: asyncio.BaseTransport, address: str
+    ) -> tuple[tuple[FrameKind, bytes] | None, Peer]:
         peer, is_proof_wanted = judge_welcome(self._endpoint, self.hello, header, address)
+        check_connected(transport, peer.cluster, peer.role, peer.name)
         if self._expect is not None:
             self._expect(peer.server)
         key = self._endpoint.key

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from cutwater.errors import InvalidArgument, WrongIdentity
 from cutwater.runtime import system
-from cutwater.runtime.permissions import read_secret, write_secret
+from cutwater.runtime.local_files import read_secret, write_secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

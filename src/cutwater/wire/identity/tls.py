@@ -1,7 +1,8 @@
-"""TLS: the certificates that this process shows, and the authority whose certificates it trusts.
+"""TLS: the certificates that this process shows, and the authorities whose certificates it trusts.
 
-Each server of a cluster has a certificate, and trusts the certificates of one authority: mutual TLS. Clients do the
-same. Where servers know tokens, a client may show a token instead of a certificate.
+Each server of a cluster has a certificate, and so have clients: mutual TLS. Servers have an authority of their own
+(ADR 0051), or share one with the clients. Where servers know tokens, a client may show a token instead of a
+certificate.
 """
 
 from __future__ import annotations
@@ -13,18 +14,84 @@ from pathlib import Path
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
+from cutwater.runtime import system
 from cutwater.runtime.permissions import check_secret
 from cutwater.wire.identity.auth import Authenticator, CertificateOrToken, PeerIdentity
+from cutwater.wire.identity.certificate_files import (
+    CertificateExpiry,
+    InspectedCertificates,
+    TlsFiles,
+    check_own_name,
+    check_valid_now,
+    inspect,
+)
+from cutwater.wire.identity.server_certificates import ClusterContext, ServerName
+from cutwater.wire.identity.tls_reload import FollowingContext, WatchedFiles
 
 TOKEN_LENGTH_MIN = 16
 
 
-class TlsFiles(Struct, frozen=True):
-    """Certificate and key of this process, and the authority whose certificates it trusts. PEM files."""
+class TlsContexts(Struct, frozen=True):
+    """What one reading of the files of a server gives."""
 
-    certificate: Path
-    key: Path
-    authority: Path
+    server: ClusterContext
+    client: ClusterContext
+    certificates: InspectedCertificates
+
+
+class ServerCertificates:
+    """The certificates of a server, read again whenever their files have changed (``tls_watch``)."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files = files.absolute()
+        self._name: ServerName | None = None
+        self._watched = WatchedFiles(files.paths, self._make)
+
+    @property
+    def contexts(self) -> TlsContexts:
+        return self._watched.current
+
+    @property
+    def expiries(self) -> tuple[CertificateExpiry, ...]:
+        return self.contexts.certificates.expiries
+
+    @property
+    def trouble(self) -> str:
+        """Why the present files are not in use; empty if they are."""
+        return self._watched.trouble
+
+    def claim(self, name: ServerName) -> None:
+        """Say which server this is. Raises if its certificate is for another one; so does every later one."""
+        self._name = name
+        self._check_name(self.contexts.certificates)
+
+    def look(self) -> None:
+        """Use the files as they are now, if they have changed and can be used."""
+        self._watched.look()
+
+    def _make(self, is_replacement: bool) -> TlsContexts:
+        files = self._files
+        server = _context(ssl.PROTOCOL_TLS_SERVER, files.authority, files.certificate, files.key)
+        client = _context(ssl.PROTOCOL_TLS_CLIENT, files.authority, files.certificate, files.key)
+        if files.client_authority is not None:
+            _trust(server, files.client_authority)
+        # The authenticator refuses a peer without a certificate, since it can say why: with TLS 1.3, a client that TLS
+        # itself refuses only sees that the connection was closed. A certificate of another authority fails in TLS.
+        server.verify_mode = ssl.CERT_OPTIONAL
+        # A session that is taken up again is not verified again.
+        server.num_tickets = 0
+        server.options |= ssl.OP_NO_TICKET
+        certificates = inspect(files)
+        server.servers = client.servers = certificates.servers
+        self._check_name(certificates)
+        if is_replacement:
+            check_valid_now(certificates.expiries[0], system.wall_time_ns() / 1e9)
+        return TlsContexts(server, client, certificates)
+
+    def _check_name(self, certificates: InspectedCertificates) -> None:
+        if self._name is not None:
+            is_required = certificates.servers is not None
+            check_own_name(certificates.own, self._files.certificate, self._name, is_required=is_required)
 
 
 class Tls(Struct, frozen=True):
@@ -33,40 +100,39 @@ class Tls(Struct, frozen=True):
     server: ssl.SSLContext
     client: ssl.SSLContext
     authenticate: Authenticator
+    certificates: ServerCertificates
 
 
 def load_tls(files: TlsFiles, tokens: Mapping[str, PeerIdentity] | None = None) -> Tls:
     """Load certificates for mutual TLS. With ``tokens``, a connecting peer may show one of them instead."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _load(server, files.authority, files.certificate, files.key)
-    # The authenticator refuses a peer without a certificate, since it can say why: with TLS 1.3, a client that TLS
-    # itself refuses only sees that the connection was closed. A certificate of another authority fails in TLS.
-    server.verify_mode = ssl.CERT_OPTIONAL
-    client = client_tls(files.authority, files.certificate, files.key)
-    return Tls(server, client, CertificateOrToken(tokens or {}))
+    found = ServerCertificates(files)
+    server = FollowingContext(lambda: found.contexts.server)
+    client = FollowingContext(lambda: found.contexts.client)
+    return Tls(server, client, CertificateOrToken(tokens or {}), found)
 
 
 def client_tls(authority: Path, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
     """Return a TLS context for a client.
 
     It trusts servers that have a certificate of this authority for the name they are reached by. It shows them a
-    certificate if one is given.
+    certificate if one is given. Each new connection uses the files as they are then.
     """
     if (certificate is None) != (key is None):
         raise InvalidArgument("a certificate and its private key belong together: give both, or neither")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _load(context, authority, certificate, key)
-    return context
+    # The program may change its directory before it connects again.
+    authority = authority.absolute()
+    certificate, key = (None if path is None else path.absolute() for path in (certificate, key))
+    paths = [path for path in (authority, certificate, key) if path is not None]
+    watched = WatchedFiles(paths, lambda is_replacement: _context(ssl.PROTOCOL_TLS_CLIENT, authority, certificate, key))
+    return FollowingContext(watched.look)
 
 
-def _load(context: ssl.SSLContext, authority: Path, certificate: Path | None, key: Path | None) -> None:
+def _context(protocol: int, authority: Path, certificate: Path | None, key: Path | None) -> ClusterContext:
+    context = ClusterContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_verify_locations(authority)
-    except OSError as error:
-        raise InvalidArgument(f"{authority} cannot be used as an authority for TLS: {_why(error)}") from error
+    _trust(context, authority)
     if certificate is None:
-        return
+        return context
     if key is not None:
         check_secret(key, "a private key for TLS")
     try:
@@ -75,6 +141,14 @@ def _load(context: ssl.SSLContext, authority: Path, certificate: Path | None, ke
         raise InvalidArgument(
             f"{certificate} and {key} cannot be used as certificate and private key for TLS: {_why(error)}"
         ) from error
+    return context
+
+
+def _trust(context: ssl.SSLContext, authority: Path) -> None:
+    try:
+        context.load_verify_locations(authority)
+    except OSError as error:
+        raise InvalidArgument(f"{authority} cannot be used as an authority for TLS: {_why(error)}") from error
 
 
 def _why(error: OSError) -> str:

@@ -90,7 +90,8 @@ class Listener:
                 lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=timeout
             )
             self.gate.attached(connection)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ssl.SSLError, UnicodeDecodeError) as error:
+            # A certificate may have names that are no text.
             self.gate.failed(connection, error)
             sock.close()
         except BaseException:
