@@ -1,0 +1,220 @@
+"""Authorises calls of clients at one server, and ends what has lost its right (ADR 0052).
+
+Metadata nodes need no rights, and storage nodes none for what they do themselves: each row of the table names the
+servers that are free. Other calls of a storage node are judged like calls of a client without credentials. A
+client is its principal, from the handshake; ``Caller`` also describes a client of another metadata node, which passed
+its request on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cutwater.access.access_copy import AccessCopy
+from cutwater.access.denial_counts import Denial, DenialCounts
+from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.access_requests import AccessVerdict, Missing
+from cutwater.core.access.access_view import NOBODY, AccessView
+from cutwater.core.access.denials import denied
+from cutwater.core.access.principals import CertificateNames
+from cutwater.core.access.rights import CLUSTER, Resource, Right
+from cutwater.errors import CutwaterError, PermissionDenied, Unavailable
+from cutwater.protocol.access import ClientAnswers, MethodAccess
+from cutwater.protocol.errors import Unauthenticated
+from cutwater.protocol.needs import NameLookup
+from cutwater.runtime import system
+from cutwater.wire.connection import Connection
+from cutwater.wire.identity.auth import PeerIdentity
+from cutwater.wire.identity.handshake import Peer
+from cutwater.wire.identity.server_book import ServerBook
+
+_log = logging.getLogger(__name__)
+
+WATCHED = frozenset((Right.READ, Right.DESCRIBE))
+"""Calls that need only these rights are ended when the rights are taken away. Others have been accepted, and their
+outcome would be unknown: appends and the like are finished."""
+
+
+class Caller(Struct, frozen=True):
+    """The caller of a method. ``name`` is the common name of its certificate, if it has one. ``server``: the kind of
+    server of the cluster that it has proved to be; empty for clients. ``is_judged``: its credentials were judged while
+    access control was on."""
+
+    principal: str = NOBODY
+    token: str = ""
+    name: str = ""
+    address: str = ""
+    server: str = ""
+    is_judged: bool = True
+
+
+class AccessControl:
+    """See the module. ``copy`` has the rules. ``connections`` returns the open connections of the server."""
+
+    def __init__(
+        self,
+        copy: AccessCopy,
+        book: ServerBook,
+        names: NameLookup,
+        connections: Callable[[], Iterable[Connection]] = lambda: (),
+    ) -> None:
+        self.copy, self.names = copy, names
+        self.denials = DenialCounts()
+        self._book, self._connections = book, connections
+        self.is_on = copy.is_on
+        """Read for every call, so it is an attribute."""
+        copy.on_change = self._changed
+
+    def caller(self, peer: Peer | None) -> Caller:
+        if peer is None:
+            return Caller()
+        if peer.server is not None and self._book.knows(peer):
+            return Caller(name=str(peer.server), address=peer.address, server=peer.server.kind)
+        one = peer.identity
+        return Caller(one.principal, one.token, one.name, peer.address, is_judged=one.is_judged)
+
+    # Calls.
+
+    def judge(self, peer: Peer | None, method: str, access: MethodAccess, argument: Any) -> None:
+        """Raise unless the peer may call the method with this argument. Of ``CARRIED`` calls the handler judges."""
+        if access.answers is ClientAnswers.CARRIED:
+            return
+        view, identity = self.copy.view, peer.identity if peer is not None else _UNKNOWN
+        if peer is not None and peer.server is not None and self._book.knows(peer):
+            if access.is_free_for(peer.server.kind):
+                return
+            identity = _UNKNOWN
+        principal, token, names = identity.principal, identity.token, self.names
+        is_allowed = principal != NOBODY and (
+            view.mode is not AccessMode.ENFORCED or system.monotonic() < self.copy.lease_until
+        )
+        if is_allowed:
+            for need in access.needs:
+                for right, resource in need.questions(argument, names):
+                    is_allowed = is_allowed and view.decide(principal, right, resource, token).is_allowed
+        if not is_allowed:
+            self.judge_caller(self.caller(peer), method, access, argument)
+
+    def judge_caller(self, caller: Caller, method: str, access: MethodAccess, argument: Any) -> None:
+        """The same for a caller that may be connected to another metadata node. Says why, and records denials."""
+        if not self.is_on or access.is_free_for(caller.server):
+            return
+        copy = self.copy
+        view = copy.view
+        if not copy.is_valid:
+            raise copy.stale()
+        if caller.token and not view.is_current(caller.token, system.wall_time_ns() // 1_000):
+            verdict = view.decide(caller.principal, Right.DESCRIBE, CLUSTER, caller.token)
+            self._deny(_without(verdict, f"token {caller.token} was revoked or has expired"), caller, method)
+            # Permissive: what is enforced nevertheless is not for a token that does not hold.
+            caller = replace(caller, principal=NOBODY, token="")
+        is_asked = False
+        for need in access.needs:
+            for right, resource in need.questions(argument, self.names):
+                is_asked = True
+                verdict = view.decide(caller.principal, right, resource, caller.token)
+                if not verdict.is_allowed:
+                    self._deny(verdict, caller, method, is_hidden=need.is_by_number)
+        if caller.principal == NOBODY and not is_asked:
+            self._deny(view.decide(NOBODY, Right.DESCRIBE, CLUSTER), caller, method)
+
+    def judge_again(
+        self, peer: Peer | None, method: str, access: MethodAccess, argument: Any, *, is_stream: bool
+    ) -> None:
+        """Raise if a call that is being served has lost its right, and may be ended."""
+        rights = {right for need in access.needs for right, _ in need.questions(argument, self.names)}
+        if is_stream or rights <= WATCHED:
+            self.judge(peer, method, access, argument)
+
+    def _deny(self, verdict: AccessVerdict, caller: Caller, method: str, *, is_hidden: bool = False) -> None:
+        """Record a denial, and raise it if its right is enforced now."""
+        view = self.copy.view
+        is_enforced = view.enforces(Right(verdict.right))
+        if is_enforced or caller.is_judged:
+            self.denials.note(Denial(verdict, method, caller.address, is_enforced))
+        if not is_enforced:
+            return
+        if caller.server:
+            raise PermissionDenied(
+                f"{caller.name} needs the right {verdict.right} on {verdict.resource} for {method}, and storage nodes "
+                "have no rights: ask as a principal, with a token or a client certificate",
+                principal="",
+                right=verdict.right,
+                resource=str(verdict.resource),
+            )
+        if verdict.missing is Missing.CREDENTIALS and caller.name:
+            raise PermissionDenied(
+                f"{caller.name!r} stands for no principal, so it has no rights: an administrator can add a rule that "
+                "maps its certificate, or give it a token of the cluster (cwt_...)",
+                principal="",
+                right=verdict.right,
+                resource=str(verdict.resource),
+            )
+        if is_hidden and not self._may_know(view, verdict):
+            kind, name = verdict.resource.kind, caller.principal or "a client without credentials"
+            raise PermissionDenied(
+                f"{name} lacks the right {verdict.right} on the {kind} that this number stands for, or there is none "
+                f"with this number: an administrator can give the right if the {kind} exists",
+                principal=caller.principal,
+                right=verdict.right,
+                resource=kind,
+            )
+        raise denied(verdict)
+
+    def _may_know(self, view: AccessView, verdict: AccessVerdict) -> bool:
+        """Whether the caller may learn the name of the resource, which it named by a number."""
+        resource: Resource = verdict.resource
+        return view.decide(verdict.principal, Right.DESCRIBE, resource, verdict.token).is_allowed
+
+    # Connections and calls that go on.
+
+    def _changed(self, before: AccessView) -> None:
+        self.is_on = self.copy.is_on
+        self.sweep()
+
+    def sweep(self) -> None:
+        """End connections whose credentials do not hold any more and, if the rules are in force, calls that have lost
+        their right."""
+        if not self.is_on:
+            return
+        is_enforced = self.copy.view.mode is AccessMode.ENFORCED
+        now = system.wall_time_ns() // 1_000
+        for connection in list(self._connections()):
+            peer = connection.peer
+            if peer is None or self._book.knows(peer):
+                continue
+            problem = self._problem(peer.identity, now, is_enforced=is_enforced)
+            if problem is not None:
+                connection.fail(problem)
+            elif is_enforced:
+                connection.recheck()
+
+    def _problem(self, identity: PeerIdentity, now: int, *, is_enforced: bool) -> CutwaterError | None:
+        view = self.copy.view
+        if not identity.is_judged:
+            if not is_enforced:
+                return None
+            return Unavailable("access control was turned on: connect again, with a token or a client certificate")
+        if identity.token:
+            if view.is_current(identity.token, now):
+                return None
+            return Unauthenticated(f"token {identity.token} was revoked or has expired: use another one")
+        if identity.names is not None:
+            principal = view.principal_of(CertificateNames(*identity.names)) or NOBODY
+            if principal != identity.principal:
+                return Unavailable("the rules for certificates have changed: connect again")
+        return None
+
+
+_UNKNOWN = PeerIdentity("", is_judged=True)
+
+
+def _without(verdict: AccessVerdict, why: str) -> AccessVerdict:
+    return AccessVerdict(
+        verdict.principal, verdict.right, verdict.resource, False, None, why, verdict.token, Missing.TOKEN
+    )
