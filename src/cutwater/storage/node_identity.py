@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from cutwater.errors import WrongIdentity
 from cutwater.format.errors import DamagedFile
@@ -28,7 +28,7 @@ class NodeIdentity(Struct, frozen=True):
 
     ``cluster_key`` is None until the node has been added to a cluster. ``added`` lists volumes that were added while
     the node ran and that it was not started with since. ``metadata_keys`` are the public keys of the metadata nodes
-    that the node trusts, by number.
+    that the node trusts, by number. ``secured``: access control was on when the node last heard of it.
     """
 
     cluster: ClusterId
@@ -38,6 +38,8 @@ class NodeIdentity(Struct, frozen=True):
     incarnation: Incarnation = Incarnation(0)
     added: tuple[str, ...] = ()
     metadata_keys: dict[int, str] = {}
+    secured: bool | UnsetType = UNSET
+    """The field is younger than the format, and not stored if it is not set."""
 
 
 def load_identity(files: StorageFiles, directory: Path, cluster: ClusterId, node: StorageNodeId) -> NodeIdentity | None:
@@ -96,4 +98,5 @@ def merged(identity: NodeIdentity, other: NodeIdentity, path: Path) -> NodeIdent
         cluster_key=keys.pop() if keys else None,
         incarnation=Incarnation(max(identity.incarnation, other.incarnation)),
         metadata_keys=other.metadata_keys | identity.metadata_keys,
+        secured=other.secured or identity.secured,
     )

@@ -28,7 +28,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from cutwater.errors import InvalidArgument, Refused, WrongIdentity
 from cutwater.format.errors import DamagedFile, DiskFull, NodeExists, VolumeConflict, VolumeLocked, VolumeUnusable
@@ -40,6 +40,8 @@ from cutwater.types import ClusterId, Incarnation, LogStreamId, StorageNodeId
 PID_BYTES_MAX = 20
 NEW = ".new"
 REMOVED = ".removed"
+SPOOL_NAME = "denials.spool"
+"""Denials that wait for the audit. They go with the volume."""
 STAGED_NAME = "staged"
 SERVER_KEY_NAME = "server-key"
 """The private key of the node, in a file beside ``node``."""
@@ -89,7 +91,7 @@ class NodeVolumes:
         make_key: Callable[[], str] = lambda: system.token_hex(16),
         room: Callable[[Iterable[Path]], dict[Path, int]] = free_bytes,
     ) -> None:
-        self.files = files or OsFiles()
+        self.files: StorageFiles = files or system.made(OsFiles)
         self._cluster, self._node, self._room = cluster, node, room
         self.volumes = tuple(volumes)
         self._locks: dict[Path, Lock] = {}
@@ -310,6 +312,11 @@ class NodeVolumes:
         if (self.identity.cluster_key, self.identity.metadata_keys) != (cluster_key, keys):
             self._save_all(structs.replace(self.identity, cluster_key=cluster_key, metadata_keys=keys))
 
+    def note_secured(self, secured: bool) -> None:
+        """Note durably whether access control is on."""
+        if bool(self.identity.secured) is not secured:
+            self._save_all(structs.replace(self.identity, secured=secured or UNSET))
+
     def believe_only(self, metadata_keys: Mapping[N, str]) -> None:
         """Trust exactly these metadata nodes. For a process that also runs them, and so knows their keys.
 
@@ -324,10 +331,21 @@ class NodeVolumes:
         """The files of the node's private key, one per volume."""
         return tuple(self._path(volume) / SERVER_KEY_NAME for volume in self.volumes)
 
+    @property
+    def spool_file(self) -> Path:
+        """The file for denials that wait for the audit."""
+        return self._path(self.volumes[0]) / SPOOL_NAME
+
     def next_incarnation(self) -> Incarnation:
         """Return the number of this start. It is durably larger than that of every start before."""
         self._save_all(structs.replace(self.identity, incarnation=Incarnation(self.identity.incarnation + 1)))
         return self.identity.incarnation
+
+    def pass_incarnation(self, heard: Incarnation) -> Incarnation:
+        """Return a number of this start that is durably larger than one that others have heard of."""
+        latest = Incarnation(max(self.identity.incarnation, heard) + 1)
+        self._save_all(structs.replace(self.identity, incarnation=latest))
+        return latest
 
     def _save_all(self, identity: NodeIdentity) -> None:
         with self._changing:
@@ -401,7 +419,7 @@ class NodeVolumes:
             path = self._path(own)
             # Files that are left from here on do no harm.
             with suppress(OSError):
-                for name in (*NODE_FILES, "lock", SERVER_KEY_NAME):
+                for name in (*NODE_FILES, "lock", SERVER_KEY_NAME, SPOOL_NAME):
                     self.files.unlink(path / name)
                 if self.files.is_dir(path / STAGED_NAME):
                     self.files.remove_dir(path / STAGED_NAME)
@@ -412,7 +430,7 @@ class NodeVolumes:
     def _check_empty(self, volume: Path) -> None:
         path = self._path(volume)
         with self._at(volume, "read"):
-            names = set(self.files.names(path)) - {"lock", *NODE_FILES, SERVER_KEY_NAME, STAGED_NAME}
+            names = set(self.files.names(path)) - {"lock", *NODE_FILES, SERVER_KEY_NAME, SPOOL_NAME, STAGED_NAME}
             staged = self._staged_on(volume)
         if staged:
             raise Refused(

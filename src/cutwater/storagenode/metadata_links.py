@@ -17,17 +17,20 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec import UnsetType
+
 from cutwater.core.requests import Request
 from cutwater.errors import CutwaterError, Unavailable, WrongIdentity
 from cutwater.protocol.access import METADATA_NODE
+from cutwater.protocol.access_copy import AccessAsk, AccessNews
 from cutwater.protocol.errors import Unproven, WrongCluster
-from cutwater.protocol.metadata_api import ASK
-from cutwater.protocol.methods import Notice
+from cutwater.protocol.metadata_api import ACCESS, ASK
+from cutwater.protocol.methods import Notice, Received
 from cutwater.protocol.storage_api import JOIN, JoinAnswer, JoinArguments
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.peer_connections import Link
-from cutwater.types import MetadataNodeId
+from cutwater.types import Incarnation, MetadataNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.identity.server_book import ServerBook
@@ -39,6 +42,7 @@ A = TypeVar("A")
 
 JOIN_MS_MAX = 2_000
 JOIN_AGAIN_SECONDS = 1.0
+ACCESS_MS_MAX = 1_000
 COVERED_BY = 2
 
 
@@ -60,6 +64,8 @@ class MetadataLinks:
         self._address = ""
         """The address at which others reach this node."""
         self._joined: dict[Connection, None] = {}
+        self._was_joined = False
+        """Whether this node may have reported since it was started."""
         self._troubles: dict[str, str] = {}
         self._links: list[Link] = []
 
@@ -101,6 +107,15 @@ class MetadataLinks:
                 return answer
         raise Unavailable("no node of the metadata repository answers now")
 
+    async def access(self, asked: AccessAsk) -> Received[AccessNews]:
+        """Ask the leader for the rules of access control, through any metadata node."""
+        for connection in list(self._joined):
+            try:
+                return await connection.call(ACCESS, asked, timeout_ms=ACCESS_MS_MAX)
+            except CutwaterError as error:
+                _log.debug("%r does not tell the rules of access control: %s", connection, error.message)
+        raise Unavailable("no node of the metadata repository tells the rules of access control now")
+
     def has_joined(self, connection: Connection) -> bool:
         """Whether this connection leads to a metadata node that knows this storage node."""
         return connection in self._joined
@@ -131,6 +146,20 @@ class MetadataLinks:
         """Remember the cluster and the keys of its metadata nodes."""
         await self._node.in_thread(partial(self._volumes.adopt, cluster_key, metadata_keys))
         self._book.note(METADATA_NODE, self._volumes.identity.metadata_keys)
+
+    async def _be_newer_than(self, heard: Incarnation | UnsetType) -> None:
+        """Take a later number if an earlier start had this one or a later one: the disk is as it was some time before.
+        The leader would ignore all reports as those of an earlier start."""
+        if isinstance(heard, UnsetType):
+            return
+        if heard > self._node.incarnation or (heard == self._node.incarnation and not self._was_joined):
+            later = await self._node.in_thread(partial(self._volumes.pass_incarnation, heard))
+            # Joins of two metadata nodes may end in any order.
+            self._node.incarnation = max(self._node.incarnation, later)
+            what = (
+                "the metadata repository has heard of start %s of this node, so its volumes are older: this is start %s"
+            )
+            _log.warning(what, heard, self._node.incarnation)
 
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links))
@@ -179,6 +208,7 @@ class MetadataLinks:
                 self._volumes.check_cluster_key(answer.cluster_key)
                 if answer.known:
                     await self.trust(answer.cluster_key, answer.metadata_keys)
+                    await self._be_newer_than(answer.heard)
             except WrongIdentity as error:
                 self._on_turned_away(error)
                 return
@@ -191,6 +221,7 @@ class MetadataLinks:
                     _log.info("the metadata repository at %s knows this storage node", address)
                     self._troubles.pop(address, None)
                     self._joined[connection] = None
+                    self._was_joined = True
                     self._on_joined()
                     return
                 if self._troubles.get(address) != "unknown":

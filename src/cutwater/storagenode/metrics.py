@@ -12,6 +12,7 @@ from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.server import StorageNodeServer
 from cutwater.types import LogStreamId, NodeState, ReplicaState
+from cutwater.wire.listen.certificate_metrics import certificate_metrics
 from cutwater.wire.listen.gate_metrics import gate_metrics
 
 PREFIX = "cutwater_sn_"
@@ -29,6 +30,7 @@ class NodeCollector(Collector):
         yield from self._counters()
         yield from self._node()
         yield from gate_metrics(PREFIX, self._server.gate)
+        yield from certificate_metrics(PREFIX, self._server.options.tls)
         yield from self._volumes()
         yield from _queues(drivers)
         yield from _replicas(drivers)

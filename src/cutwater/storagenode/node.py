@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
+
+from msgspec import UnsetType
 
 from cutwater.core.messages import (
     CatchUp,
@@ -47,6 +49,7 @@ from cutwater.storagenode.replica.replica_driver import REOPEN_AGAIN_SECONDS, Re
 from cutwater.storagenode.replica.replica_stores import VolumeStores
 from cutwater.storagenode.replica.sync_scheduler import HandingOver
 from cutwater.storagenode.replica.writer import Job, Writer
+from cutwater.storagenode.report_writer import BASE_REPLICAS_MIN, MemberLists, NodeCondition, ReportWriter
 from cutwater.storagenode.validation.entry_validation import check_entry
 from cutwater.types import (
     GLSN,
@@ -57,7 +60,6 @@ from cutwater.types import (
     LogStreamId,
     NodeState,
     ReplicaState,
-    Report,
     Revision,
     StorageNodeId,
     UncommitReport,
@@ -89,8 +91,9 @@ class StorageNode:
         outside: Outside,
         stores: VolumeStores,
         threads: Executor | None = None,
+        base_replicas_min: int = BASE_REPLICAS_MIN,
     ) -> None:
-        self.node, self.incarnation = node, incarnation
+        self.node = node
         self.replicas: dict[LogStreamId, ReplicaDriver] = {}
         self.unreadable: dict[LogStreamId, str] = {}
         """Log streams whose files cannot be opened, and why. They are reported, and replaced once a peer can serve as
@@ -108,7 +111,8 @@ class StorageNode:
         self._waiters: dict[Waiter, tuple[Call[api.AppendArguments], int]] = {}
         self._waiting_bytes = 0
         self._next_waiter = 0
-        self._sequence = 0
+        self._writer = ReportWriter(node, incarnation, base_replicas_min)
+        self._members = MemberLists()
         self._removed_at = 0
         """The last report before a replica was removed: an answer to an older report may concern that replica."""
         self._directories = DirectoryWork(node, stores, self)
@@ -183,6 +187,14 @@ class StorageNode:
             # It may be about to be created: only the metadata repository knows which log streams exist.
             raise Unavailable(f"storage node {self.node} has no replica of log stream {stream}: ask another one")
         return driver
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return self._writer.incarnation
+
+    @incarnation.setter
+    def incarnation(self, incarnation: Incarnation) -> None:
+        self._writer.incarnation = incarnation
 
     @property
     def backlog_bytes(self) -> int:
@@ -303,6 +315,7 @@ class StorageNode:
             case CommitMessage():
                 self._commit(message)
             case LeaderHello():
+                self._writer.hear(message)
                 self._hear_leader(message.leader_epoch)
             case ExcludeReplica() if message.replaced:
                 self._hear_leader(message.leader_epoch)
@@ -357,10 +370,18 @@ class StorageNode:
             driver = self.replicas.get(commit.stream)
             if driver is not None:
                 driver.feed(Commit(before, through, revision, commit.context))
-        for stream in message.quiet:
-            driver = self.replicas.get(stream)
-            if driver is not None:
-                driver.feed(Commit(before, through, revision, None))
+        quiet: Sequence[LogStreamId] = message.quiet
+        committed = [commit.stream for commit in message.commits]
+        if not isinstance(message.names, UnsetType):
+            self._members.learn(message.names, (*committed, *quiet))
+        elif not isinstance(message.others_of, UnsetType):
+            quiet = self._members.others(message.others_of, committed)
+        if quiet:
+            nothing = Commit(before, through, revision, None)
+            for stream in quiet:
+                driver = self.replicas.get(stream)
+                if driver is not None:
+                    driver.feed(nothing)
         self.counters.commits += len(message.commits)
 
     def _pass_on(
@@ -408,17 +429,11 @@ class StorageNode:
                 is_followed = True
         if self.unreadable:
             invalid += [stream for stream in self.unreadable if stream not in self.leftovers]
-        self._sequence += 1
-        report = Report(
-            self.node,
-            self.incarnation,
-            self._sequence,
-            self.leader_epoch,
-            self.state,
-            tuple(reports),
-            through or GLSN(0),
-            tuple(invalid),
-            is_followed,
+        report = self._writer.write(
+            reports,
+            NodeCondition(
+                self.leader_epoch, self.state, through or GLSN(0), tuple(invalid), is_followed, self._members.name
+            ),
         )
         if self._outside.tell_metadata(api.REPORT, report):
             self.counters.reports += 1
@@ -502,7 +517,7 @@ class StorageNode:
         self.report_soon()
 
     def _erase(self, stream: LogStreamId) -> None:
-        self._removed_at = self._sequence
+        self._removed_at = self._writer.sequence
         self._say(logging.INFO, stream, "is removed, because its topic was deleted")
         self._directories.erase(stream)
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from msgspec import Struct, structs
 
+from cutwater.access.client_credentials import ClientCredentials
 from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
@@ -37,6 +38,7 @@ from cutwater.storagenode.disk_space import RESERVE_BYTES, RoomWatch
 from cutwater.storagenode.memory_budget import BUDGET_BYTES, MemoryBudget, release_unused
 from cutwater.storagenode.metadata_links import MetadataLinks
 from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.node_access import NodeNames, StorageAccess
 from cutwater.storagenode.peer_connections import Peers
 from cutwater.storagenode.publish.part_store import ASK_SECONDS, STAGED_BYTES_MAX, PartStore
 from cutwater.storagenode.publish.publishing import Publishing
@@ -45,6 +47,7 @@ from cutwater.storagenode.repair.scrubbing import Scrubber, ScrubOptions
 from cutwater.storagenode.repair.stuck_replicas import StuckReplicas, stuck_replicas
 from cutwater.storagenode.repair.syncing import Syncing
 from cutwater.storagenode.replica.replica_stores import VolumeStores
+from cutwater.storagenode.report_writer import BASE_REPLICAS_MIN
 from cutwater.storagenode.serving.push_reads import Following
 from cutwater.storagenode.serving.reading import Reading
 from cutwater.storagenode.serving.scanning import Scanning
@@ -102,6 +105,8 @@ class NodeOptions(Struct, frozen=True):
     """For a server without TLS. Connections from the same event loop need no credential."""
     may_wait_for_disk: bool = False
     """Whether the event loop may sync by itself. Must be False where work with deadlines shares the event loop."""
+    base_replicas_min: int = BASE_REPLICAS_MIN
+    """With at least this many replicas, the node reports only what has changed, if the leader can take that."""
 
 
 class StorageNodeServer:
@@ -127,7 +132,14 @@ class StorageNodeServer:
         """The revision of the catalog that the known keys and addresses of storage nodes come from."""
         self._book.note(METADATA_NODE, volumes.identity.metadata_keys)
         stores = VolumeStores(volumes, options.segments)
-        self.node = StorageNode(volumes.identity.node, incarnation or volumes.next_incarnation(), self, stores, threads)
+        self.node = StorageNode(
+            volumes.identity.node,
+            incarnation or volumes.next_incarnation(),
+            self,
+            stores,
+            threads,
+            options.base_replicas_min,
+        )
         self.room = RoomWatch(
             lambda: volumes.volumes,
             options.reserve_bytes,
@@ -155,7 +167,10 @@ class StorageNodeServer:
             self.memory,
             options.staged_bytes_max,
         )
-        self._methods = Methods(STORAGE_NODE_ACCESS, self._book)
+        names = NodeNames(self.topics, self.staging)
+        self.access = StorageAccess(self.node, volumes, self._metadata, self._book, names, self._connections)
+        self.staging.owner_of = self.access.owner_of
+        self._methods = Methods(STORAGE_NODE_ACCESS, self._book, self.access.control)
         self._client_tls = options.tls.client if options.tls else None
         peer_endpoint = self._endpoint(PEER_OPTIONS)
         self.peers = Peers(peer_endpoint, self._client_tls, self._book, self.node.peer_lost, self._spawn)
@@ -203,6 +218,7 @@ class StorageNodeServer:
 
     async def start(self) -> None:
         options = self.options
+        judged_as_ever = options.tls.authenticate if options.tls else options.authenticate
         self.room.look()
         try:
             self.node.start()
@@ -212,7 +228,7 @@ class StorageNodeServer:
                 options.host,
                 options.port,
                 tls=options.tls.server if options.tls else None,
-                authenticate=options.tls.authenticate if options.tls else options.authenticate,
+                authenticate=ClientCredentials(self.access.copy, judged_as_ever, self.access.use.note),
                 trusts_process=True,
                 insecure=options.insecure,
                 options=options.listener,
@@ -226,6 +242,8 @@ class StorageNodeServer:
             raise
         self._metadata.connect(self._endpoint(WireOptions()), options.metadata, self._client_tls, self.address)
         self._spawn(self.room.watch())
+        for work in self.access.works():
+            self._spawn(work)
         self._spawn(self._mender.try_again_for_ever())
         self._spawn(self.scrubber.scrub_for_ever())
         self._spawn(StuckReplicas(self.node, lambda: self.damage).watch_for_ever())
@@ -279,6 +297,9 @@ class StorageNodeServer:
         if server is not None and server.kind == STORAGE_NODE:
             self.peers.heard_from(server.name)
 
+    def _connections(self) -> frozenset[Connection]:
+        return self._listener.gate.connections if self._listener is not None else frozenset()
+
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.get_running_loop().create_task(cast(Coroutine[Any, Any, None], work))
         self._tasks.add(task)
@@ -310,6 +331,7 @@ class StorageNodeServer:
     def _joined(self) -> None:
         self.node.report_soon()
         self.topics.refresh()
+        self.access.copy.ask_soon()
 
     def _turned_away(self, error: CutwaterError) -> None:
         if not self.fatal.done():
@@ -325,7 +347,9 @@ class StorageNodeServer:
         following = Following(self.node, self.memory)
         methods.streams_to(api.FOLLOW)(following.serve)
         methods.answers(api.FIND)(following.find)
-        scanning = Scanning(self.node, self.memory, self.topics)
+        control = self.access.control
+        # A path would outlive the right to read the topic.
+        scanning = Scanning(self.node, self.memory, self.topics, lambda: not control.is_on)
         methods.answers(scan_api.MEASURE)(scanning.measure)
         methods.answers(scan_api.HEADS)(scanning.heads)
         methods.answers(scan_api.GROUPS)(scanning.groups)
@@ -349,6 +373,7 @@ class StorageNodeServer:
         methods.hears(api.ENTRY_REFUSED)(self._entry_refused)
         methods.hears(api.LEADER_SAYS)(self._leader_says)
         methods.hears(api.ADDRESSES)(self._learn_addresses)
+        methods.hears(api.ACCESS_CHANGED)(self._access_changed)
 
     def _append(self, call: Call[api.AppendArguments]) -> Later:
         # Only this node can mark the batch as checked, and it gets no place in the log before it is checked.
@@ -398,6 +423,10 @@ class StorageNodeServer:
             self.peers.learn(others)
             if told.metadata_keys.items() - self.volumes.identity.metadata_keys.items():
                 self._spawn(self._learn_metadata_keys(told.metadata_keys))
+
+    def _access_changed(self, notification: Notification[Revision]) -> None:
+        if self._metadata.has_joined(notification.connection):
+            self.access.copy.nudge(notification.argument)
 
     async def _learn_metadata_keys(self, keys: dict[MetadataNodeId, str]) -> None:
         if self.volumes.identity.cluster_key is not None:

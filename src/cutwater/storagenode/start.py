@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
+from cutwater.protocol.access import STORAGE_NODE
 from cutwater.runtime import system
 from cutwater.runtime.event_loop import allow_descriptors, run, settle_in
 from cutwater.storage.volume import NodeVolumes
@@ -24,7 +25,9 @@ from cutwater.storagenode.repair.scrubbing import ScrubOptions
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import ClusterId, StorageNodeId
 from cutwater.wire.addresses import parse_address
+from cutwater.wire.identity.server_certificates import ServerName
 from cutwater.wire.identity.tls import Tls
+from cutwater.wire.identity.tls_watch import watching
 from cutwater.wire.listen.listen_checks import check_listen, parse_flag
 from cutwater.wire.options import ListenerOptions
 
@@ -135,12 +138,13 @@ async def _serve(
         forget_metadata_keys=options.forget_metadata_keys,
     )
     try:
-        server = StorageNodeServer(node_options, volumes)
-        await server.start()
-        opened_ms = round((system.monotonic() - started) * 1_000)
-        await _serve_until(
-            asked, server, options, lambda metrics: on_serving(_serving(server, opened_ms, metrics)), on_hang
-        )
+        async with watching(options.tls, ServerName(options.cluster, STORAGE_NODE, options.node)):
+            server = StorageNodeServer(node_options, volumes)
+            await server.start()
+            opened_ms = round((system.monotonic() - started) * 1_000)
+            await _serve_until(
+                asked, server, options, lambda metrics: on_serving(_serving(server, opened_ms, metrics)), on_hang
+            )
     finally:
         volumes.release()
 

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import UNSET, structs
+
 from cutwater.core.publish.staged import PartSize, StagedPart
 from cutwater.core.requests import StagedAnswer, StagedBatch, StagedRequest
 from cutwater.errors import (
@@ -24,6 +26,7 @@ from cutwater.errors import (
     Damaged,
     InvalidArgument,
     NotFound,
+    Refused,
     ResourceExhausted,
     Unavailable,
 )
@@ -38,9 +41,10 @@ from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.publish.staged_checks import PartChecks
 from cutwater.storagenode.validation.topic_forms import KnownTopics
-from cutwater.types import BatchNumber, RunId
+from cutwater.types import BatchNumber, RunId, TopicId
 from cutwater.wire.calls.handlers import ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call
+from cutwater.wire.identity.handshake import Peer
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +112,8 @@ class PartStore:
         self.block_bytes: dict[str, int] = {}
         """The size in memory of the largest entry, for parts that were read completely before publishing."""
         self._node, self._files, self._room = node, files, room
+        self.owner_of: Callable[[Peer | None], str] = lambda peer: ""
+        """Returns the principal to which a part of this peer is bound; empty while access control is off."""
         self._is_short = asyncio.Event()
         """Set when data was refused that would fit once published parts are removed."""
         self._writing: dict[str, _Writing] = {}
@@ -134,6 +140,11 @@ class PartStore:
     def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def topic_of(self, part: str) -> TopicId | None:
+        """Return the number of the topic for which a part is staged; None if there is no such part."""
+        found = self._writing.get(part) or self.held.get(part)
+        return None if found is None else found.part.topic
+
     @property
     def parts(self) -> int:
         return len(self.held) + len(self._writing)
@@ -143,20 +154,29 @@ class PartStore:
     async def stage(self, call: Call[api.StageArguments]) -> api.StageAnswer:
         """Add data at the current end of a part. Repeated data is not taken twice."""
         asked, size = call.argument, len(call.body)
-        check_part(asked.part)
-        end = await self.add(asked.part, asked.offset, call.body)
+        # What a client says about the owner does not count.
+        part = structs.replace(asked.part, owner=self.owner_of(call.connection.peer) or UNSET)
+        check_part(part)
+        end = await self.add(part, asked.offset, call.body)
         self._node.counters.stage_bytes += size
         return api.StageAnswer(end)
 
     async def finish_part(self, call: Call[api.FinishArguments]) -> None:
+        self._check_owner(call.argument.part, call.connection.peer)
         await self.finish(call.argument.part, call.argument.size)
 
     async def discard_part(self, call: Call[str]) -> None:
         """Discard a part that its client gives up. Complete parts stay: they may already be decided on."""
+        self._check_owner(call.argument, call.connection.peer)
         writing = self._writing.get(call.argument)
         if writing is not None:
             async with writing.lock:
                 await self._give_up(writing)
+
+    def _check_owner(self, part: str, peer: Peer | None) -> None:
+        found = self._writing.get(part) or self.held.get(part)
+        if found is not None and found.part.owner and found.part.owner != self.owner_of(peer):
+            raise Refused(f"part {part} was staged by another principal: use a token of that principal")
 
     async def fetch(self, call: Call[api.FetchArguments]) -> ReplyWithBody[api.FetchAnswer]:
         asked = call.argument

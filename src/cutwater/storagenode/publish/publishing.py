@@ -28,6 +28,7 @@ from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.peer_connections import Peers
 from cutwater.storagenode.publish.group_entries import CHUNK_BYTES, Source, block_sizes, entries_of
 from cutwater.storagenode.publish.part_store import PartStore
+from cutwater.storagenode.publish.staged_checks import check_binding
 from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.validation.entry_validation import check_batch
 from cutwater.types import GLSN, LLSN, Batch, BatchNumber, Epoch, Part, ReplicaState, RunId, TopicId
@@ -95,7 +96,7 @@ class Publishing:
         problem = ""
         try:
             for part in group.parts:
-                await self._have(part)
+                await self._have(part, group)
         except CutwaterError as error:
             problem = error.message
         finally:
@@ -120,8 +121,9 @@ class Publishing:
             )
         )
 
-    async def _have(self, part: Part) -> None:
+    async def _have(self, part: Part, group: PublishGroup) -> None:
         held = self._staging.held.get(part.part) or await self._copy(part)
+        check_binding(held.part, group)
         if held.size != _size_of(part):
             raise Damaged(f"staged part {part.part} has {held.size} here, and {_size_of(part)} was decided on")
         try:

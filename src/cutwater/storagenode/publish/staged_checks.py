@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from cutwater.core.messages import PublishGroup
 from cutwater.core.publish.staged import PartOrder, StagedPart
-from cutwater.errors import InvalidArgument
+from cutwater.errors import InvalidArgument, Refused
 from cutwater.format.bodies import BadBody, BodyForm, problem_with, read_checked
 from cutwater.format.checksum import Buffer
 from cutwater.format.entry_codec import EntryFrame, frames_in
@@ -92,3 +93,20 @@ def _ordered(order: PartOrder, topic: TopicForms, form: BodyForm) -> BodyForm:
             f"an ordered part has the columns of schema {order.number} of topic {topic.name!r}, and then its positions"
         )
     return BodyForm(order.schema, order.event_time)
+
+
+def check_binding(part: StagedPart, group: PublishGroup) -> None:
+    """Raise if the part was staged by another principal than the publisher, or for another batch. What was staged or
+    decided while access control was off is not bound."""
+    if not part.owner or not group.publisher:
+        return
+    if part.owner != group.publisher:
+        raise Refused(
+            f"staged part {part.part} was staged by another principal than the one that publishes it: stage and "
+            "publish with tokens of the same principal"
+        )
+    if (part.run, part.batch, part.topic) != (group.run, group.batch, group.topic):
+        raise Refused(
+            f"staged part {part.part} is for batch {part.batch} of run {part.run}, topic number {part.topic}, and not "
+            f"for batch {group.batch} of run {group.run}, topic number {group.topic}"
+        )

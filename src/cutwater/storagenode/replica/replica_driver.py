@@ -18,6 +18,7 @@ from cutwater.core.replica.events import (
     Acked,
     AppendFailed,
     AskSync,
+    Commit,
     CommitDurable,
     Complain,
     DropBefore,
@@ -142,6 +143,8 @@ class ReplicaDriver:
         """Why the replica is no longer here; empty while it is."""
         self._last_report: UncommitReport | None = None
         """The last report; None once something was removed from the files."""
+        self._has_changed = True
+        """Whether the replica may have changed since the last report."""
         self._events: deque[tuple[ReplicaEvent, Refusal | None]] = deque()
         self._ways = self._table()
         self._entries_since_checkpoint = 0
@@ -168,8 +171,8 @@ class ReplicaDriver:
         """Return what the replica may report. While a barrier is pending, the replica's state is ahead of its files, so
         it repeats its last report, as if the message that it handles were still on its way. This is valid while nothing
         is removed from the files; while something is removed, there is nothing to report."""
-        if not self._is_waiting:
-            self._last_report = self.replica.report()
+        if not self._is_waiting and self._has_changed:
+            self._last_report, self._has_changed = self.replica.report(), False
         return self._last_report if self.replica.trusted else None
 
     def feed(self, event: ReplicaEvent, on_refusal: Refusal | None = None) -> None:
@@ -317,6 +320,9 @@ class ReplicaDriver:
     def _handle(self, event: ReplicaEvent, on_refusal: Refusal | None) -> None:
         replica = self.replica
         through, state = replica.complete_through, replica.state
+        if type(event) is not Commit or event.context is not None:
+            # A cut without records for this replica is nothing that it reports.
+            self._has_changed = True
         try:
             effects = replica.handle(event)
         except ProtocolViolation as error:
@@ -385,7 +391,7 @@ class ReplicaDriver:
             self._host.remove(self.stream)
         else:
             if isinstance(effect, Truncate | Restart):
-                self._last_report = None
+                self._last_report, self._has_changed = None, True
             self._wait_for(self._barrier(effect), lambda: self._carry_out(effects, i + 1))
 
     def _write(self, effect: WriteEntry) -> None:
@@ -481,7 +487,7 @@ class ReplicaDriver:
             recovered.append(self._recover())
 
         self._is_waiting = self.is_reopening = True
-        self._last_report = None
+        self._last_report, self._has_changed = None, True
 
         def done(error: CutwaterError | None) -> None:
             if self._gone:

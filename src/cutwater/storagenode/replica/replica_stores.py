@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cutwater.core.replica.recovery import HardState
+from cutwater.errors import CutwaterError
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.replica.small_files import ReplicaIdentity
@@ -36,18 +37,23 @@ class VolumeStores:
     def create(self, stream: LogStreamId, base_glsn: GLSN) -> SegmentStorage:
         """Create a replica. If the process dies meanwhile, nothing of it remains.
 
-        If an earlier call created it and then failed, this one continues: nothing has been stored in it since.
+        If an earlier call created it and then failed, this one continues. Nothing has been stored in it since, so if it
+        cannot be opened, nothing is lost with it, and it is created again.
         """
-        if stream not in self._unfinished:
-            is_new = stream not in self._volumes.replicas
+        if stream in self._unfinished:
             try:
-                with self._volumes.creating(stream) as path:
-                    storage = self._storage(path, stream)
-                    storage.save_hard_state(HardState(base_glsn=base_glsn))
-                    storage.close()
-            finally:
-                if is_new and stream in self._volumes.replicas:
-                    self._unfinished.add(stream)
+                return self.open(stream)
+            except CutwaterError:
+                self.remove(stream)
+        is_new = stream not in self._volumes.replicas
+        try:
+            with self._volumes.creating(stream) as path:
+                storage = self._storage(path, stream)
+                storage.save_hard_state(HardState(base_glsn=base_glsn))
+                storage.close()
+        finally:
+            if is_new and stream in self._volumes.replicas:
+                self._unfinished.add(stream)
         return self.open(stream)
 
     def set_aside(self, stream: LogStreamId) -> str:
@@ -57,8 +63,11 @@ class VolumeStores:
 
     def remove(self, stream: LogStreamId) -> None:
         """Remove the files permanently."""
-        self._unfinished.discard(stream)
-        self._volumes.remove(stream)
+        try:
+            self._volumes.remove(stream)
+        finally:
+            if stream not in self._volumes.replicas:
+                self._unfinished.discard(stream)
 
     def _storage(self, path: Path, stream: LogStreamId) -> SegmentStorage:
         identity = self._volumes.identity

@@ -55,8 +55,12 @@ _first_glsn = attrgetter("first_glsn")
 
 
 class Scanning:
-    def __init__(self, node: StorageNode, memory: MemoryBudget, topics: KnownTopics) -> None:
-        self._node, self._memory, self._topics = node, memory, topics
+    """Serves readers of large ranges. ``tells_files``: whether a reader on this machine may open files by itself."""
+
+    def __init__(
+        self, node: StorageNode, memory: MemoryBudget, topics: KnownTopics, tells_files: Callable[[], bool]
+    ) -> None:
+        self._node, self._memory, self._topics, self._tells_files = node, memory, topics, tells_files
 
     async def measure(self, call: Call[api.MeasureArguments]) -> api.MeasureAnswer:
         asked = call.argument
@@ -84,7 +88,7 @@ class Scanning:
         driver = self._node.driver(asked.stream)
         driver.require_readable()
         await until_indexed(driver)
-        is_near = _is_near(call.connection)
+        is_near = self._tells_files() and _is_near(call.connection)
         form_of = await self._form_of(asked) if asked.tells_checked else None
         found = await driver.in_reader(lambda: _scan(driver, asked, is_near, form_of))
         reply = await within(self._memory, driver.in_reader, found)

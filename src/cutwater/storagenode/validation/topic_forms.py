@@ -21,6 +21,10 @@ FETCH_SECONDS: Final = 2.0
 AGAIN_SECONDS: Final = 0.1
 """Minimum interval between catalog requests, so that not every append with an unknown schema sends one."""
 
+MISSED_MAX: Final = 1_024
+MISSED_SECONDS: Final = 5.0
+"""For how long a catalog answers what was missed. Later it may be out of date."""
+
 Ask = Callable[[CatalogRequest], Awaitable[Catalog]]
 
 
@@ -67,6 +71,8 @@ class KnownTopics:
         self._asked = self._settled = 0
         """Number of requests sent, and number of the last one up to which all were answered or failed."""
         self._trouble = ""
+        self._first_missed: dict[tuple[str, int], tuple[int, float]] = {}
+        """What was looked up and not found, how many requests had been sent by then, and when that was."""
 
     def now(self) -> Moment:
         return Moment(self._asked, self._loop.time() + FETCH_SECONDS)
@@ -74,6 +80,34 @@ class KnownTopics:
     def known(self, stream: LogStreamId) -> TopicForms | None:
         """Return the topic of the log stream if it is cached; sends no request."""
         return self._of_stream.get(stream)
+
+    def name_of_stream(self, stream: LogStreamId) -> str | None:
+        """Return the name of the topic; None if the catalog has no such log stream. Raises ``Unavailable`` if that is
+        not known yet: the catalog is fetched meanwhile."""
+        found = self._of_stream.get(stream)
+        if found is None:
+            self._missed(("log stream", stream))
+        return None if found is None else found.name
+
+    def name_of_topic(self, topic: TopicId) -> str | None:
+        found = self._of_topic.get(topic)
+        if found is None:
+            self._missed(("topic number", topic))
+        return None if found is None else found.name
+
+    def _missed(self, what: tuple[str, int]) -> None:
+        """Return if a catalog that was requested after this was missed does not have it either."""
+        asked, since = self._first_missed.get(what, (-1, 0.0))
+        now = self._loop.time()
+        if asked < 0 or now - since > MISSED_SECONDS:
+            if len(self._first_missed) >= MISSED_MAX:
+                self._first_missed.clear()
+            self._first_missed[what] = self._asked, now
+        elif self._settled > asked and not self._trouble:
+            return
+        self.refresh()
+        kind, number = what
+        raise Unavailable(f"{kind} {number} is not known here yet, or does not exist: nothing was done, try again")
 
     async def of_stream(self, stream: LogStreamId, since: Moment | None = None) -> TopicForms:
         """Return the topic of a log stream. Raises ``Unavailable`` if the metadata repository does not answer now, and
