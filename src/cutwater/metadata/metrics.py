@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from cutwater.metadata.server import MetadataServer
 from cutwater.runtime.counter_metrics import counter_metrics
+from cutwater.wire.listen.certificate_metrics import certificate_metrics
 from cutwater.wire.listen.gate_metrics import gate_metrics
 
 PREFIX = "cutwater_mr_"
@@ -24,6 +25,7 @@ class MetadataCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from counter_metrics(PREFIX, self._server.counters)
         yield from gate_metrics(PREFIX, self._server.gate)
+        yield from certificate_metrics(PREFIX, self._server.options.tls)
         yield GaugeMetricFamily(PREFIX + "leads", "1 if this node leads", value=self._server.leads)
         term = self._server.term
         if term is None:
@@ -40,6 +42,7 @@ class MetadataCollector(Collector):
                 "1 if no more cuts are made, because the order layer lost its memory",
                 term.layer.halted is not None,
             ),
+            ("audit_pending", "Audit records that are not in the log yet", len(state.audit.pending)),
             ("store_delay_seconds", "How long the write in flight has been waiting", term.store_delay),
         ):
             yield GaugeMetricFamily(PREFIX + name, text, value=value)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 
-from cutwater.core.messages import CommitMessage, LeaderMessage
+from msgspec import UNSET, structs
+
+from cutwater.core.messages import CommitMessage, LeaderMessage, UnsealReplica
 from cutwater.errors import CutwaterError
 from cutwater.protocol import storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.metadata_api import RELAY_DOWN, RelayDown
-from cutwater.types import StorageNodeId
+from cutwater.types import Revision, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.server_book import ServerBook
 
@@ -25,6 +27,11 @@ WAIT_SECONDS = 0.005
 """How long a message that may wait is held back for others. Adds up to this much read latency on that node."""
 WAITING_MAX = 64
 """Maximum number of messages that wait for one node."""
+
+TOLD_AT_ONCE_MAX = 16
+TELL_SECONDS_PER_NODE = 0.001
+"""Many nodes are told new addresses together with later ones: each message names all nodes, and when many join, each of
+them is news."""
 
 
 class Ways:
@@ -41,7 +48,10 @@ class Ways:
         """The connections that lead to followers, not to the storage node itself."""
         self._servers = storage_api.Addresses({})
         self._told: dict[Connection, None] = {}
-        """Connections that have been sent the current addresses."""
+        """Connections that have been sent addresses, and get the next ones."""
+        self._telling: asyncio.TimerHandle | None = None
+        self._untold: dict[Connection, None] = {}
+        """Connections that were sent older addresses, and wait for the timer."""
 
     def hear(self, node: StorageNodeId, connection: Connection, *, is_relay: bool) -> None:
         """Note that a report of the storage node arrived on this connection."""
@@ -53,11 +63,17 @@ class Ways:
             self._heard[node] = {}
         self._heard[node][connection] = self._loop.time()
 
+    @property
+    def heard(self) -> list[StorageNodeId]:
+        """The storage nodes that were heard lately, or whose last connection is still open."""
+        return [node for node, ways in self._heard.items() if ways]
+
     def lose(self, connection: Connection) -> list[StorageNodeId]:
         """Forget a closed connection. Returns the storage nodes at its other end."""
         is_relay = connection in self._relays
         self._relays.discard(connection)
         self._told.pop(connection, None)
+        self._untold.pop(connection, None)
         lost = [node for node, ways in self._heard.items() if ways.pop(connection, None) is not None]
         return [] if is_relay else lost
 
@@ -80,7 +96,7 @@ class Ways:
             self._send_waiting(node)
 
     def _send_waiting(self, node: StorageNodeId) -> None:
-        for message in self._waiting.pop(node):
+        for message in _merged(self._waiting.pop(node)):
             self._send(node, message, is_alone=False)
 
     def _send(self, node: StorageNodeId, message: LeaderMessage, *, is_alone: bool) -> None:
@@ -89,6 +105,7 @@ class Ways:
         if not ways:
             return
         for connection in tuple(ways) if len(ways) == 1 else self._fresh(ways):
+            self._prepare(connection, message)
             try:
                 if connection in self._relays:
                     connection.notify(RELAY_DOWN, RelayDown(node, message))
@@ -105,10 +122,16 @@ class Ways:
     def pass_on(self, node: StorageNodeId, message: LeaderMessage) -> None:
         """Send as a follower: only over its own connections to the storage node."""
         for connection in [way for way in self._heard.get(node, ()) if way not in self._relays]:
+            self._prepare(connection, message)
             try:
                 connection.notify(storage_api.LEADER_SAYS, message)
             except CutwaterError:
                 continue
+
+    def _prepare(self, connection: Connection, message: LeaderMessage) -> None:
+        """Tell the addresses first that the message needs: a chain that opens connects to its members."""
+        if connection in self._untold and isinstance(message, UnsealReplica):
+            self._tell_addresses(connection)
 
     # Addresses of storage nodes, and keys of servers.
 
@@ -123,12 +146,54 @@ class Ways:
         self._servers = servers
         self._book.note(STORAGE_NODE, servers.keys, is_all=True)
         self._book.note(METADATA_NODE, servers.metadata_keys)
-        for connection in list(self._told):
+        self._untold = dict(self._told)
+        if len(self._told) < TOLD_AT_ONCE_MAX:
+            self._tell_all()
+        elif self._telling is None:
+            self._telling = self._loop.call_later(TELL_SECONDS_PER_NODE * len(self._told), self._tell_all)
+
+    def _tell_all(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        for connection in list(self._untold):
             self._tell_addresses(connection)
+
+    def tell_access(self, revision: Revision) -> None:
+        """Tell storage nodes that are connected to this node that there are new rules of access control."""
+        for connection in list(self._told):
+            try:
+                connection.notify(storage_api.ACCESS_CHANGED, revision)
+            except CutwaterError:
+                continue
 
     def _tell_addresses(self, connection: Connection) -> None:
         self._told[connection] = None
+        self._untold.pop(connection, None)
         try:
             connection.notify(storage_api.ADDRESSES, self._servers)
         except CutwaterError:
             self._told.pop(connection, None)
+
+
+def _merged(messages: list[LeaderMessage]) -> list[LeaderMessage]:
+    """Make one message of successive cuts that have no commits for the node: its streams are complete through all."""
+    merged: list[LeaderMessage] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        if isinstance(last, CommitMessage) and isinstance(message, CommitMessage) and _continues(last, message):
+            merged[-1] = structs.replace(message, prev_high_watermark=last.prev_high_watermark)
+        else:
+            merged.append(message)
+    return merged
+
+
+def _continues(last: CommitMessage, message: CommitMessage) -> bool:
+    """Whether both are about the same list of streams, none of which has commits, and no cut lies in between."""
+    return (
+        not last.commits
+        and not message.commits
+        and last.others_of is not UNSET
+        and last.others_of == message.others_of
+        and last.high_watermark == message.prev_high_watermark
+    )

@@ -12,43 +12,50 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
+from cutwater.access.access_control import Caller
+from cutwater.access.client_credentials import ClientCredentials
 from cutwater.core.messages import GroupOutcome, LeaderHello
 from cutwater.core.order.events import GroupOutcomeArrived, PeerComplaint, ReportArrived
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState
-from cutwater.core.requests import AddNodeRequest, Answer, FoundClusterRequest, Joined, JoinRequest, Request
+from cutwater.core.requests import AddNodeRequest, FoundClusterRequest
 from cutwater.errors import (
     CutwaterError,
     Damaged,
     DeadlineExceeded,
     Fenced,
-    NotFound,
     NotLeader,
-    Unavailable,
+    PermissionDenied,
     WrongIdentity,
 )
 from cutwater.metadata.counters import MetadataCounters
+from cutwater.metadata.joining import Joining
+from cutwater.metadata.node_access import NodeAccess
 from cutwater.metadata.node_channels import Ways
+from cutwater.metadata.pulse import Pulse
+from cutwater.metadata.request_desk import relayed
 from cutwater.metadata.retention import RetentionTrimmer
 from cutwater.metadata.server_trust import ServerTrust
 from cutwater.metadata.stores.store_interface import LeaderInfo, LoadedState, MetadataStore
 from cutwater.metadata.term import NodeEvent, Term
+from cutwater.metadata.volume_changes import VolumeChanges
 from cutwater.protocol import metadata_api as api
 from cutwater.protocol import storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.access_copy import AccessAsk, AccessNews
 from cutwater.protocol.errors import Unproven
-from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS
+from cutwater.protocol.method_access import METADATA_ACCESS
 from cutwater.runtime import system
-from cutwater.types import ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
+from cutwater.types import ClusterId, LeaderEpoch, MetadataNodeId, Report, Revision, StorageNodeId
 from cutwater.wire.addresses import format_address
-from cutwater.wire.calls.handlers import Methods
+from cutwater.wire.calls.handlers import Methods, ReplyWithBody
 from cutwater.wire.calls.incoming_calls import Call, Notification
 from cutwater.wire.connection import Connection
-from cutwater.wire.identity.access_guard import Guard
 from cutwater.wire.identity.auth import Authenticator
 from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.identity.server_keys import ServerKey
@@ -60,7 +67,8 @@ from cutwater.wire.options import ListenerOptions
 _log = logging.getLogger(__name__)
 
 MEET_MS_MAX = 2_000
-JOIN_MS_MAX = 5_000
+ACCESS_MS_MAX = 1_000
+SWEEP_SECONDS = 1.0
 
 
 class MetadataOptions(Struct, frozen=True):
@@ -91,6 +99,10 @@ class MetadataOptions(Struct, frozen=True):
     """The key that proves which node this is. Without one, a key is generated, which is lost when the node ends."""
     authenticate: Authenticator | None = None
     """For a server without TLS. Connections from the same event loop need no credential."""
+    access_lease_seconds: float = 10.0
+    """How long servers without contact to the leader may act by the rules of access control that they know."""
+    spool: Path | None = None
+    """The file for denials that wait for the audit. Without one, they wait in memory."""
 
 
 class MetadataServer:
@@ -110,7 +122,23 @@ class MetadataServer:
         tls = options.tls.client if options.tls is not None else None
         self.trust = ServerTrust(options.cluster, options.node, key, store, tls)
         self._ways = Ways(self._loop, self.trust.book)
-        self._cluster_key = ""
+        self.access = NodeAccess(
+            options.node,
+            store,
+            self.trust.book,
+            self._ways,
+            self,
+            options.access_lease_seconds,
+            term=lambda: self.term,
+            upstream=lambda: self._upstream,
+            followers=lambda: self._pulse.followers,
+            connections=lambda: self._listener.gate.connections if self._listener is not None else (),
+            spool=options.spool,
+            threads=threads,
+        )
+        self.control, self._desk = self.access.control, self.access.desk
+        self._volumes = VolumeChanges(self.trust, lambda: self._ways.servers)
+        self._joining = Joining(options.cluster, self, self.trust, self._ways)
         self._claimed: LeaderEpoch | None = None
         """The epoch in which this node leads, or will lead once it has loaded what is stored."""
         self._leader = LeaderInfo(LeaderEpoch(0), MetadataNodeId(0), "")
@@ -120,7 +148,7 @@ class MetadataServer:
         self._leader_changed = asyncio.Event()
         self._reachable = asyncio.Event()
         """Set while requests can be handled: by the term here, by the leader upstream, or by raising ``failed``."""
-        self._followers: dict[Connection, storage_api.Addresses | None] = {}
+        self._pulse = Pulse(self._loop, options.heartbeat_seconds, self._ways, self._announced)
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._endpoint = Endpoint(
@@ -131,9 +159,6 @@ class MetadataServer:
             key=key,
             advertised=options.advertise or "",
         )
-        self._request_guards = {
-            kind: Guard(kind.__name__, access, self.trust.book) for kind, access in REQUEST_ACCESS.items()
-        }
 
     @property
     def address(self) -> str:
@@ -151,12 +176,13 @@ class MetadataServer:
 
     async def start(self) -> None:
         options = self.options
+        judged_as_ever = options.tls.authenticate if options.tls is not None else options.authenticate
         self._listener = await listen(
             self._endpoint,
             options.host,
             options.port,
             tls=options.tls.server if options.tls is not None else None,
-            authenticate=options.tls.authenticate if options.tls is not None else options.authenticate,
+            authenticate=ClientCredentials(self.access.copy, judged_as_ever, self.access.use.note),
             trusts_process=True,
             insecure=options.insecure,
             options=options.listener,
@@ -164,9 +190,8 @@ class MetadataServer:
             is_server=self.trust.book.knows,
             is_nearby=options.is_nearby,
         )
-        self._spawn(self._live())
-        self._spawn(self._watch_store())
-        self._spawn(self._beat())
+        for work in (self._live(), self._watch_store(), self._pulse.beat_for_ever(), *self.access.works()):
+            self._spawn(work)
 
     async def stop(self, *, timeout_ms: int = 5_000) -> None:
         """Stop this node. The others see its connections close, and one of them takes over."""
@@ -200,18 +225,19 @@ class MetadataServer:
             self._reachable.set()
 
     def _methods(self) -> Methods:
-        methods = Methods(METADATA_ACCESS, self.trust.book)
-        methods.answers(api.ASK)(self._ask)
-        methods.answers(api.CHANGE_VOLUMES)(self._change_volumes)
+        methods = Methods(METADATA_ACCESS, self.trust.book, self.control)
+        self._desk.register(methods)
         methods.answers(api.MEET)(self._meet)
-        methods.answers(api.ASK_LEADER)(self._ask_leader)
+        methods.answers(api.ACCESS)(self._answer_access)
+        methods.answers(api.ACCESS_LEADER)(self._answer_access_leader)
         methods.answers(api.WHO_LEADS)(self._who_leads)
-        methods.answers(storage_api.JOIN)(self._join)
-        methods.answers(api.JOIN_LEADER)(self._join_leader)
+        methods.answers(storage_api.JOIN)(self._joining.join)
+        methods.answers(api.JOIN_LEADER)(self._joining.join_leader)
         methods.hears(storage_api.REPORT)(self._report)
         methods.hears(storage_api.COMPLAINT)(self._complaint)
         methods.hears(api.REPORT_UP)(self._report_up)
         methods.hears(api.COMPLAINT_UP)(self._complaint_up)
+        methods.hears(api.COMPLAINT_OF)(self._complaint_of)
         methods.hears(storage_api.GROUP_OUTCOME)(self._group_outcome)
         methods.hears(api.GROUP_OUTCOME_UP)(self._group_outcome_up)
         methods.hears(api.SUSPECT_UP)(self._suspect_up)
@@ -224,7 +250,7 @@ class MetadataServer:
         connection.closed.add_done_callback(lambda _: self._disconnected(connection))
 
     def _disconnected(self, connection: Connection) -> None:
-        self._followers.pop(connection, None)
+        self._pulse.followers.pop(connection, None)
         for node in self._ways.lose(connection):
             self._suspect(node)
 
@@ -280,6 +306,7 @@ class MetadataServer:
                 f"the store belongs to cluster {state.cluster}, not {self.options.cluster}: "
                 "check --store and --cluster-id"
             )
+        self.access.copy.take(state.access.snapshot())
 
     async def _stay_with(self, leader: LeaderInfo) -> None:
         """Follow the leader until it dies or another node leads."""
@@ -293,6 +320,7 @@ class MetadataServer:
             self._heartbeat_at = self._loop.time()
             self._upstream = upstream
             self._reachable.set()
+            self.access.copy.ask_soon()
             closed = upstream.closed
             while not closed.done() and not self._leader_changed.is_set():
                 quiet = self._loop.time() - self._heartbeat_at
@@ -371,7 +399,18 @@ class MetadataServer:
         self._leader = loaded.leader
         state = await self._loop.run_in_executor(self._threads, OrderState, loaded.snapshot, loaded.decisions)
         self.counters.terms += 1
-        term = Term(epoch, state, self._store, self._ways, self.options.order, self.counters, self._connect_node)
+        self.access.begin_term(state)
+        self._pulse.beat()
+        term = Term(
+            epoch,
+            state,
+            self._store,
+            self._ways,
+            self.options.order,
+            self.counters,
+            self._connect_node,
+            self.access.changed,
+        )
         self.term = term
         try:
             _log.info("metadata node %s leads in epoch %s from %s on", self.options.node, epoch, state.index)
@@ -379,14 +418,17 @@ class MetadataServer:
             self._tell_members()
             self._introduce(term)
             await self._found(term)
+            await self.access.confirm()
             self._reachable.set()
             retention = RetentionTrimmer(state, self._connect_node, term.decide)
-            retaining = self._loop.create_task(retention.enforce_for_ever(self.options.retention_seconds))
+            works = (retention.enforce_for_ever(self.options.retention_seconds), term.audit.write_for_ever())
+            tasks = [self._loop.create_task(work) for work in works]
             try:
                 reason = await term.over
             finally:
-                retaining.cancel()
-                await asyncio.gather(retaining, return_exceptions=True)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
             _log.info("metadata node %s leads no more: %s", self.options.node, reason)
         finally:
             self._reachable.clear()
@@ -402,27 +444,19 @@ class MetadataServer:
         """Store the cluster's key. The first leader generates it, and does not reveal it before it is stored."""
         key = term.layer.state.cluster_key or system.token_hex(16)
         await term.decide(FoundClusterRequest(self.options.cluster, key))
-        self._cluster_key = term.layer.state.cluster_key
+        self._joining.cluster_key = term.layer.state.cluster_key
 
     # Heartbeats.
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self.options.heartbeat_seconds)
-            term, epoch = self.term, self._claimed
-            if epoch is None or (term is not None and term.store_delay > self.options.store_patience_seconds):
-                continue
-            for connection, told in list(self._followers.items()):
-                servers = self._ways.servers
-                news = servers if told != servers else None
-                try:
-                    connection.notify(api.HEARTBEAT, api.Heartbeat(epoch, self.options.node, news))
-                except CutwaterError:
-                    continue
-                self._followers[connection] = servers
+    def _announced(self) -> api.Heartbeat | None:
+        """Return what followers are told if this node leads, unless it waits too long for its store."""
+        term, epoch = self.term, self._claimed
+        if epoch is None or (term is not None and term.store_delay > self.options.store_patience_seconds):
+            return None
+        return api.Heartbeat(epoch, self.options.node, None, self.access.copy.view.revision or UNSET)
 
     def _follow(self, notification: Notification[api.Follow]) -> None:
-        self._followers[notification.connection] = None
+        self._pulse.followers[notification.connection] = None
 
     def _heartbeat(self, notification: Notification[api.Heartbeat]) -> None:
         if notification.connection is not self._upstream:
@@ -431,6 +465,7 @@ class MetadataServer:
         servers = notification.argument.servers
         if servers is not None:
             self._ways.learn(servers)
+        self.access.heard(notification.argument.access or Revision(0))
 
     # Storage nodes.
 
@@ -445,7 +480,27 @@ class MetadataServer:
         self._take(ReportArrived(report))
 
     def _complaint(self, notification: Notification[storage_api.Complaint]) -> None:
-        self._take(_complained(notification.argument), api.COMPLAINT_UP, notification.argument)
+        complaint, peer = notification.argument, notification.connection.peer
+        if self.control.is_on and complaint.complainer == storage_api.A_CLIENT:
+            caller, origin = self._desk.caller(peer)
+            if self.term is None:
+                self._pass_up(api.COMPLAINT_OF, api.ComplaintOf(complaint, origin, caller.address))
+            else:
+                self._hear_client(complaint, caller)
+            return
+        self._take(_complained(complaint), api.COMPLAINT_UP, complaint)
+
+    def _complaint_of(self, notification: Notification[api.ComplaintOf]) -> None:
+        told = notification.argument
+        self._hear_client(told.complaint, relayed(told.origin, told.address))
+
+    def _hear_client(self, complaint: storage_api.Complaint, caller: Caller) -> None:
+        try:
+            self._desk.judge(caller, storage_api.COMPLAINT.name, METADATA_ACCESS[storage_api.COMPLAINT.name], complaint)
+        except PermissionDenied:
+            # It has been counted, and a notice has no answer.
+            return
+        self._take(_complained(complaint))
 
     def _complaint_up(self, notification: Notification[storage_api.Complaint]) -> None:
         self._take(_complained(notification.argument))
@@ -466,6 +521,7 @@ class MetadataServer:
         if isinstance(event, PeerComplaint):
             self._suspect(event.peer)
         self.term.hear(event)
+        self._pulse.beat_if_due()
 
     def _pass_up(self, notice: Any, argument: Any) -> None:
         """Pass a message on to the leader. A message that cannot be sent now is reported again later."""
@@ -482,89 +538,32 @@ class MetadataServer:
 
     # Joining.
 
-    async def _join(self, call: Call[storage_api.JoinArguments]) -> storage_api.JoinAnswer:
-        server = call.connection.peer.server if call.connection.peer is not None else None
-        assert server is not None
-        joining = structs.replace(call.argument, server_key=server.key)
-        term = await self._leader_within(call.deadline)
-        if term is not None:
-            return await self._admit(term, joining)
-        upstream, timeout_ms = self._require_upstream(call.deadline)
-        answer = await upstream.call(api.JOIN_LEADER, joining, timeout_ms=min(timeout_ms, JOIN_MS_MAX))
-        if answer.value.known:
-            # Its reports arrive before the leader's next heartbeat brings its key.
-            self.trust.book.note(STORAGE_NODE, {joining.node: server.key})
-        return answer.value
-
-    async def _join_leader(self, call: Call[storage_api.JoinArguments]) -> storage_api.JoinAnswer:
-        return await self._admit(self._require_term(), call.argument)
-
-    async def _admit(self, term: Term, joining: storage_api.JoinArguments) -> storage_api.JoinAnswer:
-        if not self._cluster_key:
-            raise Unavailable("the leader has just begun: ask again")
-        if joining.cluster_key not in (None, self._cluster_key):
-            raise WrongIdentity(
-                f"storage node {joining.node} belongs to another cluster that also has the id {self.options.cluster}: "
-                "check --metadata, or start it with other volumes"
-            )
-        known, asked_at = term.layer.state.nodes.get(joining.node), ""
-        if known is not None and not known.server_key:
-            await self.trust.check_joining(known, joining.server_key)
-            asked_at = known.address
-        # Other requests may be decided first, so the decision checks whether the key was verified at the right address.
-        request = JoinRequest(
-            joining.node, joining.address, joining.node_key, joining.volumes, joining.server_key, asked_at
-        )
-        answer = await term.decide(request)
-        assert isinstance(answer, Joined)
-        keys = self._ways.servers.metadata_keys
-        return storage_api.JoinAnswer(self._cluster_key, answer.known, keys if answer.known else {})
-
     async def adopt(self, node: AddNodeRequest, deadline: float) -> None:
         """Add a storage node of the same process to the cluster. It needs no proof of its identity."""
-        term = await self._leader_within(deadline)
+        term = await self.leader_within(deadline)
         if term is None:
             raise NotLeader("another metadata node leads: a storage node of this process cannot be added here")
         await term.decide(node)
 
-    async def _change_volumes(self, call: Call[api.ChangeVolumes]) -> storage_api.NodeSelfDescription:
-        """Change a storage node's volumes. Storage nodes take this only from metadata nodes, so operators ask here."""
-        asked, servers = call.argument, self._ways.servers
-        address, expect = servers.storage_nodes.get(asked.node), self.trust.expect_storage(asked.node)
-        if address is None or expect is None:
-            raise NotFound(f"no storage node {asked.node} has joined the cluster as far as is known here")
-        change = storage_api.REMOVE_VOLUME if asked.is_removal else storage_api.ADD_VOLUME
-        connection = await self.trust.connect(self._endpoint, address, expect)
-        try:
-            timeout_ms = max(1, int((call.deadline - self._loop.time()) * 1_000))
-            return (await connection.call(change, asked.path, timeout_ms=timeout_ms)).value
-        finally:
-            connection.abort()
+    async def change_volumes(self, change: api.ChangeVolumes, deadline: float) -> storage_api.NodeSelfDescription:
+        return await self._volumes.make(self._endpoint, change, deadline)
 
-    # Requests.
+    # The leader, for requests (``request_desk.LeaderSearch``).
 
-    async def _ask(self, call: Call[Request]) -> Answer:
-        guard = self._request_guards[type(call.argument)]
-        guard.check(call.connection.peer)
-        guard.check_argument(call.connection.peer, call.argument)
-        if isinstance(call.argument, AddNodeRequest):
-            # A caller's claim about the key of a server does not count: the server itself is asked.
-            call.argument = structs.replace(call.argument, server_key="", renews=False)
-        term = await self._leader_within(call.deadline)
-        if term is not None:
-            return await term.decide(call.argument)
-        upstream, timeout_ms = self._require_upstream(call.deadline)
-        answer = await upstream.call(api.ASK_LEADER, call.argument, timeout_ms=timeout_ms)
-        return answer.value
+    async def _answer_access(self, call: Call[AccessAsk]) -> ReplyWithBody[AccessNews]:
+        # Only storage nodes ask this way: metadata nodes ask the leader.
+        answer = await self.access.news(structs.replace(call.argument, kind=STORAGE_NODE))
+        return ReplyWithBody(answer.value, answer.body)
 
-    async def _ask_leader(self, call: Call[Request]) -> Answer:
-        return await self._require_term().decide(call.argument)
+    async def _answer_access_leader(self, call: Call[AccessAsk]) -> ReplyWithBody[AccessNews]:
+        answer = await self.access.news_of_leader(call.argument)
+        return ReplyWithBody(answer.value, answer.body)
 
     def _who_leads(self, call: Call[None]) -> api.MetadataNode:
         leader = self._leader
         return api.MetadataNode(self.options.node, leader.node, leader.epoch, leader.address)
 
-    async def _leader_within(self, deadline: float) -> Term | None:
+    async def leader_within(self, deadline: float) -> Term | None:
         """Wait for a leader, here or upstream. Raises the error that keeps this node from going on, if there is one."""
         if not self._reachable.is_set():
             try:
@@ -576,12 +575,12 @@ class MetadataServer:
             raise self.failed.result()
         return self.term
 
-    def _require_term(self) -> Term:
+    def require_term(self) -> Term:
         if self.term is None:
             raise NotLeader(f"metadata node {self.options.node} does not lead: ask {self._leader.address or 'another'}")
         return self.term
 
-    def _require_upstream(self, deadline: float) -> tuple[Connection, int]:
+    def require_upstream(self, deadline: float) -> tuple[Connection, int]:
         if self._upstream is None:
             raise NotLeader("the leader of the metadata repository has just been lost: try again")
         return self._upstream, max(1, int((deadline - self._loop.time()) * 1_000))

@@ -15,11 +15,14 @@ from cutwater.core.order.options import OrderOptions
 from cutwater.errors import InvalidArgument
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.stores.open_store import open_store, sqlite_key_file
+from cutwater.protocol.access import METADATA_NODE
 from cutwater.runtime.event_loop import allow_descriptors, run, settle_in
 from cutwater.types import SECOND, ClusterId, MetadataNodeId
 from cutwater.wire.addresses import parse_address
+from cutwater.wire.identity.server_certificates import ServerName
 from cutwater.wire.identity.server_keys import load_or_make
 from cutwater.wire.identity.tls import Tls
+from cutwater.wire.identity.tls_watch import watching
 from cutwater.wire.listen.listen_checks import check_listen
 from cutwater.wire.options import ListenerOptions
 
@@ -41,6 +44,7 @@ class MetadataStartOptions(Struct, frozen=True):
     min_replication: int = 1
     snapshot_every_decisions: int = 1_024
     retention_seconds: float = 10.0
+    access_lease_seconds: float = 10.0
     staged_expire_after_seconds: float = 3_600.0
     listener: ListenerOptions = ListenerOptions()
     key_file: Path | None = None
@@ -90,7 +94,12 @@ class MetadataServing(Struct, frozen=True):
 def run_metadata_node(options: MetadataStartOptions, on_serving: Callable[[MetadataServing], None]) -> None:
     """Serve until SIGTERM or SIGINT. Raises the error that keeps the node from serving."""
     allow_descriptors()
-    run(_serve(options, on_serving))
+    run(_watched(options, on_serving))
+
+
+async def _watched(options: MetadataStartOptions, on_serving: Callable[[MetadataServing], None]) -> None:
+    async with watching(options.tls, ServerName(options.cluster, METADATA_NODE, options.node)):
+        await _serve(options, on_serving)
 
 
 async def _serve(options: MetadataStartOptions, on_serving: Callable[[MetadataServing], None]) -> None:
@@ -117,8 +126,10 @@ async def _serve(options: MetadataStartOptions, on_serving: Callable[[MetadataSe
         options.tls,
         options.order,
         retention_seconds=options.retention_seconds,
+        access_lease_seconds=options.access_lease_seconds,
         listener=options.listener,
         key=key,
+        spool=key_file.with_name(f"{key_file.name}.denials") if key_file is not None else None,
     )
     server = MetadataServer(server_options, store)
     exporter = None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import structs
 
+from cutwater.core.access.access_decisions import AccessDecision
+from cutwater.core.access.access_rules import AccessRules
 from cutwater.core.order.decisions import Cut
 from cutwater.core.order.events import (
     Alarm,
@@ -35,9 +37,11 @@ from cutwater.core.order.events import (
 )
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, Damaged, Fenced, NotLeader, ProtocolViolation, Unavailable
+from cutwater.metadata.audit_writer import AuditWriter
 from cutwater.metadata.counters import MetadataCounters
 from cutwater.metadata.node_channels import Ways
 from cutwater.metadata.retention import Connect
@@ -73,12 +77,17 @@ class Term:
         options: OrderOptions,
         counters: MetadataCounters,
         connect: Connect,
+        on_access: Callable[[AccessRules], None] = lambda rules: None,
     ) -> None:
         self.epoch = epoch
+        self._on_access = on_access
+        """Called with the rules of access control when a change of them is stored."""
         self._now = instant()
         """When the last event was taken in."""
         self.layer = OrderLayer(epoch, state, self._now, options)
         self._store, self._ways, self._counters, self._connect = store, ways, counters, connect
+        self._stored_index = state.index
+        self.audit = AuditWriter(state, lambda: self._stored_index, connect, self.decide)
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[Answer | CutwaterError]] = {}
@@ -109,15 +118,15 @@ class Term:
 
     # Events.
 
-    async def decide(self, request: Request) -> Answer:
-        """Decide a request. Raises an error if the term ends first."""
+    async def decide(self, request: Request, origin: RequestOrigin | None = None) -> Answer:
+        """Decide a request, for this caller. Raises an error if the term ends first."""
         self._counters.requests += 1
         if self.over.done():
             raise NotLeader("the leader changed: ask again")
         waiting: asyncio.Future[Answer | CutwaterError] = self._loop.create_future()
         self._next_request += 1
         self._waiting[self._next_request] = waiting
-        self.feed(Asked(self._next_request, request))
+        self.feed(Asked(self._next_request, request, origin))
         either: set[asyncio.Future[Any]] = {waiting, self.over}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -297,11 +306,13 @@ class Term:
 
     def _is_stored(self, write: Store, seconds: float) -> None:
         self._writing_since = None
+        self._stored_index = DecisionIndex(write.after + len(write.decisions))
         for decision in write.decisions:
             if not isinstance(decision, Cut):
                 self.publish_addresses()
+                self._publish_access(write)
                 break
-        self.feed(Stored(DecisionIndex(write.after + len(write.decisions))))
+        self.feed(Stored(self._stored_index))
         self._counters.stored(seconds, write.decisions)
 
     def publish_addresses(self) -> None:
@@ -316,6 +327,10 @@ class Term:
         )
         if now != before:
             self._ways.learn(structs.replace(now, revision=state.revision))
+
+    def _publish_access(self, write: Store) -> None:
+        if any(isinstance(decision, AccessDecision) for decision in write.decisions):
+            self._on_access(self.layer.state.access.view.rules)
 
     async def _trim(self, snapshot: Snapshot) -> None:
         try:

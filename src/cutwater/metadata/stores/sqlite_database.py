@@ -43,6 +43,7 @@ from cutwater.metadata.stores.sqlite_engine import SqliteEngine, StandardSqlite
 from cutwater.metadata.stores.store_errors import DamagedStore, StoreLocked
 from cutwater.metadata.stores.store_interface import NO_LEADER, LeaderInfo, LoadedState
 from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
+from cutwater.runtime import system
 from cutwater.storage.files import Lock, StorageFiles, is_full
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
@@ -79,8 +80,13 @@ _SETTINGS = (
 class SqliteDatabase:
     """An open database. After a disk error it stays broken: only opening it again shows what is stored."""
 
-    def __init__(self, path: Path, cluster: ClusterId, engine: SqliteEngine | None = None) -> None:
-        engine = engine or StandardSqlite()
+    def __init__(
+        self, path: Path, cluster: ClusterId, engine: SqliteEngine | None = None, *, is_guest: bool = False
+    ) -> None:
+        """``is_guest``: another process has locked the database, and stays its owner. A guest leaves the write-ahead
+        log to the owner, and relies on the leader epoch alone."""
+        engine = engine or system.made(StandardSqlite)
+        self._is_guest = is_guest
         self.path = path
         self._files = engine.files
         self._broken: str | None = None
@@ -89,8 +95,8 @@ class SqliteDatabase:
         self._decoded: tuple[bytes, LeaderInfo] | None = None
         """The leader's record and its decoded form. Every write reads the record, and it rarely changes."""
         self._check_place()
-        was_used = self._files.exists(_lock_path(path))
-        self._lock = _locked(self._files, path)
+        was_used = self._files.exists(_lock_path(path)) and not is_guest
+        self._lock = None if is_guest else _locked(self._files, path)
         try:
             with self._errors_mapped():
                 if was_used:
@@ -105,7 +111,7 @@ class SqliteDatabase:
                 raise
             self._is_open = True
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
 
     def close(self) -> None:
@@ -114,6 +120,10 @@ class SqliteDatabase:
         except (sqlite3.Error, OSError) as error:
             raise self._mapped(error) from error
         finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
             self._lock.release()
 
     def _close_connection(self) -> None:
@@ -263,10 +273,10 @@ class SqliteDatabase:
                 for statement in _SCHEMA:
                     self._connection.execute(statement)
                 self._put("identity", encode_record(StoreIdentity(cluster)))
-        # Make durable what a killed process left in the write-ahead log, before anything relies on it.
-        busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if busy:
-            raise Unavailable(f"{self.path} is being read by another program: stop it, and try again")
+        if self._is_guest:
+            self._connection.execute("PRAGMA wal_autocheckpoint = 0")
+        else:
+            self._checkpoint()
         self._files.sync_dir(self.path.parent)
         found = self._pragma("quick_check(1)")
         if found != "ok":
@@ -280,6 +290,12 @@ class SqliteDatabase:
                 f"{self.path} holds the decisions of cluster {identity.cluster}, not of cluster {cluster}: "
                 "name the database of this cluster"
             )
+
+    def _checkpoint(self) -> None:
+        """Make durable what a killed process left in the write-ahead log, before anything relies on it."""
+        busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise Unavailable(f"{self.path} is being read by another program: stop it, and try again")
 
     def _write_log_again(self) -> None:
         """Write the content of the write-ahead log once more and sync it, before SQLite copies it into the database.

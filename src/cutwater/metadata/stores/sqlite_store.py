@@ -132,10 +132,12 @@ class SqliteStore:
         timeout_ms: int = TIMEOUT_MS,
         may_wait: bool = False,
         engine: SqliteEngine | None = None,
+        is_guest: bool = False,
     ) -> SqliteStore:
+        """Open a database, or create it. ``is_guest``: beside the process that has locked it."""
         store = cls(path, may_wait=may_wait)
         try:
-            await store._do("open", timeout_ms, store._open, path, cluster, engine)
+            await store._do("open", timeout_ms, store._open, path, cluster, engine, is_guest)
         except BaseException:
             # The worker may still open it after the caller stopped waiting.
             store._jobs.end(store._let_go)
@@ -248,8 +250,8 @@ class SqliteStore:
 
     # Executed by the worker.
 
-    def _open(self, path: Path, cluster: ClusterId, engine: SqliteEngine | None) -> None:
-        self._opened = SqliteDatabase(path, cluster, engine)
+    def _open(self, path: Path, cluster: ClusterId, engine: SqliteEngine | None, is_guest: bool) -> None:
+        self._opened = SqliteDatabase(path, cluster, engine, is_guest=is_guest)
 
     def _append_there(
         self, begun: _Begun, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]

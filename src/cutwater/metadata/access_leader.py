@@ -1,0 +1,106 @@
+"""The leader's part in copies of the access rules: it answers servers, and knows which of them have which revision.
+
+An answer lets a server act by the rules for the time of the lease. So before each answer the leader makes sure with
+its store that it still leads: a leader that was replaced, and does not know it, renews no lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from cutwater.access.access_copy import AccessCopy
+from cutwater.errors import NotLeader
+from cutwater.metadata.stores.store_interface import MetadataStore
+from cutwater.protocol.access_copy import AccessAsk, AccessNews, encode_rules
+from cutwater.protocol.methods import Received
+from cutwater.runtime import system
+from cutwater.types import LeaderEpoch, Revision
+
+Server = tuple[str, int]
+"""The kind and the number of a server."""
+
+
+class LeaderAccess:
+    """See the module. ``epoch`` returns the epoch in which this node leads now, or None. ``on_replaced`` is called with
+    an epoch that is over, as the store says."""
+
+    def __init__(
+        self,
+        copy: AccessCopy,
+        store: MetadataStore,
+        epoch: Callable[[], LeaderEpoch | None],
+        lease_seconds: float,
+        on_replaced: Callable[[LeaderEpoch], None] = lambda epoch: None,
+    ) -> None:
+        self._on_replaced = on_replaced
+        self._copy, self._store, self._epoch, self._lease_seconds = copy, store, epoch, lease_seconds
+        self._confirmed: dict[Server, Revision] = {}
+        self._answered: dict[Server, float] = {}
+        """When each server was last answered, and so until when it may have a lease."""
+        self._begun = system.monotonic()
+        self._changed = asyncio.Event()
+        self._looking: asyncio.Task[LeaderEpoch] | None = None
+        self._next_look: asyncio.Task[LeaderEpoch] | None = None
+
+    def begin(self) -> None:
+        """A term begins: nothing is known yet about what servers have, and which of them have a lease."""
+        self._confirmed.clear()
+        self._answered.clear()
+        self._begun = system.monotonic()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether servers may have a lease of which only an earlier leader knows."""
+        return system.monotonic() - self._begun < self._lease_seconds
+
+    def leaseholders(self) -> set[Server]:
+        """Return the servers that may have a lease from this leader."""
+        since = system.monotonic() - self._lease_seconds
+        return {server for server, at in self._answered.items() if at > since}
+
+    async def answer(self, asked: AccessAsk) -> Received[AccessNews]:
+        """Answer a server. Raises unless this node leads."""
+        epoch = self._epoch()
+        if epoch is None:
+            raise NotLeader("this metadata node does not lead: the rules of access control come from the leader only")
+        server = asked.kind, asked.number
+        if asked.revision <= self._copy.view.revision:
+            self._confirmed[server] = asked.revision
+        self._changed.set()
+        if self._copy.is_on and await self._epoch_in_store() != epoch:
+            self._on_replaced(epoch)
+            raise NotLeader("another metadata node leads: ask it for the rules of access control")
+        rules = self._copy.view.rules
+        self._answered[server] = system.monotonic()
+        news = AccessNews(rules.revision, round(self._lease_seconds * 1_000))
+        return Received(news, b"" if rules.revision == asked.revision else encode_rules(rules))
+
+    async def _epoch_in_store(self) -> LeaderEpoch:
+        """Look into the store. A look that is under way may be older than the question, so the next one counts; all
+        questions that come meanwhile share it."""
+        if self._next_look is None:
+            self._next_look = asyncio.create_task(self._look_after(self._looking))
+        return await asyncio.shield(self._next_look)
+
+    async def _look_after(self, earlier: asyncio.Task[LeaderEpoch] | None) -> LeaderEpoch:
+        if earlier is not None and not earlier.done():
+            await asyncio.wait({earlier})
+        self._looking, self._next_look = self._next_look, None
+        return (await self._store.leader()).epoch
+
+    async def until_confirmed(
+        self, revision: Revision, servers: Callable[[], Iterable[Server]], seconds: float
+    ) -> tuple[str, ...]:
+        """Wait until all these servers act by this revision or a later one. Returns those that have not said so."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._behind(revision, servers()):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return tuple(f"{kind} {number}" for kind, number in self._behind(revision, servers()))
+
+    def _behind(self, revision: Revision, servers: Iterable[Server]) -> list[Server]:
+        return sorted(server for server in servers if self._confirmed.get(server, Revision(-1)) < revision)
