@@ -60,11 +60,9 @@ from cutwater.errors import (
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.stores.open_store import open_store, sqlite_key_file
 from cutwater.protocol.errors import Unauthenticated
-from cutwater.runtime import processes, system
-from cutwater.runtime.daemon_executor import DaemonExecutor
+from cutwater.runtime import system
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline
-from cutwater.runtime.event_loop import occupy_standard_descriptors
-from cutwater.runtime.permissions import close_to_others, make_directory, write_secret
+from cutwater.runtime.local_files import MachineFiles, make_directory, make_if_missing, write_secret
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.files import Lock, OsFiles
 from cutwater.storage.volume import NodeVolumes
@@ -110,7 +108,7 @@ class EmbeddedLog:
     def __init__(self, path: Path, lock: Lock, *, may_wait: bool = False, may_be_damaged: bool = False) -> None:
         self._path, self._lock, self._may_wait = path, lock, may_wait
         self._may_be_damaged = may_be_damaged
-        self._threads = DaemonExecutor(EXECUTOR_THREADS_MAX, "cutwater log")
+        self._threads = system.executor(EXECUTOR_THREADS_MAX, "cutwater log")
         self._is_told = False
         """Whether ``holder.json`` tells other processes where it listens."""
         self._metadata: MetadataServer | None = None
@@ -119,8 +117,9 @@ class EmbeddedLog:
 
     async def start(self, deadline: Deadline) -> str:
         """Start the servers, and return the address when the log takes appends."""
-        store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER, may_wait=self._may_wait)
         key = await in_thread(self._threads, lambda: load_or_make([sqlite_key_file(self._path / METADATA)]))
+        # Nothing may fail between this and the server, which closes the store.
+        store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER, may_wait=self._may_wait)
         token = system.token_hex(TOKEN_BYTES)
         authenticate = partial(_authenticate, token)
         options = MetadataOptions(
@@ -147,10 +146,17 @@ class EmbeddedLog:
         finally:
             repository.close()
         keys = (key.public, node_key.public)
-        holder = Holder(os.getpid(), url_of(address, self._path), processes.started_at(os.getpid()), token, keys)
+        pid = system.process_id()
+        holder = Holder(pid, url_of(address, self._path), system.started_at(pid), token, keys)
         self._is_told = True
-        await in_thread(self._threads, lambda: write_secret(self._path / HOLDER_FILE, msgspec.json.encode(holder)))
+        await in_thread(self._threads, lambda: self._write_holder(holder))
         return holder.servers
+
+    def _write_holder(self, holder: Holder) -> None:
+        try:
+            write_secret(self._path / HOLDER_FILE, msgspec.json.encode(holder))
+        except OSError as error:
+            raise _unusable(self._path, error) from error
 
     def _open_volumes(self, metadata_key: ServerKey) -> tuple[NodeVolumes, Incarnation, ServerKey]:
         """Open the volumes; runs in a thread. They are stored in the object, so that they are released even if the
@@ -165,7 +171,7 @@ class EmbeddedLog:
 
     def _remove_holder(self) -> None:
         with suppress(OSError):
-            (self._path / HOLDER_FILE).unlink()
+            system.made(MachineFiles).unlink(self._path / HOLDER_FILE)
 
     async def stop(self) -> None:
         """Stop the servers. The locks are released only when nothing here can write any more; if that is not certain,
@@ -279,7 +285,7 @@ async def open_on_this_loop(
     wait for the disk: other tasks on the loop have deadlines to keep."""
     deadline = Deadline(timeout)
     check_compression(compression)
-    occupy_standard_descriptors()
+    system.occupy_standard_descriptors()
     directory = _directory(path)
     connect = partial(AsyncClient._connect, timeout=timeout, compression=compression, limits=limits)
     while (lock := _locked(directory)) is None:
@@ -319,7 +325,7 @@ def _end_of(directory: Path, holder: Holder) -> str:
 
 
 def _no_answer(directory: Path, holder: Holder | None) -> str:
-    if holder is not None and holder.pid == os.getpid():
+    if holder is not None and holder.pid == system.process_id():
         return (
             f"{directory} was opened by this process before, on an event loop that does not run any more, or is busy: "
             "close the client that has it open, before its loop ends"
@@ -330,12 +336,11 @@ def _no_answer(directory: Path, holder: Holder | None) -> str:
 def _directory(given: object) -> Path:
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise InvalidArgument(f"a log is in a directory: give its path, such as './data', not {given!r}")
-    path = Path(given)
+    path, files = Path(given), system.made(MachineFiles)
     check_no_address(path)
     try:
-        if not path.is_dir():
-            make_directory(path)
-        if (path / CLUSTER_FILE).exists():
+        make_if_missing(path)
+        if files.exists(path / CLUSTER_FILE):
             raise InvalidArgument(
                 f"{path} holds a local cluster: connect to it, `cutwater cluster status --dir {path}` says where"
             )
@@ -346,7 +351,7 @@ def _directory(given: object) -> Path:
             )
         check_has_order(path)
         check_may_hold(path, "log", FILES_OF_LOG, METADATA)
-        close_to_others(path)
+        files.close_to_others(path)
     except OSError as error:
         raise InvalidArgument(
             f"{path} cannot hold a log ({error.strerror}): name a directory that may be written"
@@ -356,11 +361,19 @@ def _directory(given: object) -> Path:
 
 def _locked(directory: Path) -> Lock | None:
     """Return the lock, or None if another process has it. Removes what an earlier holder left behind."""
+    lock: Lock | None = None
     try:
-        lock = OsFiles().lock(directory / "lock")
+        lock = system.made(OsFiles).lock(directory / "lock")
+        if lock is not None:
+            system.made(MachineFiles).unlink(directory / HOLDER_FILE)
     except OSError as error:
-        raise InvalidArgument(f"{directory} cannot be used ({error.strerror}): check its permissions") from error
-    if lock is not None:
-        with suppress(FileNotFoundError):
-            (directory / HOLDER_FILE).unlink()
+        if lock is not None:
+            lock.release()
+        raise _unusable(directory, error) from error
     return lock
+
+
+def _unusable(directory: Path, error: OSError) -> InvalidArgument:
+    return InvalidArgument(
+        f"{directory} cannot be used ({error.strerror}): check its permissions, and that there is room"
+    )

@@ -254,27 +254,32 @@ class AsyncClient(PublishingCalls):
         schema: SchemaLike | None = None,
         retention: timedelta | Retention | None = None,
         event_time_ahead_max: Duration | None = None,
+        replication: int | None = None,
         timeout: float | None = None,
     ) -> Topic:
         """Change the given properties. Returns when there are as many log streams as asked for; if these are fewer than
         before, the surplus log streams are sealed permanently. A schema may only grow, by columns that may be null.
-        ``event_time_ahead_max=0`` removes the limit; a new limit does not change stored records.
+        ``event_time_ahead_max=0`` removes the limit; a new limit does not change stored records. ``replication``: how
+        many storage nodes shall hold each record. Copies of all stored records are added or removed one after another
+        while appends go on; the call does not wait for that. It may be more than there are storage nodes: the other
+        copies are made when there are more.
 
         >>> old = log.create_topic("visits", schema={"page": pa.string()})
         >>> log.change_topic("visits", schema=old.schema.append(pa.field("country", pa.string()))).schema.names
         ['page', 'country']
         """
         deadline = self._deadline(timeout)
-        return await self._topics.change(name, streams, schema, retention, event_time_ahead_max, deadline)
+        return await self._topics.change(name, streams, schema, retention, event_time_ahead_max, replication, deadline)
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a topic with all its records."""
         await self._topics.delete(name, self._deadline(timeout))
 
-    async def topics(self, *, timeout: float | None = None) -> list[Topic]:
-        """Return all topics, by name."""
+    async def topics(self, *, internal: bool = False, timeout: float | None = None) -> list[Topic]:
+        """Return all topics, by name. ``internal``: also those that the cluster made for itself."""
         view = await self._catalogs.fresh(self._deadline(timeout))
-        return [topic_of(view.topics[name], view) for name in sorted(view.topics)]
+        found = [topic_of(view.topics[name], view) for name in sorted(view.topics)]
+        return [topic for topic in found if internal or not topic.is_internal]
 
     async def topic(self, name: str, *, timeout: float | None = None) -> Topic:
         """Return the description of one topic."""

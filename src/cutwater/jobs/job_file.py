@@ -29,7 +29,8 @@ from msgspec import Struct, field
 from cutwater.errors import InvalidArgument, NotFound, Refused
 from cutwater.jobs.locks import FileLock
 from cutwater.runtime import processes
-from cutwater.runtime.permissions import make_directory, open_file
+from cutwater.runtime.local_files import make_directory
+from cutwater.runtime.permissions import open_file
 
 ROOT = "checkpoints"
 JOB_FILE = "job.json"

@@ -8,7 +8,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cutwater.errors import InvalidArgument, Refused
-from cutwater.runtime.permissions import FILE_MODE, make_directory
+from cutwater.runtime.local_files import make_directory
+from cutwater.runtime.permissions import FILE_MODE
 
 LOCK_FILE = "cutwater.lock"
 

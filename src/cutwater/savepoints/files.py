@@ -17,7 +17,8 @@ from typing import Protocol
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.runtime.permissions import make_directory, open_file
+from cutwater.runtime.local_files import make_directory
+from cutwater.runtime.permissions import open_file
 
 
 class FileSummary(Struct, frozen=True):

@@ -22,7 +22,8 @@ from cutwater.client.subscribe.stream_readers import Selection
 from cutwater.core.read.watermark import IDLE_AFTER_US_DEFAULT, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime
-from cutwater.wire.identity.tls import TlsFiles, load_tls
+from cutwater.wire.identity.certificate_files import TlsFiles
+from cutwater.wire.identity.tls import client_tls
 
 MIB = 1024 * 1024
 PARTITION_BYTES_DEFAULT = 96 * MIB
@@ -91,7 +92,9 @@ class Where(Struct, frozen=True):
         return {name: value for name, value in found.items() if value}
 
     def access(self) -> Access:
-        tls: ssl.SSLContext | None = None if self.tls is None else load_tls(self.tls).client
+        tls: ssl.SSLContext | None = None
+        if self.tls is not None:
+            tls = client_tls(self.tls.authority, self.tls.certificate, self.tls.key)
         return Access(tls, self.token, self.insecure)
 
 
@@ -125,7 +128,7 @@ class ReadOptions(Struct, frozen=True):
 
     def selects(self, topic: str) -> bool:
         """Report whether a topic of this name is read."""
-        return re.fullmatch(self.pattern, topic) is not None if self.pattern else topic in self.topics
+        return self.selection().selects(topic)
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:

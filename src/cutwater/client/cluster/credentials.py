@@ -49,7 +49,7 @@ def tls_context(
 ) -> ssl.SSLContext:
     """Make a context for ``connect(..., tls=)`` from PEM files: trust servers that have a certificate of the authority
     ``ca``, and show them ``certificate``, with its private key. A client that shows a token instead needs only the
-    authority::
+    authority. The files are read again whenever a connection is made, so they may be replaced meanwhile::
 
         tls = cutwater.tls_context("ca.pem", certificate="me.pem", key="me.key")
         log = cutwater.connect("cutwater://db1.example:7001", tls=tls)

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from cutwater.client.cluster.credentials import Access
 from cutwater.client.cluster.metadata_client import SCHEME
 from cutwater.errors import Refused
-from cutwater.runtime import processes
+from cutwater.runtime import system
+from cutwater.runtime.local_files import MachineFiles
 
 HOLDER_FILE = "holder.json"
 
@@ -41,14 +42,14 @@ class Holder(Struct, frozen=True):
 
     def lives(self) -> bool:
         """Return whether the process that wrote this still runs."""
-        return processes.lives_on(self.pid, self.started)
+        return system.lives_on(self.pid, self.started)
 
 
 def read_holder(directory: Path) -> Holder | None:
     """Return the process that has the log open, or had it and ended without closing it. None if there is no file, or it
     is incomplete."""
     try:
-        return msgspec.json.decode((directory / HOLDER_FILE).read_bytes(), type=Holder)
+        return msgspec.json.decode(system.made(MachineFiles).read(directory / HOLDER_FILE), type=Holder)
     except PermissionError as error:
         raise Refused(
             f"{directory} is open in a process of another user, and this user may not read {HOLDER_FILE} there, which "

@@ -7,12 +7,16 @@ from pathlib import Path
 
 from cutwater.client.cluster.metadata_client import SCHEME
 from cutwater.errors import InvalidArgument, NotFound
+from cutwater.runtime import system
+from cutwater.runtime.local_files import MachineFiles
 
 CLUSTER_FILE = "cluster.json"
 METADATA = "metadata.sqlite"
 VOLUME = "volume"
 FILES_OF_LOG = re.compile(r"lock|holder\.(json(\.new)?|lock|log)|metadata\.sqlite([-.].*)?|volume")
-FILES_OF_CLUSTER = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|(mr|sn)\d+(\.(log|key(\.tmp)?))?")
+FILES_OF_CLUSTER = re.compile(
+    r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|certificates|admin\.token|(mr|sn)\d+(\.(log|key(\.tmp)?))?"
+)
 _LOGS_OF_SERVERS = re.compile(r"(mr|sn)\d+\.log")
 SHOWN_MAX = 3
 """How many of the files in the way are named."""
@@ -23,7 +27,7 @@ _IGNORED = re.compile(r"\..*|lost\+found")
 def check_may_hold(directory: Path, what: str, own: re.Pattern[str], mark: str) -> None:
     """Refuse a directory with other files, unless it is already a ``what``, which has the file ``mark``. An incomplete
     one, left by an interrupted start, contains only names that match ``own``."""
-    if (directory / mark).exists():
+    if system.made(MachineFiles).exists(directory / mark):
         return
     if shown := other_files(directory, own):
         raise InvalidArgument(
@@ -35,12 +39,18 @@ def check_may_hold(directory: Path, what: str, own: re.Pattern[str], mark: str) 
 def check_has_order(directory: Path) -> None:
     """Refuse a log whose records exist without the file that holds their order. The file is made before the volume, so
     this is not an incomplete log."""
-    if not (directory / METADATA).exists() and next((directory / VOLUME).glob("cid=*/snid=*/*"), None) is not None:
+    if not system.made(MachineFiles).exists(directory / METADATA) and _has_records(directory / VOLUME):
         raise NotFound(
             f"{directory / METADATA} is missing, the file of the order layer, without which the log cannot be read; "
             f"the records are still in {directory / VOLUME}: put the file back, from where it was moved to or from a "
             "backup, and remove nothing; for a new log, name another directory"
         )
+
+
+def _has_records(volume: Path) -> bool:
+    clusters = (volume / name for name in _names(volume) if name.startswith("cid="))
+    nodes = (cluster / name for cluster in clusters for name in _names(cluster) if name.startswith("snid="))
+    return any(map(_names, nodes))
 
 
 def holds_log(directory: Path) -> bool:
@@ -58,7 +68,8 @@ def holds_half_a_cluster(directory: Path) -> bool:
 
 
 def _names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    files = system.made(MachineFiles)
+    return set(files.names(directory)) if files.is_dir(directory) else set()
 
 
 def check_no_address(path: Path) -> None:
@@ -75,7 +86,6 @@ def check_no_address(path: Path) -> None:
 
 def other_files(directory: Path, own: re.Pattern[str]) -> str:
     """Return the names of some files that are in the way and do not match ``own``; empty if there are none."""
-    strange = sorted(
-        path.name for path in directory.iterdir() if not own.fullmatch(path.name) and not _IGNORED.fullmatch(path.name)
-    )
+    names = system.made(MachineFiles).names(directory)
+    strange = [name for name in names if not own.fullmatch(name) and not _IGNORED.fullmatch(name)]
     return ", ".join(strange[:SHOWN_MAX]) + (", …" if len(strange) > SHOWN_MAX else "")

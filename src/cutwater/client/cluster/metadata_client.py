@@ -15,7 +15,9 @@ from cutwater.protocol.errors import ConnectionLost
 from cutwater.protocol.metadata_api import ASK
 from cutwater.protocol.methods import Method, Received
 from cutwater.protocol.storage_api import A_CLIENT, COMPLAINT, Complaint
+from cutwater.runtime import system
 from cutwater.runtime.deadlines import Deadline
+from cutwater.runtime.local_files import MachineFiles
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.connection import Connection
@@ -52,7 +54,7 @@ def parse_servers(url: str) -> tuple[str, ...]:
 def check_no_path(given: object) -> None:
     """Refuse a directory in the place of a cluster, and say how a directory is opened."""
     if isinstance(given, str) and "://" not in given:
-        is_path = given.startswith(".") or os.sep in given or os.path.exists(given)
+        is_path = given.startswith(".") or os.sep in given or system.made(MachineFiles).exists(Path(given))
     else:
         is_path = isinstance(given, os.PathLike)
     if is_path:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from cutwater.client.arguments import check_number, check_topic
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
@@ -20,7 +20,7 @@ from cutwater.client.convert.schemas import (
     grown_schema,
     new_schema,
 )
-from cutwater.core.names import check_topic_name
+from cutwater.core.names import check_not_reserved, check_topic_name
 from cutwater.core.requests import (
     ChangeTopicRequest,
     Created,
@@ -33,13 +33,12 @@ from cutwater.core.requests import (
     TrimRequest,
 )
 from cutwater.durations import Duration, milliseconds
-from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.runtime.deadlines import Deadline
-from cutwater.types import GLSN, MILLISECOND, LogStreamId, Retention, TopicId
+from cutwater.types import GLSN, MILLISECOND, REPLICATION_DEFAULT, LogStreamId, Retention, TopicId
 
 POLL_SECONDS = 0.02
-REPLICATION_DEFAULT = 3
 
 
 class Topic(Struct, frozen=True):
@@ -57,6 +56,8 @@ class Topic(Struct, frozen=True):
     """How far event times may be ahead of the log's clock; None if there is no limit."""
     number: TopicId = TopicId(0)
     """Never reused: a topic that is created again under the same name has another number."""
+    is_internal: bool = False
+    """Whether the cluster made the topic for itself."""
 
 
 def topic_of(info: TopicInfo, view: CatalogView) -> Topic:
@@ -71,6 +72,7 @@ def topic_of(info: TopicInfo, view: CatalogView) -> Topic:
         info.trimmed_before,
         timedelta(microseconds=info.event_time_ahead_us) if info.event_time_ahead_us else None,
         info.topic,
+        info.is_internal,
     )
 
 
@@ -107,6 +109,10 @@ def _check_streams(given: object) -> int:
     return check_number("streams", given, "how many log streams the topic has")
 
 
+def _check_replication(given: object) -> int:
+    return check_number("replication", given, "how many storage nodes hold each record")
+
+
 class Topics:
     def __init__(self, repository: Repository, catalogs: Catalogs) -> None:
         self._repository, self._catalogs = repository, catalogs
@@ -129,13 +135,14 @@ class Topics:
             raise InvalidArgument(f"event_time= is the name of a column of schema=, such as 'at', not {event_time!r}")
         streams, kept = _check_streams(streams), _retention(retention)
         if replication is not None:
-            replication = check_number("replication", replication, "how many storage nodes hold each record")
+            replication = _check_replication(replication)
         ahead_us = _ahead_us(event_time_ahead_max)
         if event_time and schema is None:
             raise InvalidArgument("event_time= names a column of schema=: without a schema, event time is 'timestamp'")
         encoded = b"" if schema is None else encode_schema(new_schema(schema, event_time))
         if exist_ok and (found := (await self._catalogs.fresh(deadline)).topics.get(name)) is not None:
             return self._existing(found, encoded, event_time)
+        check_not_reserved(name)
         if replication is None:
             replication = await self._usual_replication(deadline)
         request = CreateTopicRequest(name, streams, replication, encoded, event_time, kept, ahead_us)
@@ -205,25 +212,34 @@ class Topics:
         schema: SchemaLike | None,
         retention: timedelta | Retention | None,
         event_time_ahead_max: Duration | None,
+        replication: int | None,
         deadline: Deadline,
     ) -> Topic:
         check_topic(name)
-        if streams is None and schema is None and retention is None and event_time_ahead_max is None:
+        if all(given is None for given in (streams, schema, retention, event_time_ahead_max, replication)):
             raise InvalidArgument(
-                "nothing to change: say how many log streams, how long records are kept, a schema, or how far event "
-                "times may be ahead"
+                "nothing to change: say how many log streams or copies, how long records are kept, a schema, or how "
+                "far event times may be ahead"
             )
         ahead_us = None if event_time_ahead_max is None else _ahead_us(event_time_ahead_max)
         kept = None if retention is None else _retention(retention)
         if streams is not None:
             streams = _check_streams(streams)
+        copies = UNSET if replication is None else _check_replication(replication)
         view = await self._catalogs.fresh(deadline)
         info = view.topics.get(name)
         known = TopicSchema(name) if info is None else view.schema(info)
         encoded = b"" if schema is None or info is None else encode_schema(grown_schema(known, schema))
-        request = ChangeTopicRequest(name, streams, kept, encoded, known.number, ahead_us)
+        request = ChangeTopicRequest(name, streams, kept, encoded, known.number, ahead_us, copies)
         await self._repository.ask(request, Done, timeout_ms=deadline.left_ms())
-        return await self._grown(name, view, streams, deadline)
+        changed = await self._grown(name, view, streams, deadline)
+        if replication is not None and changed.replication != replication:
+            raise Refused(
+                f"topic {name!r} has replication {changed.replication}, not {replication}: another client changed it "
+                "meanwhile, or the leader of the metadata repository runs an earlier version; see `cutwater topic "
+                f"describe {name}`, upgrade the metadata nodes, and try again"
+            )
+        return changed
 
     async def _grown(self, name: str, before: CatalogView, streams: int | None, deadline: Deadline) -> Topic:
         """Wait until ``streams`` log streams take appends. Log streams that were sealed before, by an operator or by a

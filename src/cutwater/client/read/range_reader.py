@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -66,7 +65,9 @@ from cutwater.protocol.scan_api import (
     unpack,
 )
 from cutwater.protocol.storage_api import Columns
+from cutwater.runtime import system
 from cutwater.runtime.deadlines import Deadline
+from cutwater.runtime.local_files import MachineFiles
 from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import is_loopback, parse_address
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
@@ -215,12 +216,7 @@ class BatchesInFile(Struct, frozen=True):
             return Scanned(self.runs, (), is_stored=True)
         # Arrow's allocator reuses memory; fresh memory would cost as much as reading does.
         data = memoryview(pa.allocate_buffer(self.end - self.begin))
-        # Opening something that is not a file of entries must not block.
-        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            size = os.preadv(file, [data], self.start + self.begin)
-        finally:
-            os.close(file)
+        size = system.made(MachineFiles).read_into(self.path, data, self.start + self.begin)
         return Scanned(self.runs, _blocks(self.stream, self.runs, data[:size], self.checked, self.begin), True)
 
 

@@ -21,6 +21,7 @@ from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.errors import ClientClosed
 from cutwater.client.read.point_reads import LastingDamage
 from cutwater.client.read.records import ColumnLayout, runs_of
+from cutwater.core.names import is_reserved
 from cutwater.core.read.merge_reader import CommittedBatch, MergeReader, ReadAnswer
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import (
@@ -29,10 +30,12 @@ from cutwater.errors import (
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     ProtocolViolation,
     Trimmed,
     Unavailable,
 )
+from cutwater.protocol.errors import Unauthenticated
 from cutwater.protocol.methods import Received
 from cutwater.protocol.storage_api import FOLLOW, Columns, ReadAnswerHeader, ReadArguments
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
@@ -61,12 +64,16 @@ CONNECT_SECONDS = 5.0
 RETRY_SECONDS_MIN = 0.01
 RETRY_SECONDS_MAX = 1.0
 
+NOT_ALLOWED = (PermissionDenied, Unauthenticated)
+"""The client has lost a right, or its token is not valid any more: no other replica will serve it."""
+
 _OF_PATTERNS = frozenset("*?+|^$()[]{}\\")
 """Characters that mark a pattern; topic names cannot contain them."""
 
 
 class Selection:
-    """Topics by name, or all whose names match a pattern, including those that are created later."""
+    """Topics by name, or all whose names match a pattern, including those that are created later. A pattern matches no
+    reserved name, so no internal topic."""
 
     def __init__(self, topics: str | Sequence[str] | re.Pattern[str]) -> None:
         self._pattern = topics if isinstance(topics, re.Pattern) else None
@@ -87,8 +94,14 @@ class Selection:
     def topics(self, view: CatalogView) -> list[TopicInfo]:
         """Return the selected topics. Raises if a named topic does not exist, or no longer exists."""
         if self._pattern is not None:
-            return [topic for name, topic in view.topics.items() if self._pattern.fullmatch(name)]
+            return [topic for name, topic in view.topics.items() if self.selects(name)]
         return [self._named(name, view) for name in self._names]
+
+    def selects(self, name: str) -> bool:
+        """Report whether a topic of this name is selected."""
+        if self._pattern is None:
+            return name in self._names
+        return not is_reserved(name) and self._pattern.fullmatch(name) is not None
 
     def _named(self, name: str, view: CatalogView) -> TopicInfo:
         topic = view.topics.get(name)
@@ -290,7 +303,7 @@ class Feed:
             self.catalog_is_old.clear()
             try:
                 view = await self.catalogs.fresh(Deadline(CONNECT_SECONDS))
-            except ClientClosed as error:
+            except (ClientClosed, *NOT_ALLOWED) as error:
                 self.fail(error)
                 return
             except CutwaterError:
@@ -348,7 +361,7 @@ class _Reader:
                 await self._follow(*wanted)
             except Trimmed as error:
                 self._feed.take_trimmed(self._stream, error)
-            except (ProtocolViolation, InvalidArgument, ClientClosed) as error:
+            except (ProtocolViolation, InvalidArgument, ClientClosed, *NOT_ALLOWED) as error:
                 self._feed.fail(error)
                 return
             except CutwaterError as error:
