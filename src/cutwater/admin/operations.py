@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from cutwater.admin.access_calls import AccessCalls
 from cutwater.admin.damage import Damage, find_damage
 from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
 from cutwater.client.cluster.metadata_client import SCHEME, Repository
@@ -80,6 +81,8 @@ class Admin:
     def __init__(self, servers: tuple[str, ...], *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE) -> None:
         self._repository = Repository(Endpoint(ANY_CLUSTER, "admin"), servers, access)
         self._timeout_ms, self.access = timeout_ms, access
+        self.control = AccessCalls(self._ask)
+        """Calls about access control."""
 
     async def __aenter__(self) -> Admin:
         return self
@@ -228,6 +231,10 @@ class Admin:
 
     async def delete_topic(self, name: str) -> None:
         await self._ask(r.DeleteTopicRequest(name), r.Done, idempotent=False)
+
+    async def change_replication(self, name: str, replication: int) -> None:
+        """Set how many copies of its records a topic has. Copies are added and removed later, one after another."""
+        await self._ask(r.ChangeTopicRequest(name, replication=replication), r.Done)
 
     async def trim(self, name: str, before: GLSN) -> None:
         await self._ask(r.TrimRequest(name, before), r.Done)

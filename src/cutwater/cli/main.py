@@ -20,7 +20,7 @@ from cutwater.errors import CutwaterError
 
 VARIABLES = "CUTWATER"
 """Prefix of environment variables; an option without a variable of its own gets one named after command and option."""
-_RECORDS, _PIPELINES, _CLUSTER, _MACHINE = "Records", "Pipelines", "Cluster", "This machine"
+_RECORDS, _PIPELINES, _CLUSTER, _ACCESS, _MACHINE = "Records", "Pipelines", "Cluster", "Access", "This machine"
 
 
 class CommandEntry(NamedTuple):
@@ -46,7 +46,16 @@ ENTRIES: dict[str, CommandEntry] = {
     "run": CommandEntry("run", "Runs: what publishes batches exactly once.", _CLUSTER),
     "sn": CommandEntry("sn", "Storage nodes: processes that hold replicas of log streams.", _CLUSTER),
     "mr": CommandEntry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER),
+    "audit": CommandEntry("audit", "The audit: changes, and denied calls.", _CLUSTER),
     "verify": CommandEntry("checks", "Let every storage node check the checksums of all its data.", _CLUSTER),
+    "token": CommandEntry("token", "Tokens: how clients prove for which principal they act.", _ACCESS),
+    "acl": CommandEntry("access", "Rules: which principals and groups may do what.", _ACCESS),
+    "group": CommandEntry("access", "Groups: principals that share rules and quotas.", _ACCESS),
+    "principal": CommandEntry("access", "Principals: the names for which clients act.", _ACCESS),
+    "quota": CommandEntry(
+        "quota", "Quotas: what principals and groups may use of the whole cluster. Stored, not yet enforced.", _ACCESS
+    ),
+    "whoami": CommandEntry("access", "Say for which principal this command acts.", _ACCESS),
     "doctor": CommandEntry("checks", "Check whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
     "bench": CommandEntry(
         "bench", "Measure how fast a cluster or an embedded log takes and delivers records.", _MACHINE

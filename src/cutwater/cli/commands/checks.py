@@ -14,6 +14,7 @@ import typer
 from msgspec.structs import replace
 
 from cutwater.admin import local_cluster
+from cutwater.admin.access_checks import check_access
 from cutwater.admin.doctor import Check, Verdict, check_machine
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.admin.operations import Admin
@@ -61,7 +62,10 @@ def _check_cluster(log: LogTarget) -> Iterator[Check]:
             cluster, place = LocalCluster(url, [], []), None
             if log.local is not None:
                 cluster, place = local_cluster.load(log.local), log.local
-            wrong = asyncio.run(local_cluster.health(cluster, place, log.access(url)))
+            access = log.access(url)
+            wrong = asyncio.run(local_cluster.health(cluster, place, access))
+            about_access = asyncio.run(check_access(cluster, access))
+            reserved = asyncio.run(local_cluster.reserved_names(cluster, access))
     except CutwaterError as error:
         yield Check("cluster", Verdict.WRONG, "cannot be asked", error.message)
         return
@@ -70,9 +74,13 @@ def _check_cluster(log: LogTarget) -> Iterator[Check]:
         more = f"`cutwater verify --path {log.path}` reads everything and names what is damaged"
     for what in wrong:
         yield Check("cluster", Verdict.WRONG, what, more)
+    for name, way_out in reserved:
+        found = "its name is reserved for topics of the cluster itself; it stays usable"
+        yield Check(f"topic {name}", Verdict.WARNING, found, way_out)
     if not wrong:
         advice = "`cutwater verify` reads all records, and finds damage that no reader has met"
         yield Check("cluster", Verdict.OK, f"all is well with {url}", advice)
+    yield from about_access
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +12,17 @@ import msgspec
 import typer
 
 from cutwater.admin import local_cluster
+from cutwater.admin.access_calls import parse_mode
+from cutwater.admin.cluster_security import SecuredCluster, is_secured, secure_elsewhere, secure_local
 from cutwater.admin.operations import MetadataStatus
 from cutwater.admin.status_text import node_state, stream_row, time_of
+from cutwater.cli.commands.token import unconfirmed
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.exit_codes import UNHEALTHY, Settings
 from cutwater.cli.framework.target import ClusterTarget, ReplicationOption
 from cutwater.cli.io.output import show, table
 from cutwater.core.text import counted
+from cutwater.errors import InvalidArgument
 
 app = noun("Start and stop a local cluster; look at any cluster.")
 
@@ -34,18 +39,118 @@ def start(
     metadata: Annotated[
         int | None, typer.Option(help="Metadata nodes: 1 on SQLite, for a new cluster, or 3 or 5 on etcd.")
     ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="With certificates and access control, as `cutwater cluster secure` does.")
+    ] = False,
 ) -> None:
     """Start a cluster on this machine, new or with existing data. Returns when it takes appends."""
     cluster = local_cluster.start(
-        directory.absolute(), storage_nodes=storage_nodes, replication=replication, metadata=metadata
+        directory.absolute(),
+        storage_nodes=storage_nodes,
+        replication=replication,
+        metadata=metadata,
+        has_tls=secure,
     )
+    if secure and not is_secured(directory.absolute()):
+        found = secure_local(directory.absolute(), mode=parse_mode("enforced"))
+        show(found, f"{_started(cluster, directory)}\n{_secured(found, directory)}")
+        return
+    show(cluster, _started(cluster, directory))
+
+
+def _started(cluster: local_cluster.LocalCluster, directory: Path) -> str:
     store = "etcd" if len(cluster.metadata) > 1 else "SQLite"
-    told = (
+    return (
         f"{counted(len(cluster.storage_nodes), 'storage node')} and {counted(len(cluster.metadata), 'metadata node')} "
         f"on {store} run; replication {cluster.replication}\n"
         f"servers: {cluster.servers}\nstop it with: cutwater cluster stop --dir {directory}"
     )
-    show(cluster, told)
+
+
+@command(app)
+def secure(
+    permissive: Annotated[
+        bool, typer.Option("--permissive", help="Deny nothing yet, and record what would be denied.")
+    ] = False,
+    principal: Annotated[str, typer.Option(metavar="NAME", help="The first administrator.")] = "admin",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --servers: the private key of a metadata node, on its machine, which proves that this command "
+            "may do this.",
+        ),
+    ] = None,
+    save: Annotated[
+        Path, typer.Option(metavar="FILE", help="With --servers: the new file (0600) for the administrator's token.")
+    ] = Path("admin.token"),
+    *,
+    log: ClusterTarget,
+) -> None:
+    """Turn access control on, and make the first administrator and its token.
+
+    A local cluster (--dir) also gets certificates of private authorities, and is restarted with them. For another
+    cluster, run this on the machine of a metadata node, with --servers and --key-file; its servers have TLS already.
+    """
+    mode = parse_mode("permissive" if permissive else "enforced")
+    if log.local is not None:
+        if key_file is not None:
+            raise InvalidArgument("--key-file is for --servers: the keys of a local cluster lie in its directory")
+        found = secure_local(log.local, mode=mode, principal=principal)
+        show(found, _secured(found, log.directory or log.local))
+        return
+    servers = str(log.place)
+    if key_file is None:
+        raise InvalidArgument(
+            "--key-file is missing: name the private key of a metadata node, on that node's own machine. Being able to "
+            "connect to the cluster is no proof that access control may be turned on"
+        )
+    tls = log.security.access().tls
+    found = secure_elsewhere(servers, key_file, tls, save, mode=mode, principal=principal)
+    told = f"access control is {found.mode}; the token of {found.principal} is in {found.token_file}"
+    if tls is None:
+        told += "\nthis machine is used without TLS: before others connect, start the servers with certificates"
+    show(found, f"{told}{unconfirmed(found.unconfirmed)}\nnext:\n{_next(f'--token-file {shlex.quote(str(save))}')}")
+
+
+def _secured(found: SecuredCluster, directory: Path) -> str:
+    where = f"--dir {shlex.quote(str(directory))}"
+    return (
+        f"access control is {found.mode}; servers and clients use TLS\n"
+        f"the token of the administrator {found.principal} is in {found.token_file}: commands with {where} use it, "
+        "unless they are given another one\n"
+        f"other clients trust the authority in {found.authority}{unconfirmed(found.unconfirmed)}\nnext:\n{_next(where)}"
+    )
+
+
+def _next(where: str) -> str:
+    return (
+        f"  cutwater token create orders-app --save orders-app.token {where}\n"
+        f"  cutwater acl allow orders-app append,create topic:orders {where}"
+    )
+
+
+@command(app)
+def access(
+    mode: Annotated[
+        str, typer.Argument(metavar="[off|permissive|enforced]", help="The mode from now on; left out, it is shown.")
+    ] = "",
+    *,
+    log: ClusterTarget,
+) -> None:
+    """Show or change the mode of access control.
+
+    off: every client may do everything. permissive: the same, but what the rules would deny is recorded. enforced: the
+    rules hold. `cutwater cluster secure` turns it on for the first time.
+    """
+    if mode:
+        wanted = parse_mode(mode)
+        changed = log.administer(lambda admin: admin.control.set_mode(wanted))
+        told = {"mode": wanted, "unconfirmed": changed.unconfirmed}
+        show(told, f"access control is {wanted}{unconfirmed(changed.unconfirmed)}")
+        return
+    found = log.administer(lambda admin: admin.control.who_am_i())
+    show({"mode": found.mode}, f"access control is {found.mode}")
 
 
 @command(app)
@@ -114,7 +219,10 @@ def health(log: ClusterTarget) -> None:
     url, place = log.place, log.local
     cluster = local_cluster.load(place) if place is not None else local_cluster.LocalCluster(str(url), [], [])
     wrong = asyncio.run(local_cluster.health(cluster, place, log.access()))
-    show({"healthy": not wrong, "wrong": wrong}, "\n".join(wrong) or "all is well")
+    reserved = asyncio.run(local_cluster.reserved_names(cluster, log.access()))
+    notes = [f"note: the name of topic {name!r} is reserved now, and it stays usable; {way}" for name, way in reserved]
+    told = {"healthy": not wrong, "wrong": wrong, "notes": notes}
+    show(told, "\n".join([*(wrong or ["all is well"]), *notes]))
     if wrong:
         raise typer.Exit(UNHEALTHY)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cutwater.admin.access_calls import hash_of_token, id_of_token, new_token
+from cutwater.admin.cluster_security import check_new, save_token
 from cutwater.cli.framework.command import command, noun, under
 from cutwater.cli.framework.server_options import (
     AdvertiseOption,
@@ -16,6 +19,8 @@ from cutwater.cli.framework.server_options import (
     ServerOptions,
     announce,
 )
+from cutwater.cli.io.output import show
+from cutwater.metadata.admin_recovery import recover_admin
 from cutwater.metadata.start import MetadataServing, MetadataStartOptions, run_metadata_node
 from cutwater.types import ClusterId, MetadataNodeId
 
@@ -24,20 +29,23 @@ app = noun("The metadata repository: orders the log and keeps the catalog.")
 _repair = under("Repair")
 
 
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        envvar="CUTWATER_STORE",
+        metavar="sqlite:PATH|etcd://HOST:PORT,…/PREFIX",
+        help="Where decisions are kept: SQLite for one node, etcd for several.",
+    ),
+]
+
+
 @command(app)
 def start(
     cluster_id: ClusterIdOption,
     node_id: Annotated[
         int, typer.Option("--id", min=1, envvar="CUTWATER_MR_ID", help="Number of this node among those on the store.")
     ],
-    store: Annotated[
-        str,
-        typer.Option(
-            envvar="CUTWATER_STORE",
-            metavar="sqlite:PATH|etcd://HOST:PORT,…/PREFIX",
-            help="Where decisions are kept: SQLite for one node, etcd for several.",
-        ),
-    ],
+    store: StoreOption,
     listen: ListenOption = "127.0.0.1:7001",
     advertise: AdvertiseOption = None,
     key_file: Annotated[
@@ -94,6 +102,36 @@ def start(
         key_file=key_file,
     )
     run_metadata_node(options, _announce)
+
+
+@command(app, "recover-admin")
+def recover(
+    store: StoreOption,
+    cluster_id: ClusterIdOption = 1,
+    principal: Annotated[str, typer.Option(metavar="NAME", help="The principal that becomes administrator.")] = "admin",
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Put the token into this new file (0600) instead of printing it."),
+    ] = None,
+) -> None:
+    """Make an administrator and its token with direct access to the store, when no administrator has one any more.
+
+    The metadata nodes may run or not. The leader is interrupted for a moment. The audit shows this as done by
+    _recovery.
+    """
+    if save is not None:
+        check_new(save)
+    token = new_token()
+    made = asyncio.run(recover_admin(store, ClusterId(cluster_id), principal, id_of_token(token), hash_of_token(token)))
+    if save is not None:
+        save_token(save, token)
+    told = {"id": made.token_id, "principal": made.principal, "mode": made.mode}
+    told |= {"file": str(save)} if save is not None else {"token": token}
+    where = f"is in {save}" if save is not None else f"is shown only now, so keep it:\n{token}"
+    lead = f"{made.principal} is an administrator; access control is {made.mode}"
+    if made.is_running:
+        lead += "\nmetadata nodes that run take this in within a second or two"
+    show(told, f"{lead}\ntoken {made.token_id} {where}")
 
 
 def _announce(serving: MetadataServing) -> None:

@@ -16,7 +16,7 @@ from cutwater.cli.io.output import show, table, text
 from cutwater.core.text import counted
 from cutwater.durations import milliseconds, shown
 from cutwater.errors import InvalidArgument
-from cutwater.types import GLSN, MILLISECOND, SECOND, Retention
+from cutwater.types import GLSN, MILLISECOND, REPLICATION_DEFAULT, SECOND, Retention
 
 app = noun("Topics: names for sets of log streams.")
 
@@ -73,26 +73,41 @@ def create(
             event_time_ahead_max=ahead_ms,
             exist_ok=exist_ok,
         )
-    show(
-        {"topic": name, "streams": created.streams},
-        f"topic {name!r} takes appends in log stream{'s' if len(created.streams) > 1 else ''} {text(created.streams)}",
+    told = (
+        f"topic {name!r} takes appends in log stream{'s' if len(created.streams) > 1 else ''} {text(created.streams)}"
     )
+    is_asked = replication is not None or exist_ok or log.nearest == "path"
+    if not is_asked and created.replication < REPLICATION_DEFAULT:
+        told += (
+            f"\nits records have {_copies(created.replication)}, as there are no more storage nodes: `cutwater topic "
+            f"change {name} --replication {REPLICATION_DEFAULT}` lets more be made as soon as there are"
+        )
+    show({"topic": name, "streams": created.streams, "replication": created.replication}, told)
+
+
+def _copies(count: int) -> str:
+    return "one copy" if count == 1 else f"{count} copies"
 
 
 @command(app, "list", timeout=10.0)
-def list_topics(log: LogTarget) -> None:
-    """Show all topics."""
+def list_topics(
+    every: Annotated[bool, typer.Option("--all", help="Also those that the cluster made for itself.")] = False,
+    *,
+    log: LogTarget,
+) -> None:
+    """Show all topics of users."""
     catalog = log.administer(lambda admin: admin.catalog())
+    topics = [topic for topic in catalog.topics if every or not topic.is_internal]
     counts: dict[int, int] = {}
     for stream in catalog.streams:
         counts[stream.topic] = counts.get(stream.topic, 0) + stream.committed_end
     if Settings.is_json:
-        more = ({"columns": _columns(t.schemas), "records_ever": counts.get(t.topic, 0)} for t in catalog.topics)
-        show([msgspec.to_builtins(t) | told for t, told in zip(catalog.topics, more, strict=True)], "")
+        more = ({"columns": _columns(t.schemas), "records_ever": counts.get(t.topic, 0)} for t in topics)
+        show([msgspec.to_builtins(t) | told for t, told in zip(topics, more, strict=True)], "")
         return
     rows = [
         (t.name, t.streams, t.replication, counts.get(t.topic, 0), t.trimmed_before, "typed" if t.schemas else "bytes")
-        for t in sorted(catalog.topics, key=lambda t: t.name)
+        for t in sorted(topics, key=lambda t: t.name)
     ]
     columns = ["topic", "streams", "replication", "positions ever", "trimmed before", "records are"]
     show(None, table(columns, rows))
@@ -147,18 +162,34 @@ def change(
     retention_hours: Annotated[float | None, typer.Option(min=0, help="How long records are kept.")] = None,
     retention_bytes: Annotated[int | None, typer.Option(min=0, help="How many bytes are kept.")] = None,
     event_time_ahead_max: AheadOption = None,
+    replication: Annotated[
+        int | None,
+        typer.Option(min=1, help="Copies of every record; they are added or removed one after another, later."),
+    ] = None,
     *,
     log: LogTarget,
 ) -> None:
-    """Change how many log streams a topic has, how long its records are kept, or which event times it takes. Returns
-    when new log streams take appends."""
+    """Change how many log streams and copies a topic has, how long its records are kept, or which event times it takes.
+    Returns when new log streams take appends."""
     retention, ahead_ms = None, _ahead_ms(event_time_ahead_max)
     if retention_hours is not None or retention_bytes is not None:
         retention = _retention(retention_hours or 0.0, retention_bytes or 0)
     with log.client() as client:
-        changed = client.change_topic(name, streams=streams, retention=retention, event_time_ahead_max=ahead_ms)
+        changed = client.change_topic(
+            name, streams=streams, retention=retention, event_time_ahead_max=ahead_ms, replication=replication
+        )
     having = f"log stream{'s' if len(changed.streams) > 1 else ''} {text(changed.streams)}"
-    show({"topic": name, "streams": changed.streams}, f"topic {name!r} is changed, and has {having}")
+    told = f"topic {name!r} is changed, and has {having}"
+    if replication is not None:
+        nodes = len(log.administer(lambda admin: admin.catalog()).nodes)
+        first = min(changed.streams, default=0)
+        told += f"; it gets {_copies(replication)}, `cutwater stream describe {first}` shows how far that is"
+        if replication > nodes:
+            told += (
+                f"\nwarning: there {'is' if nodes == 1 else 'are'} {counted(nodes, 'storage node')}, so there are "
+                f"{_copies(nodes)} for now; the rest is made as soon as storage nodes are added (`cutwater sn add`)"
+            )
+    show({"topic": name, "streams": changed.streams, "replication": changed.replication}, told)
 
 
 @command(app, timeout=10.0)

@@ -44,9 +44,10 @@ COMMON: Mapping[str, Any] = {
     "tls-certificate": str,
     "tls-key": str,
     "token": str,
+    "token-file": str,
 }
 """Options that may be set for all commands at once, and their types."""
-SECURITY = frozenset({"tls-ca", "tls-certificate", "tls-key", "token"})
+SECURITY = frozenset({"tls-ca", "tls-certificate", "tls-key", "token", "token-file"})
 PLACES = frozenset({"servers", "dir", "path"})
 """Only one of these can hold, so setting one of them resets the others that were set with lower precedence."""
 
@@ -88,7 +89,7 @@ def _checked(path: Path, commands: Collection[str]) -> ConfigFile:
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{path} cannot be read as configuration: {error}") from error
     for key, value in document.items():
-        if key in COMMON:
+        if key in COMMON and not (key in commands and isinstance(value, dict)):
             _check_value(path, key, value, COMMON[key])
         elif key not in commands:
             raise InvalidArgument(
@@ -160,7 +161,9 @@ def _types_of(command: Any) -> dict[str, Any]:
 def _table(file: ConfigFile, words: tuple[str, ...]) -> Mapping[str, Any]:
     table: Mapping[str, Any] = file.document
     for word in words:
-        table = table.get(word, {})
+        inner = table.get(word, {})
+        # ``token`` is a command and an option of other commands. As an option, it has a text.
+        table = inner if isinstance(inner, dict) else {}
     return table
 
 

@@ -49,6 +49,7 @@ EXIT_CODES: dict[str, int] = {
     "not_yet_committed": 37,
     "no_record_here": 38,
     "cutwater_error": 39,
+    "permission_denied": 40,
 }
 """The code of an error's class → the exit code of the process."""
 

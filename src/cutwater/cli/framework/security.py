@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import getpass
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
+import typer
+
+from cutwater.admin.cluster_certificates import read_token_file
 from cutwater.cli.framework.command import Bundle, under
 from cutwater.client.cluster.credentials import Access
 from cutwater.errors import InvalidArgument
 from cutwater.wire.identity.tls import client_tls
 
+V = TypeVar("V", str, Path | None)
+
+PROMPT = Path("-")
+_PRECEDENCE = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")
+_said: dict[str, str] = {}
+"""Where each of the two options for tokens was set in this process, by Typer's names."""
+
 security_option = under("Security")
+
+
+def _note(ctx: typer.Context, parameter: typer.CallbackParam, value: V) -> V:
+    source = ctx.get_parameter_source(parameter.name or "")
+    _said[parameter.name or ""] = source.name if source is not None else ""
+    return value
+
 
 TlsCertificateOption = Annotated[
     Path | None, security_option(envvar="CUTWATER_TLS_CERTIFICATE", help="A certificate to show to others.")
@@ -27,6 +45,16 @@ TokenOption = Annotated[
         metavar="TOKEN",
         help="Authenticates instead of a certificate; better set in the environment, where other users do not see it.",
         show_default=False,
+        callback=_note,
+    ),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    security_option(
+        envvar="CUTWATER_TOKEN_FILE",
+        metavar="FILE",
+        help="A file with the token, which others cannot read (0600); - asks for the token on the terminal.",
+        callback=_note,
     ),
 ]
 
@@ -39,13 +67,44 @@ class Security(Bundle):
     tls_certificate: TlsCertificateOption = None
     tls_key: TlsKeyOption = None
     token: TokenOption = ""
+    token_file: TokenFileOption = None
+
+    def __repr__(self) -> str:
+        """Leave out the token."""
+        return f"Security(tls_ca={self.tls_ca}, tls_certificate={self.tls_certificate}, token_file={self.token_file})"
+
+    def shown_token(self) -> str:
+        """Return the token, from wherever it was given; empty if it was not. The closest place counts."""
+        if self.token_file is None:
+            return self.token
+        if self.token:
+            by_token, by_file = _said.get("token", ""), _said.get("token_file", "")
+            if by_token == by_file:
+                raise InvalidArgument("--token and --token-file are both given in the same place: leave one out")
+            if by_token in _PRECEDENCE[: _PRECEDENCE.index(by_file) if by_file in _PRECEDENCE else None]:
+                return self.token
+        return ask_token() if self.token_file == PROMPT else read_token_file(self.token_file)
 
     def access(self) -> Access:
+        token = self.shown_token()
         if self.tls_ca is None:
             if self.tls_certificate is not None or self.tls_key is not None:
                 raise InvalidArgument("--tls-certificate and --tls-key need --tls-ca: it says which servers to believe")
-            return Access(None, self.token)
-        return Access(client_tls(self.tls_ca, self.tls_certificate, self.tls_key), self.token)
+            return Access(None, token)
+        return Access(client_tls(self.tls_ca, self.tls_certificate, self.tls_key), token)
+
+
+def ask_token() -> str:
+    """Ask for a token on the terminal, without showing it."""
+    try:
+        token = getpass.getpass("token: ").strip()
+    except (EOFError, OSError) as error:
+        raise InvalidArgument(
+            "there is no terminal to ask for the token: set CUTWATER_TOKEN, or give --token-file FILE"
+        ) from error
+    if not token:
+        raise InvalidArgument("no token was given: set CUTWATER_TOKEN, or give --token-file FILE")
+    return token
 
 
 NO_CREDENTIALS = Security()

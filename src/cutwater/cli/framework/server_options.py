@@ -18,7 +18,8 @@ from cutwater.cli.framework.command import Bundle
 from cutwater.cli.framework.exit_codes import Settings
 from cutwater.cli.framework.security import TlsAuthorityOption, TlsCertificateOption, TlsKeyOption, security_option
 from cutwater.errors import InvalidArgument
-from cutwater.wire.identity.tls import Tls, TlsFiles, load_tls, read_tokens
+from cutwater.wire.identity.certificate_files import TlsFiles
+from cutwater.wire.identity.tls import Tls, load_tls, read_tokens
 from cutwater.wire.options import ListenerOptions
 
 _LIMITS = ListenerOptions()
@@ -55,6 +56,13 @@ class ServerOptions(Bundle):
     tls_certificate: TlsCertificateOption = None
     tls_key: TlsKeyOption = None
     tls_ca: TlsAuthorityOption = None
+    tls_client_ca: Annotated[
+        Path | None,
+        security_option(
+            envvar="CUTWATER_TLS_CLIENT_CA",
+            help="Certificates of the clients' authority; --tls-ca is the servers' own then.",
+        ),
+    ] = None
     tokens: Annotated[
         Path | None,
         security_option(
@@ -99,6 +107,8 @@ class ServerOptions(Bundle):
 
     def tls(self) -> Tls | None:
         if self.tls_certificate is None and self.tls_key is None and self.tls_ca is None:
+            if self.tls_client_ca is not None:
+                raise InvalidArgument("--tls-client-ca needs --tls-certificate, --tls-key and --tls-ca")
             if self.tokens is not None:
                 raise InvalidArgument(
                     "--tokens needs TLS: give --tls-certificate, --tls-key and --tls-ca, too. Servers know each other "
@@ -107,7 +117,7 @@ class ServerOptions(Bundle):
             return None
         if self.tls_certificate is None or self.tls_key is None or self.tls_ca is None:
             raise InvalidArgument("TLS needs all of --tls-certificate, --tls-key and --tls-ca")
-        files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)
+        files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca, self.tls_client_ca)
         return load_tls(files, None if self.tokens is None else read_tokens(self.tokens))
 
     def listener(self) -> ListenerOptions:

@@ -134,9 +134,15 @@ class LogTarget(Bundle):
             raise Unavailable(f"no process of the cluster runs: {local_cluster.again(self.local)}")
 
     def access(self, servers: str = "") -> Access:
-        """Return the credentials. A local cluster listens on loopback, and accepts every client there. An embedded log,
-        served at ``servers``, demands a secret that lies in its directory."""
-        return with_secret(servers, self.security.access() if self.nearest == "servers" else ANYONE)
+        """Return the credentials. Those for a local cluster lie in its directory, if it was secured; a token that is
+        given takes the place of the administrator's. An embedded log, served at ``servers``, demands a secret that lies
+        in its directory."""
+        return with_secret(servers, self._access())
+
+    def _access(self) -> Access:
+        if self.local is not None:
+            return local_cluster.access_of(self.local, local_cluster.load(self.local), self.security.shown_token())
+        return self.security.access() if self.nearest == "servers" else ANYONE
 
     @contextmanager
     def serving(self, *, may_create: bool = False) -> Iterator[str]:

@@ -1,0 +1,125 @@
+"""Reads the audit: searches it, and follows it. Both need the right ``audit-read``, or to read the topic ``_audit``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from cutwater.core.audit.audit_record import AuditRecord, decode_audit
+from cutwater.core.internal_topics import AUDIT
+from cutwater.errors import DeadlineExceeded, NotFound
+
+if TYPE_CHECKING:
+    from cutwater.client.client import Client
+
+TAKE_SECONDS = 1.0
+CLOCKS_DIFFER = timedelta(minutes=1)
+SEEN_MAX = 100_000
+"""Number of denials that are remembered, to leave out those that are appended twice."""
+AuditRecords = Iterator[AuditRecord]
+_Start = datetime | Literal["earliest", "latest"]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class AuditQuery(Struct, frozen=True):
+    """Selects records; what is None does not matter. ``since`` is included, ``until`` is not. ``resource`` is literal,
+    or a prefix and ``*``."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+    principal: str | None = None
+    operation: str | None = None
+    resource: str | None = None
+    outcome: str | None = None
+
+    def selects(self, record: AuditRecord) -> bool:
+        if self.since is not None and record.time < _micros(self.since):
+            return False
+        if self.until is not None and record.time >= _micros(self.until):
+            return False
+        wanted = (self.principal, self.operation, self.outcome)
+        found = (record.principal, record.operation, str(record.outcome))
+        if any(want is not None and want != have for want, have in zip(wanted, found, strict=True)):
+            return False
+        return self.resource is None or _matches(self.resource, record.resource)
+
+
+def search_audit(log: Client, query: AuditQuery) -> AuditRecords:
+    """Return the records that the audit has now, in the order of the log."""
+    return _read(log, query, start=_begin(query) or "earliest", follow=False, goes_on=lambda: True)
+
+
+def tail_audit(log: Client, query: AuditQuery, goes_on: Callable[[], bool] = lambda: True) -> AuditRecords:
+    """Return records as they come, without end: those from ``query.since`` on, or new ones only. ``goes_on`` is asked
+    about once a second."""
+    return _read(log, query, start=_begin(query) or "latest", follow=True, goes_on=goes_on)
+
+
+def _read(
+    log: Client,
+    query: AuditQuery,
+    start: _Start,
+    *,
+    follow: bool,
+    goes_on: Callable[[], bool],
+) -> AuditRecords:
+    seen: dict[str, None] = {}
+    if AUDIT.name not in {topic.name for topic in log.topics(internal=True)}:
+        raise NotFound(
+            f"there is no audit here, or you may not see it: topic {AUDIT.name!r} is made when access control is first "
+            "turned on, and an administrator lets you read it with `cutwater acl allow NAME audit-read cluster`"
+        )
+    with log.subscribe(AUDIT.name, start=start, follow=follow) as subscription:
+        while goes_on():
+            try:
+                found = subscription.take(TAKE_SECONDS if follow else None)
+            except DeadlineExceeded:
+                if follow:
+                    continue
+                raise
+            if not found:
+                return
+            for stored in found:
+                record = decode_audit(bytes(stored.value))
+                if record is None or record.id in seen:
+                    # Not a record of the cluster, or a denial that was appended twice.
+                    continue
+                if record.id:
+                    seen[record.id] = None
+                    if len(seen) > SEEN_MAX:
+                        del seen[next(iter(seen))]
+                if query.selects(record):
+                    yield record
+
+
+def _begin(query: AuditQuery) -> datetime | None:
+    """Return the time of commit from which on the records lie. They are committed after their time, by clocks that may
+    differ."""
+    return None if query.since is None else query.since - CLOCKS_DIFFER
+
+
+def _micros(time: datetime) -> int:
+    return (time - _EPOCH) // _MICROSECOND
+
+
+def _matches(pattern: str, resource: str) -> bool:
+    return resource.startswith(pattern[:-1]) if pattern.endswith("*") else resource == pattern
+
+
+def in_words(record: AuditRecord) -> str:
+    """Return a record as one line."""
+    time = datetime.fromtimestamp(record.time / 1_000_000, UTC).isoformat(timespec="milliseconds")
+    principal = record.principal or ("(no credentials)" if record.address else "(cluster)")
+    parts = [time, str(record.outcome), principal, record.operation, record.resource]
+    if record.count > 1:
+        parts.append(f"{record.count} times")
+    if record.suppressed:
+        parts.append(f"{record.suppressed} not recorded")
+    if record.address:
+        parts.append(f"from {record.address}")
+    line = "  ".join(part for part in parts if part)
+    return f"{line}: {record.detail}" if record.detail else line

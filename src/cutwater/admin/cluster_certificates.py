@@ -1,0 +1,109 @@
+"""The certificates of a local cluster: its private authorities, and what they issue for servers and for its owner.
+
+They lie in ``certificates`` in the cluster's directory. What exists is kept, so making them again only adds what is
+missing. ``admin.token`` beside them, if it exists, is the token of the first administrator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from cutwater.client.cluster.credentials import Access
+from cutwater.core.access.principals import token_id
+from cutwater.errors import InvalidArgument
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.runtime.local_files import read_secret
+from cutwater.wire.identity.server_certificates import ServerName
+from cutwater.wire.identity.tls import client_tls
+
+CERTIFICATES = "certificates"
+ADMIN_TOKEN = "admin.token"
+OWNER = "admin"
+"""The name in the owner's certificate, and of the first administrator."""
+HOSTS = ("127.0.0.1", "localhost", "::1")
+_PREFIXES = {METADATA_NODE: "mr", STORAGE_NODE: "sn"}
+
+
+def authority_file(directory: Path) -> Path:
+    """Return the file of the servers' authority, which clients trust."""
+    return directory / CERTIFICATES / "servers-ca.pem"
+
+
+def make_certificates(directory: Path, servers: Iterable[ServerName]) -> None:
+    """Make what is missing of the authorities, the servers' certificates and the owner's."""
+    # The library takes long to load, and only this function needs it.
+    from cutwater.admin import certificate_builder, private_authority  # noqa: PLC0415
+    from cutwater.admin.certificate_builder import AuthorityKind  # noqa: PLC0415
+
+    folder = directory / CERTIFICATES
+    if not any(folder.glob("*-ca.*")):
+        private_authority.make_authorities(folder)
+    authority = private_authority.load_authority(folder, AuthorityKind.SERVERS)
+    clients = private_authority.load_authority(folder, AuthorityKind.CLIENTS)
+    now = private_authority.now()
+    for server in servers:
+        place = _place(folder, f"{_PREFIXES[server.kind]}{server.number}")
+        if not _exists(place):
+            issued = certificate_builder.issue_server(authority, server, HOSTS, now=now)
+            private_authority.write_issued(private_authority.CertificatePaths(*place), issued, replace=True)
+    place = _place(folder, OWNER)
+    if not _exists(place):
+        issued = certificate_builder.issue_client(clients, OWNER, now=now)
+        private_authority.write_issued(private_authority.CertificatePaths(*place), issued, replace=True)
+
+
+def server_flags(directory: Path, server: ServerName) -> list[str]:
+    """Return the options of a server that uses its certificate."""
+    folder = directory / CERTIFICATES
+    certificate, key = _place(folder, f"{_PREFIXES[server.kind]}{server.number}")
+    return [
+        *("--tls-certificate", str(certificate), "--tls-key", str(key)),
+        *("--tls-ca", str(authority_file(directory)), "--tls-client-ca", str(folder / "clients-ca.pem")),
+    ]
+
+
+def owner_access(directory: Path, token: str = "") -> Access:
+    """Return the credentials of the cluster's owner, or of the holder of ``token``, if it is given."""
+    certificate, key = _place(directory / CERTIFICATES, OWNER)
+    return Access(client_tls(authority_file(directory), certificate, key), token or admin_token(directory))
+
+
+def node_access(directory: Path, metadata_node: int) -> Access:
+    """Return TLS as this metadata node uses it."""
+    certificate, key = _place(directory / CERTIFICATES, f"{_PREFIXES[METADATA_NODE]}{metadata_node}")
+    return Access(client_tls(authority_file(directory), certificate, key))
+
+
+def admin_token(directory: Path) -> str:
+    """Return the token in the cluster's directory; empty if there is none."""
+    path = directory / ADMIN_TOKEN
+    return read_token_file(path) if path.exists() else ""
+
+
+def read_token_file(path: Path) -> str:
+    """Read a file with one token, which other users must not be able to read."""
+    data = read_secret(path, "a file with a token", "revoke the token and make another one")
+    if data is None:
+        raise InvalidArgument(f"{path}, the file with the token, does not exist")
+    # The message does not repeat the text: it may be a secret.
+    try:
+        text = data.decode("ascii").strip()
+    except UnicodeDecodeError:
+        text = ""
+    if not text or any(character.isspace() for character in text):
+        raise InvalidArgument(f"{path} holds no token: write one into it, in one line, and nothing else")
+    return text
+
+
+def token_id_in(path: Path) -> str:
+    """Return the id of the token in a file; empty if it is not a token of a cluster."""
+    return token_id(read_token_file(path)) or ""
+
+
+def _place(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.pem", folder / f"{name}.key"
+
+
+def _exists(place: tuple[Path, Path]) -> bool:
+    return all(path.exists() for path in place)

@@ -1,0 +1,155 @@
+"""``cutwater token``: makes, shows and revokes tokens, by which clients prove for which principal they act."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from cutwater.admin.access_calls import NEVER, CreatedToken, last_used_us
+from cutwater.admin.cluster_security import check_new, save_token
+from cutwater.admin.operations import Admin
+from cutwater.admin.status_text import time_of
+from cutwater.cli.framework.command import command, noun
+from cutwater.cli.framework.target import ClusterTarget
+from cutwater.cli.framework.times import parse_time
+from cutwater.cli.io.output import show, table
+from cutwater.core.text import counted
+from cutwater.durations import milliseconds
+from cutwater.errors import CutwaterError, InvalidArgument
+
+app = noun("Tokens: how clients prove for which principal they act.")
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the token, the 16 digits after 'cwt_'.")]
+
+
+def unconfirmed(servers: tuple[str, ...]) -> str:
+    """Return a sentence about servers that do not act by a change yet; empty if there are none."""
+    if not servers:
+        return ""
+    return f"\nnot confirmed yet by {', '.join(servers)}: without contact to the leader they refuse clients soon"
+
+
+@command(app)
+def create(
+    principal: Annotated[str, typer.Argument(metavar="PRINCIPAL", help="For which principal it is; any new name.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'RIGHTS RESOURCE'",
+            help="Limit the token to these rights of its principal, such as 'append,describe topic:orders'. May be "
+            "repeated.",
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="When it ends: how long from now, such as '90d', or as 2026-01-31T12:00Z."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Put the token into this new file (0600) instead of printing it."),
+    ] = None,
+    *,
+    log: ClusterTarget,
+) -> None:
+    """Make a token for a principal. It is shown once, and stored nowhere in the cluster."""
+    if save is not None:
+        check_new(save)
+    until = parse_expiry(expires, datetime.now(UTC)) if expires is not None else NEVER
+    made = log.administer(lambda admin: admin.control.create_token(principal, scopes=scope or (), expires_us=until))
+    if save is not None:
+        try:
+            save_token(save, made.token)
+        except CutwaterError as error:
+            error.message += f". The token was made, and nobody has it now: `cutwater token revoke {made.id}`"
+            raise
+    told = {"id": made.id, "principal": made.principal, "expires": _expiry(made.expires)}
+    told |= {"file": str(save)} if save is not None else {"token": made.token}
+    show(told | {"unconfirmed": made.unconfirmed}, _told_of(made, save))
+
+
+def _told_of(made: CreatedToken, save: Path | None) -> str:
+    until = f", until {time_of(made.expires)} UTC" if made.expires else ""
+    told = f"token {made.id} for {made.principal}{until}"
+    if save is not None:
+        return f"{told} is in {save}: use it with --token-file {save}{unconfirmed(made.unconfirmed)}"
+    return f"{told}; it is shown only now, so keep it:{unconfirmed(made.unconfirmed)}\n{made.token}"
+
+
+def parse_expiry(text: str, now: datetime) -> int:
+    """Return when a token ends, in microseconds since 1970."""
+    given = text.strip()
+    if given[:1].isdigit() and given[-1:].isalpha() and "T" not in given and "Z" not in given:
+        until_us = round(now.timestamp() * 1_000) * 1_000 + milliseconds(given, "--expires", least=1) * 1_000
+    else:
+        until_us = round(parse_time(given, now).timestamp() * 1_000_000)
+    if until_us <= now.timestamp() * 1_000_000:
+        raise InvalidArgument(f"--expires is {text!r}, which is past: give a later time, or how long from now ('90d')")
+    return until_us
+
+
+def _expiry(until_us: int) -> datetime | None:
+    return datetime.fromtimestamp(until_us / 1_000_000, UTC) if until_us else None
+
+
+@command(app, "list")
+def list_tokens(
+    principal: Annotated[str, typer.Argument(metavar="[PRINCIPAL]", help="Only those of this principal.")] = "",
+    *,
+    log: ClusterTarget,
+) -> None:
+    """Show tokens, without their secrets, which nobody can show."""
+    found = log.administer(lambda admin: admin.control.tokens(principal))
+    rows = [
+        (t.id, t.principal, t.scopes or "all rights", _when(t.expires, "never"), t.creator, _day(last_used_us(t)))
+        for t in found
+    ]
+    show(found, table(["token", "principal", "limited to", "expires", "made by", "last used"], rows))
+
+
+@command(app)
+def describe(identifier: IdArgument, log: ClusterTarget) -> None:
+    """Show a token, without its secret."""
+    found = log.administer(lambda admin: admin.control.token(identifier))
+    lines = [
+        f"token {found.id} of {found.principal}",
+        f"  limited to: {'; '.join(map(str, found.scopes)) or 'nothing, it has all rights of its principal'}",
+        f"  made:       {_when(found.created, 'at an unknown time')} by {found.creator or 'an unknown principal'}",
+        f"  expires:    {_when(found.expires, 'never')}",
+        f"  last used:  {_day(last_used_us(found))}",
+    ]
+    show(msgspec.to_builtins(found), "\n".join(lines))
+
+
+@command(app)
+def revoke(
+    identifiers: Annotated[list[str], typer.Argument(metavar="ID…", help="The ids of the tokens.")], log: ClusterTarget
+) -> None:
+    """Revoke tokens. Returns when all servers that are in contact refuse them; connections that use them end."""
+    behind: set[str] = set()
+    done: list[str] = []
+
+    async def work(admin: Admin) -> None:
+        for identifier in identifiers:
+            behind.update((await admin.control.revoke_token(identifier)).unconfirmed)
+            done.append(identifier)
+
+    try:
+        log.administer(work)
+    except CutwaterError as error:
+        if done:
+            error.message += f" (revoked before: {', '.join(done)})"
+        raise
+    left = tuple(sorted(behind))
+    show({"revoked": done, "unconfirmed": left}, f"{counted(len(done), 'token')} revoked{unconfirmed(left)}")
+
+
+def _when(at_us: int, otherwise: str) -> str:
+    return f"{time_of(at_us)} UTC" if at_us else otherwise
+
+
+def _day(at_us: int) -> str:
+    return time_of(at_us)[:10] if at_us else "never"
