@@ -203,6 +203,11 @@ class FaultFiles:
         if self.is_dir(path):
             return
         self.make_dir(path.parent)
+        self.make_one_dir(path)
+        self.sync_dir(path.parent)
+
+    def make_one_dir(self, path: Path) -> None:
+        """Make a directory. Its name is durable after ``sync_dir``."""
         self._begin()
         directory, name = self._place(path)
         if name in directory.entries:
@@ -210,7 +215,6 @@ class FaultFiles:
         self._strike_change("make_dir", path)
         self._need(1, path)
         self.do(MadeDir(str(path)))
-        self.sync_dir(path.parent)
 
     def close_to_others(self, path: Path) -> None:
         """Do nothing: a simulated disk has no users."""
@@ -549,6 +553,8 @@ class FaultFile:
 class FaultLock:
     def __init__(self, inode: FileInode) -> None:
         self._inode = inode
+        self.owner: object = None
+        """The process that has it, where several processes use the disk."""
         inode.holder = self
 
     def release(self) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from cutwater.testing.virtual.options import PROFILES
 from cutwater.testing.virtual.simulation import ShippedResult, simulate_shipped
 
-PROFILES_IN_TURN = ("random", "random", "random", "storm")
+PROFILES_IN_TURN = ("random", "random", "random", "storm", "embedded")
 PROGRESS_SECONDS = 60.0
 
 

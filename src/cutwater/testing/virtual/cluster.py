@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct, structs
 
 from cutwater.admin.operations import Admin
+from cutwater.client.async_client import AsyncClient
 from cutwater.core.order.decisions import CreateTopic, GroupPublished
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.options import OrderOptions
@@ -19,6 +20,7 @@ from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.storage.replica.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.repair.scrubbing import ScrubOptions
+from cutwater.storagenode.report_writer import BASE_REPLICAS_MIN
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.testing.virtual.loop import VirtualLoop
 from cutwater.testing.virtual.machines import SimMachine
@@ -28,12 +30,16 @@ from cutwater.testing.virtual.store import SharedStore
 from cutwater.types import GLSN, MILLISECOND, ClusterId, MetadataNodeId, StorageNodeId, TopicId
 from cutwater.wire.addresses import format_address
 
+if TYPE_CHECKING:
+    from cutwater.testing.virtual.workload import VirtualClient
+
 T = TypeVar("T")
 
 CLUSTER = ClusterId(1)
 METADATA_PORT, NODE_PORT = 7_100, 7_000
-VOLUME = Path("/volume")
 COMMITS_PER_FILE = 64
+AGAIN_SECONDS = 0.1
+"""A client that cannot connect waits so long."""
 STAGED_ASK_SECONDS = 1.0
 """Storage nodes ask this often which staged parts they may drop; runs are too short for the usual time."""
 
@@ -67,6 +73,7 @@ class ClusterShape(Struct, frozen=True):
     """Seconds between two passes of the scrub; 0 means as usual."""
     min_replication: int = 1
     is_hasty: bool = False
+    tells_changes: bool = False
 
     @property
     def scrub(self) -> ScrubOptions:
@@ -76,7 +83,9 @@ class ClusterShape(Struct, frozen=True):
 
     @property
     def order(self) -> OrderOptions:
-        return structs.replace(HASTY if self.is_hasty else OrderOptions(), min_replication=self.min_replication)
+        usual = HASTY if self.is_hasty else OrderOptions()
+        list_min = 1 if self.tells_changes else usual.member_list_min
+        return structs.replace(usual, min_replication=self.min_replication, member_list_min=list_min)
 
     @property
     def segments(self) -> SegmentOptions:
@@ -99,6 +108,8 @@ class VirtualCluster:
         for _ in range(shape.storage_nodes):
             self.new_node()
         self._operator = self.new_process("operator", "127.0.3.1")
+        self.counts: Counter[str] = Counter()
+        """How often something happened that no history has."""
 
     @property
     def machines(self) -> list[SimMachine]:
@@ -143,10 +154,11 @@ class VirtualCluster:
             may_wait_for_disk=shape.may_wait_for_disk,
             staged_ask_seconds=STAGED_ASK_SECONDS,
             scrub=shape.scrub,
+            base_replicas_min=1 if shape.tells_changes else BASE_REPLICAS_MIN,
         )
 
         async def serve(machine: SimMachine) -> None:
-            machine.disk.make_dir(VOLUME)
+            machine.disk.make_dir(machine.volume)
             volumes = open_volumes(machine, StorageNodeId(number))
             try:
                 server = StorageNodeServer(options, volumes, key=machine.key)
@@ -158,6 +170,26 @@ class VirtualCluster:
                 volumes.release()
 
         return serve
+
+    async def connect(self, timeout: float) -> AsyncClient:
+        """Connect to the cluster, in the current process."""
+        return await AsyncClient.connect(self.servers, timeout=timeout)
+
+    async def live(self, client: VirtualClient) -> None:
+        """Run the program of a client as soon as it is connected."""
+        while True:
+            try:
+                log = await self.connect(client.world.options.timeout)
+                break
+            except CutwaterError:
+                await asyncio.sleep(AGAIN_SECONDS)
+        await client.run(log)
+
+    def shut_down(self) -> None:
+        """End all servers."""
+        for machine in self.machines:
+            if machine.is_running:
+                machine.kill()
 
     # Founding.
 
@@ -217,7 +249,7 @@ class VirtualCluster:
 
 
 def open_volumes(machine: SimMachine, node: StorageNodeId) -> NodeVolumes:
-    return NodeVolumes([VOLUME], CLUSTER, node, files=machine.disk)
+    return NodeVolumes([machine.volume], CLUSTER, node, files=machine.disk)
 
 
 async def _first(asked: asyncio.Event | None, failed: asyncio.Future[CutwaterError]) -> None:

@@ -307,16 +307,24 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Future[T]:
         """Run the job in this thread, later."""
         future: asyncio.Future[T] = self.create_future()
+        count = getattr(executor, "count", _count_nothing)
+        count(1)
+
+        def done(result: Any, error: BaseException | None) -> None:
+            count(-1)
+            _settle(future, result, error)
 
         def job() -> None:
-            if not future.cancelled():
-                self.in_thread(lambda: func(*args), lambda result, error: _settle(future, result, error))
+            if future.cancelled():
+                count(-1)
+            else:
+                self.in_thread(lambda: func(*args), done)
 
         self.call_later(self._job_seconds(), job)
         return future
 
-    def in_thread(self, job: Callable[[], T], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run a part of a simulated thread now, and pass its outcome on when its time is over."""
+    def in_thread(self, job: Callable[[], T], done: Callable[[Any, BaseException | None], None]) -> float:
+        """Run a part of a simulated thread now, and pass its outcome on when its time is over. Returns that time."""
         assert self._held is None, "a simulated thread runs another one"
         held = self._held = []
         process = process_variable.get()
@@ -334,7 +342,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             done(result, failure)
 
         charged = 0.0 if process is None else process.take_charge()
-        self.call_later(self._job_seconds() + charged, report)
+        return float(self.call_later(self._job_seconds() + charged, report).when())
 
     def _job_seconds(self) -> float:
         process = process_variable.get()
@@ -372,6 +380,10 @@ def context_of(process: SimProcess | None) -> contextvars.Context:
 
 
 _OUTSIDE = contextvars.Context()
+
+
+def _count_nothing(change: int) -> None:
+    """Stands for the executor of a process, which ends with it."""
 
 
 def _settle(future: asyncio.Future[T], result: Any, error: BaseException | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,6 +16,8 @@ from cutwater.testing.fault_files import FaultFiles
 from cutwater.testing.virtual.loop import VirtualLoop
 from cutwater.testing.virtual.processes import SimProcess
 from cutwater.wire.identity.server_keys import ServerKey
+
+VOLUME = Path("/volume")
 
 
 class SimDisk(FaultFiles):
@@ -59,6 +62,7 @@ class SimMachine:
         self.disk = SimDisk(random, lambda: loop.now)
         self.disk.on_death = self._died
         self.key = ServerKey(Ed25519PrivateKey.from_private_bytes(random.randbytes(32)))
+        self.volume = VOLUME
         self.process: SimProcess | None = None
         self.server: Any = None
         """The server that runs there now; None before it has started."""

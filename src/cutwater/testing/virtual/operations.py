@@ -14,7 +14,7 @@ from cutwater.core.requests import StreamDescription
 from cutwater.errors import CutwaterError
 from cutwater.testing.checkers.record import TrimOp
 from cutwater.testing.virtual.cluster import NODE_PORT
-from cutwater.testing.virtual.workload import PLAIN, AppendingClient, VirtualClient
+from cutwater.testing.virtual.workload import PLAIN, TYPED, AppendingClient, VirtualClient
 from cutwater.types import GLSN, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import format_address
 
@@ -27,6 +27,7 @@ FINISHED_TO_DRAIN = 0.3
 REMOVALS_MAX = 10
 """How often an operator tries to remove a storage node that still holds something."""
 STREAMS_MAX = 4
+COPIES_MAX = 4
 SEALED_LONGER = 0.2
 """Share of seals that last for a while."""
 SEALED_SECONDS_MAX = 1.0
@@ -73,6 +74,21 @@ class TopicChanger(AppendingClient):
             await self.append_plain(log, name)
         await log.delete_topic(name)
         self.world.note(f"topic {name} is deleted")
+
+
+class ReplicationChanger(VirtualClient):
+    """Changes how many copies the topics of the workload have; also to more than there are storage nodes."""
+
+    async def run(self, log: AsyncClient) -> None:
+        # Where a disk rots, two copies are needed: one of them is intact.
+        least = self.world.options.min_replication
+        while not self.world.is_healed:
+            await self.pause(self.world.options.change_replication_every)
+            topic = self.random.choice((PLAIN, TYPED) if self.world.options.typed_topic else (PLAIN,))
+            replication = self.random.randint(least, max(least, COPIES_MAX))
+            with suppress(CutwaterError):
+                await log.change_topic(topic, replication=replication)
+                self.world.note(f"topic {topic} shall have {replication} copies")
 
 
 class VirtualOperator(VirtualClient):
@@ -202,6 +218,7 @@ class VirtualSealer(VirtualClient):
                         stream = self.random.choice(streams)
                         self.world.note(f"the operator seals and opens log stream {stream}")
                         await admin.seal(stream)
+                        await asyncio.sleep(self.world.options.sealed_seconds_min)
                         if self.random.random() < SEALED_LONGER:
                             await asyncio.sleep(self.random.uniform(0.0, SEALED_SECONDS_MAX))
                         await admin.unseal(stream)

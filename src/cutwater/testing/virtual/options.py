@@ -22,8 +22,18 @@ class ShippedOptions(Struct, frozen=True):
     is_hasty: bool = False
     """Whether the leader waits for much shorter times than shipped, so that more happens: it calls nodes dead, replaces
     them, expires staged rows and makes snapshots."""
+    tells_changes: bool = False
+    """Whether reports and cuts tell only what has changed even on storage nodes with few replicas (ADR 0049)."""
     seconds: float = 4.0
     """How long faults and load last."""
+    look_every: float = 0.02
+    """How often the watchdog looks at the running servers."""
+
+    embedded: bool = False
+    """Whether it is an embedded log instead of a cluster: all clients are processes of one machine, and one of them has
+    the log open."""
+    rivals_every: float = 0.0
+    """With an embedded log: how often a process wants to open it alone, or to get in without the secret."""
 
     # Clients.
     appenders: int = 2
@@ -51,10 +61,14 @@ class ShippedOptions(Struct, frozen=True):
     """Declarations of watermarks and idleness, and questions for watermarks."""
     trim_every: float = 0.0
     change_topics_every: float = 0.0
+    change_replication_every: float = 0.0
+    """The number of copies of a topic is changed. Drawn only with other operators."""
     operate_every: float = 0.0
     """Seals, finished log streams, moved replicas, added and removed storage nodes."""
     seal_every: float = 0.0
     """A log stream is sealed and opened again soon."""
+    sealed_seconds_min: float = 0.0
+    """How long it stays sealed at least."""
     disk_loss: str = ""
     """What happens once to a node whose records others hold too: its disk is gone ("empty"), or is as it was some time
     before ("old"), or lacks a replica ("replica") or the small state of one ("state")."""
@@ -223,6 +237,8 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "event_time_ahead": (0.02, 1.0),
     "is_hasty": (True, False),
     "flip_every": (0.1, 0.5),
+    "change_replication_every": (0.3, 1.0),
+    "sealed_seconds_min": (0.6, 1.2),
 }
 
 
@@ -246,7 +262,7 @@ def random_options(seed: int) -> ShippedOptions:
         streams=random.randint(1, 3),
         replication=random.choice((1, 2, 2, 3)),
         segment_bytes=random.choice((4, 16, 256)) * 1024,
-        seconds=random.choice((2.0, 4.0)),
+        seconds=random.choice((1.0, 2.0, 4.0)),
         appenders=random.randint(1, 3),
         producers=random.randint(0, 2),
         subscribers=random.randint(1, 2),
@@ -255,7 +271,12 @@ def random_options(seed: int) -> ShippedOptions:
         timeout=random.choice((0.5, 3.0, 10.0)),
     )
     changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
-    return _consistent(structs.replace(options, **changes))
+    return _consistent(structs.replace(options, tells_changes=_tells_changes(seed), **changes))
+
+
+def _tells_changes(seed: int) -> bool:
+    """Most clusters do, since that has more states; the others are as small clusters are outside of a simulation."""
+    return seed % 4 != 0
 
 
 def _consistent(options: ShippedOptions) -> ShippedOptions:
@@ -264,6 +285,9 @@ def _consistent(options: ShippedOptions) -> ShippedOptions:
     return structs.replace(
         options,
         replication=min(replication, options.storage_nodes),
+        change_replication_every=options.change_replication_every
+        if options.change_topics_every or options.operate_every
+        else 0.0,
         metadata_nodes=1 if options.store == "sqlite" else options.metadata_nodes,
         # Where clocks go wrong, the event times of clients may stay ahead of that of a storage node for good.
         event_time_ahead=0.0
@@ -282,7 +306,7 @@ def storm_options(seed: int) -> ShippedOptions:
         changes[name] = value * STORM_RARER if name.endswith("_every") and isinstance(value, float) else value
     changes |= {name: values[0] for name, values in CHOICES.items() if name in STORM_MILD}
     options = ShippedOptions(storage_nodes=4, metadata_nodes=3, streams=3, producers=2, subscribers=2, seconds=6.0)
-    return _consistent(structs.replace(options, **changes))
+    return _consistent(structs.replace(options, tells_changes=_tells_changes(seed), **changes))
 
 
 def quiet_options(seed: int) -> ShippedOptions:
@@ -295,9 +319,44 @@ def rollback_options(seed: int) -> ShippedOptions:
     return ShippedOptions(roll_back_store=True, seconds=2.0, delay_max=0.005, reads_every=0.02, is_hasty=seed % 2 == 1)
 
 
+EMBEDDED_CHOICES = tuple(
+    """
+    typed_topic kill_client_every cursors_every trim_every change_topics_every kill_every power_every pause_every
+    restart_every down_seconds_max clock_jump_every drift delay_max tears reset_every half_open_every lost_connects
+    sync_seconds_max sync_failure write_failure disk_full hung_syncs kill_in_write_every conditional_appends
+    declare_every scans_every
+    """.split()
+)
+"""Faults and workloads that an embedded log may have."""
+
+
+def embedded_options(seed: int) -> ShippedOptions:
+    """Return an embedded log, with a subset of the faults and workloads that it may have."""
+    random = Random(f"embedded/{seed}")
+    options = ShippedOptions(
+        embedded=True,
+        storage_nodes=1,
+        metadata_nodes=1,
+        replication=1,
+        store="sqlite",
+        streams=random.randint(1, 3),
+        seconds=random.choice((1.0, 2.0, 4.0)),
+        appenders=random.randint(1, 2),
+        producers=random.randint(0, 2),
+        subscribers=1,
+        append_pause=random.choice((0.05, 0.1)),
+        padding_bytes_max=random.choice((0, 100, 3_000)),
+        timeout=random.choice((0.5, 3.0, 10.0)),
+        rivals_every=random.choice((0.0, 0.3, 1.0)),
+    )
+    changes = {name: random.choice(CHOICES[name]) for name in EMBEDDED_CHOICES if random.random() < SHARE}
+    return structs.replace(options, **changes)
+
+
 PROFILES = {
     "random": random_options,
     "storm": storm_options,
     "quiet": quiet_options,
     "rollback": rollback_options,
+    "embedded": embedded_options,
 }

@@ -38,6 +38,12 @@ class SimProcess:
         """The disk of its host, if it has one."""
         self.at_death: list[Callable[[], object]] = []
         """Called when it is killed."""
+        self.pid = self.started_ticks = 0
+        """Its number, and when it was started, on a machine with several processes."""
+        self.neighbours: dict[int, SimProcess] = {}
+        """The processes of its machine by their numbers."""
+        self.parts: dict[object, Callable[[], Any]] = {}
+        """What makes the parts of its machine, by the class that ``system.made`` is asked for."""
         self.context = contextvars.Context()
         self.context.run(process_variable.set, self)
         self._rate, self._since, self._offset = rate, started, random.uniform(10.0, 1000.0)

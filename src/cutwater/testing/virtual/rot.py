@@ -129,14 +129,19 @@ def is_held_elsewhere(cluster: VirtualCluster, stream: LogStreamId, node: Storag
 
 
 class ScrubWatch:
-    """Waits until every storage node has scrubbed everything, has found nothing, and knows of no damage."""
+    """Waits until every storage node of the cluster has scrubbed everything, found nothing, and knows of no damage."""
 
     def __init__(self, cluster: VirtualCluster) -> None:
         self._cluster = cluster
         self._begun: dict[str, tuple[object, int, int]] = {}
 
     def problem(self) -> str | None:
-        found = [self._problem_of(machine) for machine in self._cluster.nodes if not machine.is_retired]
+        leader = self._cluster.leader()
+        if leader is None:
+            return "no metadata node leads"
+        # A node that was removed keeps what it has, and no other node repairs it.
+        nodes = [machine for number, machine in enumerate(self._cluster.nodes, 1) if number in leader.state.nodes]
+        found = [self._problem_of(machine) for machine in nodes if not machine.is_retired]
         return next((problem for problem in found if problem is not None), None)
 
     def _problem_of(self, machine: SimMachine) -> str | None:

@@ -53,7 +53,7 @@ class VirtualScanner(VirtualClient):
         ranges = None
         while ranges is None:
             try:
-                ranges = await Ranges.connect(self.world.cluster.servers, timeout=self.world.options.timeout)
+                ranges = await Ranges.connect(log.servers, timeout=self.world.options.timeout)
             except CutwaterError:
                 await asyncio.sleep(AGAIN_SECONDS)
         while not self.world.is_stopping:

@@ -15,7 +15,6 @@ from random import Random
 from msgspec import Struct
 
 from cutwater.admin.operations import Admin
-from cutwater.client.async_client import AsyncClient
 from cutwater.core.order.decisions import Cut, Seal
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.replica.replica import Replica
@@ -27,6 +26,7 @@ from cutwater.testing.virtual import history as h
 from cutwater.testing.virtual.careful_clients import CarefulAppender, CarefulReader, PromptSubscriber
 from cutwater.testing.virtual.client_checks import check_clients
 from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
+from cutwater.testing.virtual.embedded_log import EmbeddedCluster, VirtualRival
 from cutwater.testing.virtual.event_time import VirtualDeclarer, WatermarkReader
 from cutwater.testing.virtual.evidence import EvidenceRoom
 from cutwater.testing.virtual.history import ClientHistory
@@ -34,7 +34,13 @@ from cutwater.testing.virtual.hostile_clients import Forger
 from cutwater.testing.virtual.loop import Stuck, VirtualLoop
 from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.nemesis import VirtualNemesis
-from cutwater.testing.virtual.operations import TopicChanger, VirtualOperator, VirtualSealer, VirtualTrimmer
+from cutwater.testing.virtual.operations import (
+    ReplicationChanger,
+    TopicChanger,
+    VirtualOperator,
+    VirtualSealer,
+    VirtualTrimmer,
+)
 from cutwater.testing.virtual.options import ShippedOptions
 from cutwater.testing.virtual.publishers import WORKERS_PER_SINK, StagingWorker, VirtualSink
 from cutwater.testing.virtual.readers import VirtualReader
@@ -64,6 +70,7 @@ AHEAD_SHARE = 2.0
 BACKUP_AT = 0.6
 """The part of the time with faults after which the store is copied, for clusters that get an old copy back."""
 LOOK_SECONDS = 0.1
+CREATE_SECONDS = 30.0
 QUERIES_MAX = 2
 """Sinks have so many names; more sinks take them over."""
 VERIFY_SECONDS = 0.5
@@ -98,18 +105,8 @@ class ShippedSimulation:
     def __init__(self, seed: int, options: ShippedOptions, loop: VirtualLoop) -> None:
         self.options, self.loop = options, loop
         self.random = Random(f"simulation/{seed}")
-        shape = ClusterShape(
-            options.storage_nodes,
-            options.metadata_nodes,
-            options.segment_bytes,
-            options.may_wait_for_disk,
-            options.store,
-            options.scrub_every,
-            options.min_replication,
-            options.is_hasty,
-        )
-        self.cluster = VirtualCluster(loop, shape, Random(self.random.getrandbits(64)))
         self.history = ClientHistory(lambda: self.cluster.store.high_watermark)
+        self.cluster = self._new_cluster()
         self.refused: dict[str, int] = {}
         """Number of refused appends by the code of the error."""
         self.violations = self.history.violations
@@ -126,6 +123,25 @@ class ShippedSimulation:
         self.watchdog = Watchdog(self)
         for machine in self.cluster.machines:
             self.watch(machine)
+        if isinstance(self.cluster, EmbeddedCluster):
+            self.cluster.host.programs = self.clients
+
+    def _new_cluster(self) -> VirtualCluster:
+        options, random = self.options, Random(self.random.getrandbits(64))
+        if options.embedded:
+            return EmbeddedCluster(self.loop, random, self.history.violations, may_hang=bool(options.hung_syncs))
+        shape = ClusterShape(
+            options.storage_nodes,
+            options.metadata_nodes,
+            options.segment_bytes,
+            options.may_wait_for_disk,
+            options.store,
+            options.scrub_every,
+            options.min_replication,
+            options.is_hasty,
+            options.tells_changes,
+        )
+        return VirtualCluster(self.loop, shape, random)
 
     def begin(self, machine: SimMachine) -> None:
         """Start a machine for a new storage node."""
@@ -167,6 +183,8 @@ class ShippedSimulation:
         if self.options.roll_back_store and not await roll_back(self, backup):
             return
         await self._recover()
+        if isinstance(self.cluster, EmbeddedCluster):
+            await self._open_after_a_power_cut(self.cluster)
         watching.cancel()
         self._inspect()
 
@@ -174,7 +192,7 @@ class ShippedSimulation:
         process = self.cluster.new_process("creator", "127.0.3.2")
 
         async def create() -> None:
-            log = await AsyncClient.connect(self.cluster.servers)
+            log = await self.cluster.connect(CREATE_SECONDS)
             options = self.options
             ahead = timedelta(seconds=options.event_time_ahead) if options.event_time_ahead else None
             await log.create_topic(
@@ -202,6 +220,8 @@ class ShippedSimulation:
             self._add(VirtualTrimmer(self, "trimmer", "127.0.2.32"))
         if options.change_topics_every:
             self._add(TopicChanger(self, "changer", "127.0.2.33"))
+        if options.change_replication_every:
+            self._add(ReplicationChanger(self, "replicator", "127.0.2.44"))
         if options.operate_every:
             self._add(VirtualOperator(self, "operator", "127.0.2.34"))
         if options.seal_every:
@@ -220,6 +240,8 @@ class ShippedSimulation:
         if options.scans_every:
             for i, topic in enumerate(topics):
                 self._add(VirtualScanner(self, f"scanner{i}", f"127.0.2.{i + 61}", topic))
+        if options.rivals_every:
+            self._add(VirtualRival(self, "rival", "127.0.2.44"))
         for i in range(options.sinks):
             self._add_sink(i)
         for client in self.clients:
@@ -270,6 +292,12 @@ class ShippedSimulation:
         await self._until(self._unfinished, CONVERGE_SECONDS, "15 liveness")
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         releasing.cancel()
+
+    async def _open_after_a_power_cut(self, cluster: EmbeddedCluster) -> None:
+        """3: the log is there again after a last power cut, with everything in it."""
+        cluster.host.cut_power()
+        cluster.host.start()
+        await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
 
     def _open_streams(self) -> set[LogStreamId]:
         """Return the log streams that appenders have to use."""
@@ -333,6 +361,7 @@ class ShippedSimulation:
         return self._unrest_of(leader)
 
     def _unrest_of(self, leader: OrderLayer) -> str | None:
+        nodes = [node for node in leader.state.nodes if not self.cluster.nodes[node - 1].is_retired]
         for stream in leader.state.streams.values():
             # A retired node that was to take the place of another one keeps its place, if there is no other node.
             replicas = [node for node in stream.replicas if not self.cluster.nodes[node - 1].is_retired]
@@ -341,7 +370,12 @@ class ShippedSimulation:
                     if self._state(node, stream.stream) is not ReplicaState.SEALED:
                         return f"the finished log stream {stream.stream} on storage node {node} is not complete"
                 continue
-            if not stream.is_open or set(stream.members) != set(replicas) or len(replicas) < self.options.replication:
+            wanted = leader.state.wanted(stream.topic)
+            if len(stream.members) > wanted:
+                return f"log stream {stream.stream} has more than {wanted} copies: {stream}"
+            # Operators may ask for more copies than there are nodes, but they leave as many as were asked for at first.
+            possible = min(wanted, max(self.options.replication, len(nodes)))
+            if not stream.is_open or set(stream.members) != set(replicas) or len(replicas) < possible:
                 return f"log stream {stream.stream} lacks replicas: {stream}"
             for node in stream.members:
                 replica = self.replica(node, stream.stream)
@@ -393,9 +427,7 @@ class ShippedSimulation:
         state = leader.state
         for client in self.clients:
             client.kill()
-        for machine in self.cluster.machines:
-            if machine.is_running:
-                machine.kill()
+        self.cluster.shut_down()
         self._check_complaints()
         inspector = self.cluster.new_process("inspector", "127.0.3.3")
         room = EvidenceRoom(self.cluster, self.history, state)
@@ -468,4 +500,5 @@ def _operations(world: ShippedSimulation) -> dict[str, int]:
     found["watermark"] = len(history.watermarks)
     found["scan"] = len(history.scans)
     found["stage"], found["publish"] = len(history.staged), len(history.published)
+    found.update(world.cluster.counts)
     return {name: count for name, count in found.items() if count}

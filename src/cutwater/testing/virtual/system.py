@@ -1,4 +1,4 @@
-"""The machine that simulated processes see: clocks, chance, free space, listening sockets and workers."""
+"""The machine that simulated processes see: clocks, chance, free space, listening sockets, workers and files."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from cutwater.errors import CutwaterError, ProtocolViolation
 from cutwater.runtime import system
+from cutwater.runtime.daemon_executor import DaemonExecutor
+from cutwater.runtime.local_files import MachineFiles
 from cutwater.runtime.system import Space, System
 from cutwater.runtime.worker import Worker, WorkerStep
+from cutwater.testing.virtual.local_disk import SimMachineFiles
 from cutwater.testing.virtual.loop import VirtualLoop, new_loop
 from cutwater.testing.virtual.processes import SimProcess, current_process
 from cutwater.testing.virtual.trace import Trace
+from cutwater.wire.inprocess_transport import forget_doors
 
 T = TypeVar("T")
 
@@ -65,6 +69,46 @@ class SimSystem(System):
     def worker(self, name: str, step: WorkerStep[T]) -> SimWorker[T]:
         return SimWorker(self._loop, step)
 
+    def executor(self, threads_max: int, name: str) -> SimExecutor:
+        return SimExecutor(threads_max, name)
+
+    def process_id(self) -> int:
+        return self._process().pid
+
+    def started_at(self, pid: int) -> int:
+        other = self._process().neighbours.get(pid)
+        return 0 if other is None or other.is_dead else other.started_ticks
+
+    def lives_on(self, pid: int, started: int) -> bool:
+        other = self._process().neighbours.get(pid)
+        return other is not None and not other.is_dead and started in (0, other.started_ticks)
+
+    def occupy_standard_descriptors(self) -> None:
+        pass
+
+    def made(self, kind: Callable[[], T]) -> T:
+        process = self._process()
+        if kind is MachineFiles:
+            found: Any = SimMachineFiles(process.disk)
+        else:
+            found = process.parts[kind]()
+        return cast(T, found)
+
+
+class SimExecutor(DaemonExecutor):
+    """Stands for threads: the loop runs their jobs, and this counts them."""
+
+    jobs = 0
+
+    def count(self, change: int) -> None:
+        if change > 0 and self._is_shut:
+            raise RuntimeError("this executor was shut down")
+        self.jobs += change
+
+    @property
+    def has_ended(self) -> bool:
+        return self._is_shut and not self.jobs
+
 
 class SimWorker(Worker[T]):
     """A worker whose steps run on the virtual loop, never two at a time. What a step tells the loop, and the next step,
@@ -74,6 +118,8 @@ class SimWorker(Worker[T]):
         self._loop, self._step = loop, step
         self._items: list[T] = []
         self._is_busy = self._is_stopped = False
+        self._busy_until = 0.0
+        """When the last step is over, by the clock of the process."""
 
     @property
     def is_idle(self) -> bool:
@@ -88,13 +134,20 @@ class SimWorker(Worker[T]):
         self._is_stopped = True
 
     def join(self, timeout: float) -> bool:
-        """Handle what is left at once: the caller is a simulated thread, which cannot wait for another one."""
-        while self._items and not self._is_busy:
+        """Handle what is left at once: the caller is a simulated thread, which cannot wait for another one. If a step
+        is under way, the caller is charged the time that is left of it."""
+        left = self._busy_until - self._loop.time()
+        if left > timeout:
+            return False
+        process = current_process()
+        if left > 0 and process is not None and process.disk is not None:
+            process.disk.charged_seconds += left
+        while self._items:
             items, self._items = self._items, []
             then = self._step(items)
             if then is not None:
                 then()
-        return self._is_stopped and self.is_idle
+        return self._is_stopped
 
     def _begin_soon(self) -> None:
         if not self._is_busy:
@@ -105,7 +158,11 @@ class SimWorker(Worker[T]):
 
     def _begin(self) -> None:
         items, self._items = self._items, []
-        self._loop.in_thread(lambda: self._step(items), self._done)
+        if items:
+            self._busy_until = self._loop.in_thread(lambda: self._step(items), self._done)
+        else:
+            # Another thread has waited for the end of this worker, and handled them.
+            self._is_busy = False
 
     def _done(self, then: Callable[[], object] | None, error: BaseException | None) -> None:
         if error is not None:
@@ -157,6 +214,7 @@ def _run_on_loop(work: Callable[[VirtualLoop], T], loop: VirtualLoop, logger: lo
         return work(loop)
     finally:
         loop.close()
+        forget_doors(loop)
         logger.removeHandler(errors)
         system.use(before)
 

@@ -68,6 +68,10 @@ class VirtualClient(ABC):
         assert self.process is not None
         self.process.kill()
         self.world.cluster.network.process_ended(self.process)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Nothing will be told of the appends that are under way."""
         for op in self._appends:
             if op.outcome is SimOutcome.PENDING:
                 op.outcome = SimOutcome.UNKNOWN
@@ -85,14 +89,8 @@ class VirtualClient(ABC):
         return self.world.loop.callbacks
 
     async def _live(self) -> None:
-        while True:
-            try:
-                log = await AsyncClient.connect(self.world.cluster.servers, timeout=self.world.options.timeout)
-                break
-            except CutwaterError:
-                await asyncio.sleep(AGAIN_SECONDS)
         try:
-            await self.run(log)
+            await self.world.cluster.live(self)
         except Exception as error:
             self.world.violations.append(Violation("crash", f"{self.name}: {error!r}{place_of(error)}"))
         self.is_done = True
