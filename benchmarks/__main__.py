@@ -16,7 +16,20 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import cluster, core, failover, log, pipeline, pipeline_spark, savepoints, spark, storage, stores, wire
+from benchmarks import (
+    cluster,
+    core,
+    failover,
+    log,
+    pipeline,
+    pipeline_spark,
+    savepoints,
+    scale,
+    spark,
+    storage,
+    stores,
+    wire,
+)
 
 REPORT = Path("docs/benchmarks.md")
 _MARK = re.compile(r"^<!-- (\w+), .*-->$", re.MULTILINE)
@@ -32,6 +45,7 @@ def sections(*, quick: bool) -> Mapping[str, Lines]:
         "stores": stores.lines,
         "cluster": cluster.lines,
         "failover": failover.lines,
+        "scale": lambda: scale.lines(quick=quick),
         "log": lambda: log.lines(quick=quick),
         "spark": spark.lines,
         "pipeline": pipeline.lines,
