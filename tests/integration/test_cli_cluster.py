@@ -71,7 +71,10 @@ def test_a_cluster_that_runs_is_not_started_again(directory: Path) -> None:
 
 def test_topics_and_streams(directory: Path) -> None:
     where = ("--dir", str(directory))
-    assert "takes appends in log streams" in cutwater("topic", "create", "orders", "--streams", "2", *where)
+    created = cutwater("topic", "create", "orders", "--streams", "2", *where)
+    assert "takes appends in log streams" in created
+    assert "its records have 2 copies, as there are no more storage nodes" in created
+    assert "`cutwater topic change orders --replication 3`" in created
     assert "exists already" in cutwater("topic", "create", "orders", *where, code=31)
     (topic,) = as_json("topic", "list", *where)
     assert (topic["name"], topic["streams"], topic["replication"]) == ("orders", 2, 2)
@@ -92,8 +95,19 @@ def test_topics_and_streams(directory: Path) -> None:
     assert f"topic 'orders' is changed, and has log stream {first}\n" in changed
     assert "retention 24 hours" in cutwater("topic", "describe", "orders", *where)
     assert "trim before GLSN 100000" in cutwater("topic", "trim", "orders", "--before", "100000", *where, code=2)
+    more = cutwater("topic", "change", "orders", "--replication", "3", *where)
+    assert "it gets 3 copies" in more
+    assert "warning: there are 2 storage nodes, so there are 2 copies for now" in more
+    told = cutwater("stream", "describe", first, *where)
+    assert "copies:  2 of 3" in told
+    assert "one more copy is made as soon as other storage nodes can be used" in told
+    assert f"log stream {first} of topic 'orders' has 2 of 3 copies" in cutwater("cluster", "health", *where, code=3)
+    assert "it gets one copy" in cutwater("topic", "change", "orders", "--replication", "1", *where)
+    until(lambda: len(as_json("stream", "describe", first, *where)["replicas"]) == 1)
+    assert "all is well" in cutwater("cluster", "health", *where)
     cutwater("topic", "delete", "orders", *where)
     assert as_json("topic", "list", *where) == []
+    assert "reserved for topics of the cluster itself" in cutwater("topic", "create", "_x", *where, code=2)
     assert "there is no topic 'orders'; topics: none" in cutwater("topic", "describe", "orders", *where, code=30)
 
 
@@ -211,7 +225,7 @@ KILLED_AS_IT_STARTS = """
 import os, signal, sys
 from pathlib import Path
 from cutwater.admin import local_cluster
-local_cluster._join = lambda cluster: os.kill(os.getpid(), signal.SIGKILL)
+local_cluster._join = lambda cluster, access: os.kill(os.getpid(), signal.SIGKILL)
 local_cluster.start(Path(sys.argv[1]), storage_nodes=1)
 """
 

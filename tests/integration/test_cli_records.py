@@ -436,7 +436,7 @@ def test_shells_can_complete() -> None:
         assert "_CUTWATER_COMPLETE=complete_" + shell in cutwater("completion", shell)
     words = {"COMP_WORDS": "cutwater subscribe --fol", "COMP_CWORD": "2", "_CUTWATER_COMPLETE": "complete_bash"}
     assert cutwater(**words).split() == ["--follow"]
-    words["COMP_WORDS"], words["COMP_CWORD"] = "cutwater to", "1"
+    words["COMP_WORDS"], words["COMP_CWORD"] = "cutwater top", "1"
     assert cutwater(**words).split() == ["topic"]
     assert "Did you mean 'append'?" in cutwater("apend", code=2)
 

@@ -4,7 +4,7 @@ by what."""
 from __future__ import annotations
 
 from msgspec import structs
-from planted_bugs import Patch
+from planted_bugs import Patch, unasserted
 
 from cutwater.client.cluster import catalog_cache
 from cutwater.core.messages import SealReplica
@@ -18,7 +18,7 @@ from cutwater.core.order.planning.reports import ReportBook
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.producer_session import Fate, Phase, ProducerSession
 from cutwater.core.publish import run_requests
-from cutwater.core.publish.groups import GroupBounds
+from cutwater.core.publish.groups import GroupBounds, GroupMemory
 from cutwater.core.publish.publishing import Publisher
 from cutwater.core.publish.run_requests import open_streams
 from cutwater.core.publish.runs import RunRegistry
@@ -26,6 +26,7 @@ from cutwater.core.read import watermark
 from cutwater.core.read.merge_reader import MergeReader
 from cutwater.core.replica import opening, recovery
 from cutwater.core.replica.deduplication import Deduplicator
+from cutwater.core.replica.pending import PendingEntries
 from cutwater.core.replica.replica import Replica
 from cutwater.format.errors import StorageBroken
 from cutwater.storage.format import SEGMENT
@@ -35,6 +36,7 @@ from cutwater.storage.replica.marked_file import MarkedFile
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment import Segment, SegmentEnd
 from cutwater.storage.results import EntryRange
+from cutwater.storagenode.report_writer import ReportWriter
 from cutwater.types import GLSN, LLSN, BatchNumber
 from cutwater.wire.identity.access_guard import Guard
 from cutwater.wire.identity.server_book import ServerBook
@@ -185,7 +187,7 @@ def voided_report_counted() -> list[Patch]:
     right = ReportBook.admit
 
     def admit(self, report):
-        newest = self._newest.get(report.storage_node_id)
+        newest = self.newest(report.storage_node_id)
         admitted = right(self, report)
         if admitted is None and newest.incarnation == report.incarnation:
             for ur in report.uncommit_reports:
@@ -201,6 +203,15 @@ def voided_report_counted() -> list[Patch]:
         (ReportBook, "void", lambda self, stream: None),
         (Cutter, "_durable_ends", durable_ends),
     ]
+
+
+def changes_since_the_last_report() -> list[Patch]:
+    def changes(self, reports):
+        found = tuple(ur for ur in reports if ur != self._base[ur.log_stream_id])
+        self._base.update((ur.log_stream_id, ur) for ur in found)
+        return found
+
+    return [(ReportWriter, "_changes", changes)]
 
 
 def sealed_range_trimmed_before_applied() -> list[Patch]:
@@ -340,7 +351,17 @@ def trimmed_records_skipped_silently() -> list[Patch]:
 
 
 def durable_end_inside_a_group() -> list[Patch]:
-    return [(GroupBounds, "whole", lambda self, end: end)]
+    return [(GroupBounds, "whole", lambda self, end: end), *_groups_unasserted()]
+
+
+def _groups_unasserted() -> list[Patch]:
+    """The replica asserts itself that groups are whole."""
+    return [
+        *unasserted(PendingEntries, "commit", "cut"),
+        *unasserted(GroupMemory, "commit", "truncate"),
+        *unasserted(GroupBounds, "cut"),
+        *unasserted(Replica, "report"),
+    ]
 
 
 def group_half_kept_on_restart() -> list[Patch]:
@@ -352,7 +373,7 @@ def group_half_kept_on_restart() -> list[Patch]:
             end = entry.last_llsn
         return end
 
-    return [(recovery, "_keep_end", keep_end)]
+    return [(recovery, "_keep_end", keep_end), *_groups_unasserted()]
 
 
 def later_decision_replaces_the_first() -> list[Patch]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 from planted_bugs import check_found, check_no_trace
-from planted_core_bugs import CORE_BUGS, NOT_FOUND
+from planted_core_bugs import CORE_BUGS
 
 
 def test_there_are_enough_planted_bugs() -> None:
-    assert len(CORE_BUGS) >= 35
+    assert len(CORE_BUGS) >= 40
 
 
 @pytest.mark.parametrize("name", CORE_BUGS)
@@ -18,4 +18,4 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 def test_planting_leaves_no_trace() -> None:
-    check_no_trace(CORE_BUGS | NOT_FOUND)
+    check_no_trace(CORE_BUGS)

@@ -80,10 +80,12 @@ def test_a_crash_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_seeds_turn_on_every_fault() -> None:
     """Each seed has a subset of the faults; together they have them all. A store that is put back ends the history that
-    other faults need, so that fault has a profile of its own, and prompt subscribers need a cluster without faults."""
+    other faults need, so that fault has a profile of its own, and prompt subscribers need a cluster without faults. How
+    often the watchdog looks is no fault. An embedded log is no cluster."""
     faults = {name for seed in range(300) for name in random_options(seed).faults()}
     faults |= set(PROFILES["rollback"](0).faults())
-    assert faults >= set(ShippedOptions.__struct_fields__) - {"prompt_seconds"}
+    faults |= {name for seed in range(10) for name in PROFILES["embedded"](seed).faults()}
+    assert faults >= set(ShippedOptions.__struct_fields__) - {"prompt_seconds", "look_every"}
 
 
 def test_faults_bite() -> None:

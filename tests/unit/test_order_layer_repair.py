@@ -28,8 +28,7 @@ from cutwater.core import requests as r
 from cutwater.core.messages import CommitMessage, ExcludeReplica, LearnFrom, SealReplica
 from cutwater.core.order import decisions as d
 from cutwater.core.order.events import OrderEffect, PeerComplaint, Send, Store, Wake
-from cutwater.core.order.leader import FINISHED_STREAMS_EVERY_WAKES
-from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.options import FINISHED_STREAMS_EVERY_WAKES, OrderOptions
 from cutwater.core.order.planning.repair import RepairPlan, StreamView, plan_sealed
 from cutwater.core.order.state import OrderState
 from cutwater.types import LLSN, MILLISECOND, SECOND, CutTime, DecisionIndex, LogStreamId, StorageNodeId

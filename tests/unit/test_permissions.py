@@ -15,7 +15,8 @@ from cutwater.jobs.job_file import JobDirectory
 from cutwater.jobs.locks import lock_checkpoint
 from cutwater.metadata.stores.sqlite_database import SqliteDatabase
 from cutwater.runtime import permissions
-from cutwater.runtime.permissions import check_secret, close_to_others, make_directory, write_secret
+from cutwater.runtime.local_files import make_directory, write_secret
+from cutwater.runtime.permissions import check_secret, close_to_others
 from cutwater.savepoints.files import LocalFiles
 from cutwater.storage.files import OsFiles
 from cutwater.storage.volume import NodeVolumes

@@ -11,12 +11,12 @@ import pytest
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, UnsealReplica
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cut import Candidate, make_cut
-from cutwater.core.order.request_handling import decide
+from cutwater.core.order.request_handling import Surroundings, decide
 from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.producer_session import AskMetadata, Fate, ProducerSession, SessionEffect
 from cutwater.core.replica.events import Commit
 from cutwater.core.replica.sync_ranges import plan_sync
-from cutwater.core.requests import ProducerGrant
+from cutwater.core.requests import Description, ProducerGrant
 from cutwater.errors import ProducerFenced
 from cutwater.types import (
     GLSN,
@@ -111,7 +111,8 @@ class Cluster:
     def ask(self, effect: SessionEffect) -> ProducerGrant:
         """The leader carries out what a session asks of it."""
         assert isinstance(effect, AskMetadata)
-        decided, answer = decide(effect.request, self.state, None)  # type: ignore[arg-type]
+        around = Surroundings(lambda node: True, lambda stream, node: True, Description, self.state.cut_time)
+        decided, answer = decide(effect.request, self.state, around)
         for decision in decided:
             self.state.apply(decision)
         assert isinstance(answer, ProducerGrant)

@@ -8,6 +8,7 @@ from order_driver import LS1, LS2, N1, N2, T1, cluster_of
 
 from cutwater.core import requests as r
 from cutwater.core.order import decisions as d
+from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.request_handling import Surroundings, decide
 from cutwater.core.order.state import OrderState
 from cutwater.core.publish import run_requests, runs
@@ -26,6 +27,7 @@ from cutwater.types import (
     SECOND,
     BatchNumber,
     CutTime,
+    DecisionIndex,
     Epoch,
     LogStreamId,
     Part,
@@ -555,3 +557,12 @@ def test_operators_hear_of_runs_that_open_move_and_expire() -> None:
     assert told[0] == ("OpenRun", "run 1 opened under the name 'query'")
     assert told[2] == ("MoveGroup", "batch 0 of run 1 goes to log stream 2 of topic number 1")
     assert told[3][0] == "ExpireStaged"
+
+
+def test_a_principal_cannot_make_runs_of_others_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "UNDECIDED_RUNS_MAX", 20)
+    registry = runs.RunRegistry(RunId(0), ())
+    for number in range(1, 42):
+        by = RequestOrigin("victim" if number == 1 else "eve")
+        registry.apply(d.OpenRun(RunId(number), "", f"key {number}", by=by), DecisionIndex(number))
+    assert [run.run for run in registry] == [1, 40, 41]

@@ -99,6 +99,13 @@ def test_what_is_missing_and_patterns() -> None:
         read_options({"servers": "localhost:1", "subscribe": "orders"}, streaming=False)
 
 
+def test_a_pattern_selects_no_reserved_name() -> None:
+    by_pattern = read_options({"servers": SERVERS, "subscribePattern": ".*"}, streaming=False)
+    assert [by_pattern.selects(name) for name in ("orders", "_audit", "a_b")] == [True, False, True]
+    by_name = read_options({"servers": SERVERS, "subscribe": "_audit"}, streaming=False)
+    assert [by_name.selects(name) for name in ("orders", "_audit")] == [False, True]
+
+
 def test_the_guide_explains_every_option() -> None:
     text = DOCS.read_text(encoding="utf-8")
     assert [name for name in READING if f"`{name}`" not in text] == []

@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from cutwater.core.replica.recovery import HardState
 from cutwater.errors import AlreadyExists, CutwaterError, Damaged, InvalidArgument, Refused, WrongIdentity
 from cutwater.format.checksum import crc32c
 from cutwater.format.errors import (
@@ -328,6 +329,29 @@ def test_a_replica_whose_creation_failed_is_created_by_the_next_attempt(failing:
     except CutwaterError:
         stores.create(LogStreamId(3), GLSN(5))
     files.fail_sync = lambda path: False
+    assert start_again(files, volume) == [LogStreamId(3)]
+
+
+@pytest.mark.parametrize("is_readable", [False, True])
+@pytest.mark.parametrize("name", ["entries", "manifest", "state"])
+def test_a_replica_that_was_damaged_while_it_was_created_is_created_anew(name: str, is_readable: bool) -> None:
+    """Otherwise each attempt would find the damage again, and its storage node could never say what it has."""
+    files, volume = FaultFiles(), Path("/a")
+    files.make_dir(volume)
+    node = start([volume], files=files)
+    stores = VolumeStores(node)
+    files.fail_sync = lambda path: LogStreamId(3) in node.replicas and files.is_dir(path)
+    with pytest.raises(VolumeUnusable):
+        stores.create(LogStreamId(3), GLSN(5))
+    for path in files.paths():
+        if path.parent == node.replicas[LogStreamId(3)] and path.name.endswith(name):
+            files.flip(path, 0) if is_readable else files.spoil(path, 0)
+    with pytest.raises(VolumeUnusable):
+        stores.create(LogStreamId(3), GLSN(5))
+    files.fail_sync = lambda path: False
+    storage = stores.create(LogStreamId(3), GLSN(5))
+    assert storage.find().hard_state == HardState(base_glsn=GLSN(5))
+    assert not storage.verify()
     assert start_again(files, volume) == [LogStreamId(3)]
 
 

@@ -19,7 +19,18 @@ from cutwater.runtime.system import Space, System
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "cutwater"
 PARTS = ("core", "storage", "storagenode", "metadata", "wire", "client", "embedded.py")
-PARTS_ON_FILES = ("storage", "storagenode")
+PARTS_ON_FILES = (
+    "storage",
+    "storagenode",
+    "metadata/stores",
+    "wire/identity/server_keys.py",
+    "wire/inprocess_transport.py",
+    "client/cluster/holder_file.py",
+    "client/cluster/log_directory.py",
+    "client/read",
+    "embedded.py",
+)
+"""Parts that reach files only through ``storage.files`` or ``runtime.local_files``."""
 
 # ---------------------------------------------------------------------------------------------------- the rules
 
@@ -40,6 +51,10 @@ INSTEAD: Mapping[str, str] = {
     "os.statvfs": "system.free_space",
     "shutil.disk_usage": "system.free_space",
     "socket.create_server": "system.listen",
+    "os.getpid": "system.process_id",
+    "os.kill": "system.lives_on",
+    "cutwater.runtime.processes": "system.started_at or lives_on",
+    "cutwater.runtime.daemon_executor.DaemonExecutor": "system.executor",
 }
 """What no module of the log uses, a module or something in it, and what it uses instead."""
 
@@ -62,7 +77,12 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
     ("storage/files.py", "fcntl"): "implements the file layer on the operating system",
     ("storage/files.py", ".mkdir"): "implements the file layer on the operating system",
     ("storage/files.py", ".rmdir"): "implements the file layer on the operating system",
+    ("storage/files.py", "os.getpid"): "implements the file layer on the operating system",
+    ("metadata/stores/sqlite_engine.py", "os"): "implements the engine on the operating system",
+    ("embedded.py", "os"): "names the types of paths, and makes texts of them",
     ("client/loop_thread.py", "threading.Thread"): "runs a whole event loop, for programs without one",
+    ("client/loop_thread.py", "os.getpid"): "notices that this is another process than the one that started the loop",
+    ("client/loop_thread.py", "cutwater.runtime.daemon_executor.DaemonExecutor"): "runs a whole event loop",
     ("wire/listen/metrics_http.py", "threading.Thread"): "names the type of the thread of Prometheus' HTTP server",
     ("storagenode/start.py", "threading.Thread"): "waits for signals of a real process",
     ("storagenode/start.py", "threading.Timer"): "ends a real process whose event loop hangs",
@@ -109,7 +129,7 @@ def found() -> dict[tuple[str, str], int]:
         path = SOURCE / part
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             rules, methods = INSTEAD, frozenset[str]()
-            if part in PARTS_ON_FILES:
+            if f"{file.relative_to(SOURCE).as_posix()}/".startswith(tuple(f"{place}/" for place in PARTS_ON_FILES)):
                 rules, methods = {**INSTEAD, **INSTEAD_ON_FILES}, METHODS_ON_FILES
             for line, rule in uses(file.read_text(encoding="utf-8"), rules, methods):
                 result.setdefault((file.relative_to(SOURCE).as_posix(), rule), line)

@@ -15,7 +15,8 @@ import trustme
 from benchmarks.local_etcd import MISSING, LocalEtcd
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.core.order.state import OrderState, Snapshot
-from cutwater.errors import DeadlineExceeded, InvalidArgument, ReadOnly, ResourceExhausted
+from cutwater.errors import DeadlineExceeded, Fenced, InvalidArgument, ReadOnly, ResourceExhausted
+from cutwater.metadata.admin_recovery import RECOVERY, recover_admin
 from cutwater.metadata.etcd import etcd_pb2 as pb
 from cutwater.metadata.etcd.client import COMPACT, RANGE, TXN, Compacted
 from cutwater.metadata.stores import etcd_store
@@ -260,6 +261,22 @@ async def test_a_version_that_loses_data_is_warned_of_once(on_etcd: Etcd, caplog
     said = [record.getMessage() for record in caplog.records if "version" in record.getMessage()]
     version = (await store._client._status(store._client._asked)).version
     assert len(said) == (1 if version == "3.5.1" else 0)
+
+
+async def test_an_administrator_is_recovered_while_a_leader_runs(on_etcd: Etcd) -> None:
+    store, history = await opened(on_etcd), History()
+    await store.acquire(ONE, HERE, E0)
+    await store.append(E1, history.state.index, history.next(3))
+    made = await recover_admin(on_etcd.url, CLUSTER, "ann", "0" * 16, "1" * 64)
+    assert (made.is_running, made.mode) == (True, "off")
+    with pytest.raises(Fenced):
+        await store.append(E1, history.state.index, history.next(1))
+    loaded = await store.load()
+    # The leader before finds itself named, and leads again.
+    assert (loaded.leader.epoch, loaded.leader.node, loaded.leader.address) == (E2, ONE, HERE)
+    access = OrderState(loaded.snapshot, loaded.decisions).access
+    assert (access.admins(), access.tokens["0" * 16].creator) == ({"ann"}, RECOVERY)
+    assert await store.acquire(ONE, HERE, E2) == 3
 
 
 def test_without_etcd_nothing_of_it_is_imported() -> None:

@@ -1,0 +1,499 @@
+"""Access control over real connections: what is denied, in which words, and when a right that was taken away ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from cutwater.access.denial_counts import Denial
+from cutwater.core import requests as r
+from cutwater.core.access import access_requests as q
+from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.principals import LOCAL_ADMIN, CertificateRule, Scope, token_id
+from cutwater.core.access.rights import parse_pattern
+from cutwater.core.order.origin import RequestOrigin
+from cutwater.errors import CutwaterError, NoRecordHere, NotFound, PermissionDenied, Refused, Unavailable
+from cutwater.protocol import metadata_api, storage_api
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.errors import Unauthenticated, Unproven
+from cutwater.runtime import system
+from cutwater.types import GLSN, LogStreamId, StorageNodeId
+from cutwater.wire.connection import Connection
+from cutwater.wire.identity.handshake import Endpoint, Peer
+from cutwater.wire.identity.server_certificates import ServerName
+from cutwater.wire.identity.server_keys import ServerKey
+from tests.certificate_kit import CertificateKit
+from tests.integration.access_cluster import CLUSTER, ROOT, AccessCluster, access_cluster, new_token, until
+
+pytestmark = pytest.mark.asyncio
+
+ON = AccessMode.ENFORCED
+
+
+def read_arguments(stream: int) -> storage_api.ReadArguments:
+    return storage_api.ReadArguments(LogStreamId(stream), GLSN(1), 1_000_000)
+
+
+async def stream_of(cluster: AccessCluster, topic: str) -> LogStreamId:
+    catalog: r.Catalog = await cluster.admin(r.CatalogRequest())
+    number = next(info.topic for info in catalog.topics if info.name == topic)
+    return next(info.stream for info in catalog.streams if info.topic == number)
+
+
+# Credentials.
+
+
+async def test_while_it_is_off_clients_do_everything_and_cannot_turn_it_on(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path) as cluster, cluster.client("") as log:
+        await log.create_topic("orders")
+        ack = await log.append("orders", b"1")
+        assert (await log.read(ack.glsn)).value == b"1"
+        for request in (q.SetAccessModeRequest(ON), new_token("eve")[1]):
+            with pytest.raises(Refused, match="only a caller with the key of a metadata node may change it"):
+                await cluster.ask(request)
+        assert not cluster.leader.access.copy.is_on
+        assert cluster.nodes[1].access.copy.view.revision == 0
+
+
+async def test_no_credentials_wrong_ones_expired_and_revoked_ones(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("append,read", "topic:a*"))
+        places = (cluster.leader.address, cluster.node_addresses[1])
+        stranger, _ = new_token("ann")
+        for place in places:
+            with pytest.raises(Unauthenticated, match="the token is not known here"):
+                await cluster.connection(place, stranger)
+            with pytest.raises(Unauthenticated, match="the token is not known here"):
+                await cluster.connection(place, ann[:-1] + ("0" if ann[-1] != "0" else "1"))
+        opened = r.OpenRunRequest("", "a-key")
+        for request in (r.CatalogRequest(), r.CreateTopicRequest("a", 1, 1), r.ClockRequest(GLSN(0)), opened):
+            with pytest.raises(PermissionDenied, match="a client without credentials lacks the right"):
+                await cluster.ask(request)
+        connection = await cluster.connection(cluster.node_addresses[1])
+        with pytest.raises(PermissionDenied, match="give a token or a client certificate"):
+            await connection.call(storage_api.STATUS, None, timeout_ms=5_000)
+        connection.abort()
+        connection = await cluster.connection(cluster.leader.address)
+        with pytest.raises(PermissionDenied, match="give a token or a client certificate"):
+            await connection.call(metadata_api.WHO_LEADS, None, timeout_ms=5_000)
+        connection.abort()
+        await cluster.admin(q.RevokeTokenRequest(token_id(ann) or ""))
+        for place in places:
+            with pytest.raises(Unauthenticated, match="whether it was revoked"):
+                await cluster.connection(place, ann)
+
+
+async def test_a_token_that_expires_ends_its_connections(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        soon = system.wall_time_ns() // 1_000 + 1_500_000
+        ann = await cluster.principal("ann", ("describe", "cluster"), expires=soon)
+        connections = [await cluster.connection(at, ann) for at in (cluster.leader.address, cluster.node_addresses[1])]
+        await connections[1].call(storage_api.STATUS, None, timeout_ms=5_000)
+        await until(lambda: all(connection.is_closed for connection in connections), "both are closed")
+        assert all("was revoked or has expired" in str(connection.error) for connection in connections)
+        with pytest.raises(Unauthenticated, match="has expired"):
+            await cluster.connection(cluster.leader.address, ann)
+
+
+async def test_certificates_become_principals_by_the_rules(tmp_path: Path) -> None:
+    kit = CertificateKit(tmp_path / "authorities")
+    async with access_cluster(tmp_path, mode=ON, kit=kit) as cluster:
+        await cluster.admin(q.SetCertificateRulesRequest((CertificateRule("cn", "team-*", "{1}"),)))
+        await cluster.admin(q.AllowRequest("ann", ("describe",), parse_pattern("cluster")))
+        ann, unmapped = cluster.client_tls(kit.client("team-ann")), cluster.client_tls(kit.client("eve"))
+        server = cluster.client_tls(kit.server(ServerName(CLUSTER, STORAGE_NODE, 1), "copied"))
+        place = cluster.node_addresses[1]
+
+        async def status(tls: ssl.SSLContext, token: str = "") -> Connection:
+            connection = await cluster.connection(place, token, tls=tls)
+            try:
+                await connection.call(storage_api.STATUS, None, timeout_ms=5_000)
+            except CutwaterError:
+                connection.abort()
+                raise
+            return connection
+
+        hers = await status(ann)
+        assert cluster.nodes[1].access.control.caller(next(iter(_peers(cluster, "ann")))).principal == "ann"
+        with pytest.raises(PermissionDenied, match="'eve' stands for no principal"):
+            await status(unmapped)
+        with pytest.raises(PermissionDenied, match="stands for no principal"):
+            await status(server)
+        with pytest.raises(Unauthenticated, match=r"a token of the cluster \(cwt_\.\.\.\) or a client certificate"):
+            await status(cluster.client_tls())
+        (await status(unmapped, cluster.root)).abort()
+        await cluster.admin(q.SetCertificateRulesRequest((CertificateRule("cn", "none", "none"),)))
+        await until(lambda: hers.is_closed, "its rule is gone")
+        assert "the rules for certificates have changed: connect again" in str(hers.error)
+        with pytest.raises(PermissionDenied, match="'team-ann' stands for no principal"):
+            await status(ann)
+
+
+def _peers(cluster: AccessCluster, principal: str) -> list[Peer]:
+    peers = [connection.peer for connection in cluster.nodes[1]._connections()]
+    return [peer for peer in peers if peer is not None and peer.identity.principal == principal]
+
+
+# Rights.
+
+
+async def test_a_client_does_what_rules_give_it_and_nothing_else(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=3, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("create,append,read", "topic:ann.*"), ("cursor", "cursor:ann.*"))
+        bob = await cluster.principal("bob", ("read", "topic:ann.out"))
+        async with cluster.client(ann) as log, cluster.client(bob) as other:
+            for name in ("ann.in", "ann.out"):
+                await log.create_topic(name, replication=3)
+            ack = await log.append("ann.out", b"1")
+            secret = await log.append("ann.in", b"2")
+            assert (await other.read(ack.glsn)).value == b"1"
+            assert [topic.name for topic in await other.topics()] == ["ann.out"]
+            assert [topic.name for topic in await log.topics()] == ["ann.in", "ann.out"]
+            with pytest.raises(PermissionDenied) as denied:
+                await log.create_topic("orders")
+            assert denied.value.message == (
+                "ann lacks the right create on topic:orders: no rule gives it; an administrator can, with "
+                "`cutwater acl allow ann create topic:orders`"
+            )
+            with pytest.raises(PermissionDenied, match=r"bob lacks the right append on topic:ann\.out"):
+                await other.append("ann.out", b"3")
+            with pytest.raises(NoRecordHere) as missing:
+                await other.read(secret.glsn)
+            assert "ann.in" not in str(missing.value)
+            for name in ("ann.in", "no such topic"):
+                with pytest.raises(NotFound) as unknown:
+                    await other.append(name, b"4")
+                assert unknown.value.message.replace(name, "X") == "there is no topic 'X'; topics: ann.out"
+            with pytest.raises(PermissionDenied, match=r"bob lacks the right delete on topic:ann\.in"):
+                await other.delete_topic("ann.in")
+            with pytest.raises(PermissionDenied, match="bob lacks the right delete on topic:none"):
+                await other.delete_topic("none")
+        counts = cluster.nodes[1].access.control.denials.refused + cluster.nodes[2].access.control.denials.refused
+        counts += cluster.nodes[3].access.control.denials.refused
+        assert counts["bob", "append"] >= 1
+        assert cluster.leader.control.denials.refused["bob", "delete"] == 2
+
+
+async def test_raw_calls_with_numbers_do_not_tell_names(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("create,append,read", "topic:ann.*"))
+        eve = await cluster.principal("eve", ("read", "topic:eve.*"))
+        async with cluster.client(ann) as log:
+            await log.create_topic("ann.secret")
+            await log.append("ann.secret", b"1")
+        stream = await stream_of(cluster, "ann.secret")
+        connection = await cluster.connection(cluster.node_addresses[1], eve)
+        told = []
+        for number in (stream, LogStreamId(777)):
+            for _ in range(100):
+                with pytest.raises((PermissionDenied, Unavailable)) as refused:
+                    await connection.call(storage_api.READ, read_arguments(number), timeout_ms=5_000)
+                if isinstance(refused.value, PermissionDenied):
+                    break
+                await asyncio.sleep(0.05)
+            told.append(refused.value.message)
+        assert told[0] == told[1]
+        assert "eve lacks the right read on the topic that this number stands for, or there is none" in told[0]
+        connection.abort()
+
+
+async def test_scopes_limit_a_token(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        await cluster.principal("ann", ("create,append,read", "topic:*"))
+        narrow = await cluster.principal("ann", scopes=(Scope(("read",), parse_pattern("topic:a*")),))
+        root_only_here = await cluster.principal(ROOT, scopes=(Scope(("read",), parse_pattern("topic:*")),))
+        with pytest.raises(PermissionDenied, match=r"the scopes of token \w+ do not include the right create"):
+            await cluster.ask(r.CreateTopicRequest("a", 1, 1), narrow)
+        with pytest.raises(PermissionDenied, match="do not include the right cluster-admin"):
+            await cluster.ask(q.ListGroupsRequest(), root_only_here)
+
+
+async def test_operators_see_what_others_do_not(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("create,read", "topic:ann.*"))
+        ops = await cluster.principal("ops", ("cluster-operate", "cluster"))
+        await cluster.ask(r.CreateTopicRequest("ann.a", 1, 1), ann)
+        await cluster.admin(r.CreateTopicRequest("secret", 1, 1))
+        seen: r.Description = await cluster.ask(r.DescribeRequest(), ann)
+        assert ({one.topic for one in seen.streams}, seen.nodes, seen.cluster_key) == ({"ann.a"}, (), "")
+        whole: r.Description = await cluster.ask(r.DescribeRequest(), ops)
+        # The cluster makes its own topic for the audit meanwhile.
+        assert ({one.topic for one in whole.streams} - {"_audit"}, len(whole.nodes)) == ({"ann.a", "secret"}, 1)
+        assert whole.cluster_key
+        events: r.Events = await cluster.ask(r.EventsRequest(), ann)
+        assert events.events == ()
+        events = await cluster.ask(r.EventsRequest(), ops)
+        kinds = {event.kind for event in events.events}
+        assert "CreateTopic" in kinds
+        assert not kinds & {"CreateToken", "AllowRights", "SetAccessMode"}
+        events = await cluster.admin(r.EventsRequest())
+        assert {"CreateToken", "AllowRights", "SetAccessMode"} <= {event.kind for event in events.events}
+        with pytest.raises(PermissionDenied, match="ops lacks the right cluster-admin"):
+            await cluster.ask(q.SetAccessModeRequest(AccessMode.OFF), ops)
+
+
+async def test_decisions_carry_the_principal(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, metadata=2, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("create", "topic:*"))
+        await cluster.ask(r.CreateTopicRequest("a", 1, 1), ann, cluster.follower)
+        loaded = await cluster.leader._store.load()
+        made = [one for one in loaded.decisions if getattr(one, "name", "") == "a"]
+        assert [(one.by.principal, one.by.token) for one in made] == [("ann", token_id(ann))]  # type: ignore[union-attr]
+
+
+async def test_a_part_that_another_principal_staged_is_refused(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        rights = (("create,append,read", "topic:shared"), ("publish", "run:*"))
+        ann, bob = [await cluster.principal(name, *rights) for name in ("ann", "bob")]
+        async with cluster.client(ann) as hers, cluster.client(bob, timeout=2.0) as his:
+            await hers.create_topic("shared")
+            run = await hers.open_run("totals", "a key")
+            other = await his.open_run("others", "another key")
+            part = await hers.stage(run, 0, "shared", [b"a"])
+            bound = await hers.stage(other, 0, "shared", [b"stolen"])
+            staged = cluster.nodes[1].staging
+            assert [held.part.owner for held in staged.held.values()] == ["ann", "ann"]
+            with pytest.raises(CutwaterError):
+                await his.publish(other, 0, [bound])
+            description: r.Description = await cluster.admin(r.DescribeRequest())
+            stuck = next(one for one in description.runs if one.name == "others")
+            assert "staged by another principal" in stuck.unpublished[0].why
+            connection = await cluster.connection(cluster.node_addresses[1], bob)
+            assert part is not None
+            assert bound is not None
+            asked = storage_api.FinishArguments(part.part, staged.held[part.part].size)
+            with pytest.raises(Refused, match="staged by another principal"):
+                await connection.call(storage_api.FINISH_PART, asked, timeout_ms=5_000)
+            connection.abort()
+            (published,) = await hers.publish(run, 0, [part])
+            assert published.count == 1
+            async with hers.subscribe("shared", follow=False) as subscription:
+                records = [record.value async for record in subscription]
+            assert records == [b"a"]
+
+
+# Relays.
+
+
+async def test_a_follower_passes_on_the_original_caller(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, metadata=3, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("create", "topic:ann.*"))
+        follower = cluster.follower
+        assert isinstance(await cluster.ask(r.CreateTopicRequest("ann.a", 1, 1), ann, follower), r.Created)
+        with pytest.raises(PermissionDenied, match="ann lacks the right create on topic:bob"):
+            await cluster.ask(r.CreateTopicRequest("bob", 1, 1), ann, follower)
+        with pytest.raises(PermissionDenied, match="a client without credentials"):
+            await cluster.ask(r.CatalogRequest(), "", follower)
+        catalog: r.Catalog = await cluster.ask(r.CatalogRequest(), ann, follower)
+        assert [topic.name for topic in catalog.topics] == ["ann.a"]
+        connection = await cluster.connection(follower.address, ann)
+        asked = metadata_api.ChangeVolumes(StorageNodeId(1), "/nowhere")
+        with pytest.raises(PermissionDenied, match="ann lacks the right cluster-operate on cluster"):
+            await connection.call(metadata_api.CHANGE_VOLUMES, asked, timeout_ms=5_000)
+        connection.abort()
+
+
+async def test_a_relayed_request_without_its_caller_is_refused(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, metadata=2, mode=ON) as cluster:
+        upstream = cluster.follower._upstream
+        assert upstream is not None
+        with pytest.raises(Unavailable, match="passed on without its original caller"):
+            await upstream.call(metadata_api.ASK_LEADER, r.CreateTopicRequest("a", 1, 1), timeout_ms=5_000)
+        for origin in (RequestOrigin(""), RequestOrigin(LOCAL_ADMIN), RequestOrigin("nobody-known")):
+            asked = metadata_api.RequestOf(r.CreateTopicRequest("a", 1, 1), origin)
+            with pytest.raises(PermissionDenied, match="lacks the right create"):
+                await upstream.call(metadata_api.ASK_LEADER_AS, asked, timeout_ms=5_000)
+        asked = metadata_api.RequestOf(q.NoteTokenUseRequest({}), RequestOrigin(ROOT))
+        with pytest.raises(Unproven, match="is for servers of the cluster"):
+            await upstream.call(metadata_api.ASK_LEADER_AS, asked, timeout_ms=5_000)
+
+
+async def test_only_metadata_nodes_say_for_whom_they_ask(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("create", "topic:*"))
+        asked = metadata_api.RequestOf(q.ListGroupsRequest(), RequestOrigin(ROOT), is_server=True)
+        forged = Endpoint(CLUSTER, METADATA_NODE, "1", key=ServerKey.generate())
+        for endpoint in (None, forged):
+            connection = await cluster.connection(cluster.leader.address, ann, endpoint)
+            with pytest.raises((Unproven, Unavailable)):
+                await connection.call(metadata_api.ASK_LEADER_AS, asked, timeout_ms=5_000)
+            connection.abort()
+
+
+# Revocation, leases and modes.
+
+
+async def test_a_right_that_is_taken_away_ends_a_running_subscription(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=3, metadata=3, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("create,append,read", "topic:a"))
+        async with cluster.client(ann) as log:
+            await log.create_topic("a", replication=3)
+            await log.append("a", b"1")
+            stream = await stream_of(cluster, "a")
+            connections = [await cluster.connection(at, ann) for at in cluster.node_addresses.values()]
+            following = [one.open_stream(storage_api.FOLLOW, read_arguments(stream)) for one in connections]
+            for one in following:
+                assert (await anext(aiter(one))).value.stream == stream
+            pattern = parse_pattern("topic:a")
+            changed = await cluster.admin(q.RemoveRightsRequest("ann", pattern, ("read",)))
+            assert changed.unconfirmed == ()
+            for one in following:
+                with pytest.raises(PermissionDenied, match="ann lacks the right read on topic:a"):
+                    async for _ in one:
+                        pass
+            await log.append("a", b"2")
+            assert not any(connection.is_closed for connection in connections)
+            for connection in connections:
+                connection.abort()
+
+
+async def test_a_pattern_shows_only_topics_that_may_be_read_and_ends_with_the_right(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        await cluster.admin(q.AllowRequest(ROOT, ("append",), parse_pattern("topic:*")))
+        bob = await cluster.principal("bob", ("read", "topic:a"))
+        async with cluster.client(cluster.root) as log, cluster.client(bob) as his:
+            await log.create_topic("a")
+            await log.append("a", b"1")
+            async with his.subscribe(re.compile("a.*")) as subscription:
+                records = aiter(subscription)
+                assert (await anext(records)).value == b"1"
+                await log.create_topic("a.later")
+                await log.append("a.later", b"secret")
+                await log.append("a", b"2")
+                assert (await anext(records)).value == b"2"
+                with pytest.raises(PermissionDenied, match="bob lacks the right read on"):
+                    await asyncio.gather(
+                        anext(records), cluster.admin(q.RemoveRightsRequest("bob", parse_pattern("topic:a")))
+                    )
+
+
+async def test_a_revoked_token_ends_its_connections_before_the_answer(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=3, metadata=3, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("describe", "cluster"))
+        places = [*cluster.addresses, *cluster.node_addresses.values()]
+        connections = [await cluster.connection(place, ann) for place in places]
+        changed: q.AccessChanged = await cluster.admin(q.RevokeTokenRequest(token_id(ann) or ""))
+        assert changed.unconfirmed == ()
+        for server in (*cluster.metadata, *cluster.nodes.values()):
+            assert server.access.copy.applied >= changed.revision
+        await until(lambda: all(connection.is_closed for connection in connections), "all are closed")
+        for connection in connections:
+            assert isinstance(connection.error, Unauthenticated)
+            assert "was revoked or has expired: use another one" in connection.error.message
+
+
+async def test_a_change_names_the_servers_that_have_not_confirmed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutwater.metadata.request_desk.CONFIRM_SECONDS", 0.3)
+    async with access_cluster(tmp_path, nodes=2, metadata=2, mode=ON) as cluster:
+
+        async def silent(asked: Any) -> Any:
+            raise Unavailable("cut off")
+
+        cluster.nodes[2]._metadata.access = silent  # type: ignore[method-assign]
+        changed: q.AccessChanged = await cluster.admin(q.CreateGroupRequest("g"))
+        assert changed.unconfirmed == ("storage node 2",)
+
+
+async def test_a_node_without_contact_refuses_clients_when_its_lease_is_over(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON, lease_seconds=1.0) as cluster:
+        ann = await cluster.principal("ann", ("create,append,read", "topic:*"), ("describe", "cluster"))
+        async with cluster.client(ann) as log:
+            await log.create_topic("a")
+            await log.append("a", b"1")
+        connection = await cluster.connection(cluster.node_addresses[1], ann)
+        await connection.call(storage_api.STATUS, None, timeout_ms=5_000)
+        await cluster.stop_metadata()
+        copy = cluster.nodes[1].access.copy
+        await until(lambda: not copy.is_valid, "the lease is over")
+        for method, argument in ((storage_api.STATUS, None), (storage_api.READ, read_arguments(1))):
+            with pytest.raises(Unavailable, match="no contact to the leader") as stale:
+                await connection.call(method, argument, timeout_ms=5_000)
+            assert stale.value.retriable
+        connection.abort()
+        with pytest.raises(Unavailable, match="no contact to the leader"):
+            await cluster.connection(cluster.node_addresses[1], ann)
+        # The node remembers across a start that access control is on.
+        await cluster.stop_node(1)
+        await cluster.start_node(1)
+        with pytest.raises(Unavailable, match="no contact to the leader"):
+            await cluster.connection(cluster.node_addresses[1], ann)
+        connection = await cluster.connection(cluster.node_addresses[1])
+        with pytest.raises(Unavailable, match="no contact to the leader"):
+            await connection.call(storage_api.STATUS, None, timeout_ms=5_000)
+        connection.abort()
+
+
+async def test_a_leader_that_was_replaced_renews_no_lease(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, metadata=2, mode=ON) as cluster:
+        leader = cluster.leader
+        assert leader.term is not None
+        cluster.data.leader = structs.replace(cluster.data.leader, epoch=cluster.data.leader.epoch + 1)
+        asked = metadata_api.AccessAsk(METADATA_NODE, 2, leader.access.copy.view.revision)
+        with pytest.raises(Unavailable, match="another metadata node leads"):
+            await leader.access.news_of_leader(asked)
+
+
+async def test_permissive_mode_records_what_it_would_deny(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=AccessMode.PERMISSIVE) as cluster:
+        seen: list[Denial] = []
+        cluster.nodes[1].access.control.denials.on_denial = seen.append
+        ann = await cluster.principal("ann", ("create,append", "topic:*"))
+        async with cluster.client(ann) as log:
+            await log.create_topic("a")
+            ack = await log.append("a", b"1")
+            assert (await log.read(ack.glsn)).value == b"1"
+        async with cluster.client("") as log:
+            assert [topic.name for topic in await log.topics()] == ["a"]
+            await log.append("a", b"2")
+        node, leader = cluster.nodes[1].access.control.denials, cluster.leader.control.denials
+        assert node.recorded["ann", "read"] >= 1
+        assert node.recorded["", "append"] == 1
+        assert not node.refused
+        assert ("ann", "read") in {(one.verdict.principal, one.verdict.right) for one in seen}
+        assert not any(one.is_enforced for one in seen)
+        with pytest.raises(PermissionDenied, match="ann lacks the right cluster-admin"):
+            await cluster.ask(q.SetAccessModeRequest(AccessMode.OFF), ann)
+        assert leader.refused["ann", "cluster-admin"] == 1
+
+
+async def test_turning_it_on_ends_connections_whose_credentials_were_not_judged(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path) as cluster:
+        places = (cluster.leader.address, cluster.node_addresses[1])
+        connections = [await cluster.connection(place) for place in places]
+        await cluster.secure()
+        await until(lambda: all(connection.is_closed for connection in connections), "both are closed")
+        assert all("access control was turned on: connect again" in str(one.error) for one in connections)
+        assert cluster.nodes[1].volumes.identity.secured
+        await cluster.admin(q.SetAccessModeRequest(AccessMode.OFF))
+        assert not cluster.nodes[1].volumes.identity.secured
+        async with cluster.client("") as log:
+            await log.create_topic("a")
+            await log.append("a", b"1")
+
+
+async def test_the_day_of_use_is_noted_once(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, metadata=2, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("describe", "cluster"))
+        for place in (*cluster.addresses, cluster.node_addresses[1]):
+            (await cluster.connection(place, ann)).abort()
+        before = (await cluster.leader._store.load()).leader
+        node = cluster.nodes[1].access
+        for server in cluster.metadata:
+            await server.access.use.tell(server.access.desk.ask_as_this_node)
+        await node.use.tell(node._tell)
+        found: q.TokenList = await cluster.admin(q.DescribeTokenRequest(token_id(ann) or ""))
+        assert found.tokens[0].last_used_day > 20_000
+        decisions = (await cluster.leader._store.load()).decisions
+        noted = [one for one in decisions if type(one).__name__ == "NoteTokenUse"]
+        assert sum(token_id(ann) in one.days for one in noted) == 1  # type: ignore[union-attr]
+        node.use.note(token_id(ann) or "")
+        assert not node.use._pending
+        assert (await cluster.leader._store.load()).leader == before

@@ -1,0 +1,17 @@
+"""The simulator is tested: each planted bug in the embedded log is found within 200 seeds of its profile by a checker,
+not by a crash, and the seed that finds it is clean without the bug."""
+
+from __future__ import annotations
+
+import pytest
+from planted_bugs import check_found, check_no_trace
+from planted_embedded_bugs import EMBEDDED_BUGS
+
+
+@pytest.mark.parametrize("name", EMBEDDED_BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    check_found(name, EMBEDDED_BUGS[name])
+
+
+def test_planting_leaves_no_trace() -> None:
+    check_no_trace(EMBEDDED_BUGS)
