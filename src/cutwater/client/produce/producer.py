@@ -464,11 +464,11 @@ class AsyncProducer:
 
     async def _know(self, grant: ProducerGrant) -> None:
         """Fetch the catalog and connect to the head: the granted log stream may be newer than the cached catalog, and
-        its head may not be connected."""
+        its head may not be connected. The head of a closed log stream may never come back, and is not needed."""
         info = self._catalogs.view.streams.get(grant.stream)
         if info is None or not info.is_open:
             info = (await self._catalogs.fresh(Deadline(CONNECT_SECONDS))).streams.get(grant.stream)
-        if info is not None and info.chain:
+        if info is not None and info.is_open and info.chain:
             await self._connected(info)
 
     async def _connected(self, info: StreamInfo) -> None:
