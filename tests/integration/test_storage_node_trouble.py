@@ -213,7 +213,9 @@ def test_a_node_that_is_stopped_waits_for_what_it_creates(
         server = cluster.nodes[1]
         for number in range(2, 10):
             stream = LogStreamId(number)
-            message = CreateReplica(stream, TopicId(2), GLSN(0), server.node.incarnation, server.node._writer.sequence + 1)
+            message = CreateReplica(
+                stream, TopicId(2), GLSN(0), server.node.incarnation, server.node._writer.sequence + 1
+            )
             server.node.leader_says(message)
         stopping = asyncio.create_task(server.stop(timeout_ms=WITHIN_SECONDS * 1_000))
         await cluster.until(lambda: server.node._is_stopping, "it stops")

@@ -289,7 +289,7 @@ SHELL_BUGS: dict[str, PlantedBug] = dict(
         ),
         plant(
             server.cursor_acknowledged_before_it_is_decided,
-            10,
+            18,
             "a cursor is acknowledged before it is decided",
             metadata_nodes=2,
             cursors_every=0.1,
