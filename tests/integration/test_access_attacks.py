@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cutwater.access.access_control import Caller
+from cutwater.admin.local_admin import ask_as_local_admin
 from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.principals import CertificateRule, Scope, token_id
 from cutwater.core.access.rights import parse_pattern
 from cutwater.core.publish.staged import PartSize
-from cutwater.errors import NotFound, PermissionDenied
+from cutwater.errors import NotFound, PermissionDenied, Unavailable
+from cutwater.metadata.server import MetadataServer
 from cutwater.protocol import metadata_api, scan_api, storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.access_copy import AccessAsk
 from cutwater.protocol.method_access import REQUEST_ACCESS
 from cutwater.runtime import system
-from cutwater.types import GLSN, Batch, BatchNumber, EventTime, Revision, StorageNodeId
+from cutwater.types import GLSN, Batch, BatchNumber, EventTime, MetadataNodeId, Revision, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
@@ -37,6 +41,10 @@ async def as_storage_node(cluster: AccessCluster, number: int, address: str) -> 
     endpoint = Endpoint(CLUSTER, STORAGE_NODE, str(number), key=cluster.nodes[number]._key)
     host, port = parse_address(address)
     return await connect(endpoint, host, port, timeout_ms=5_000, expect=lambda server: None)
+
+
+async def as_local_admin(cluster: AccessCluster, request: q.AccessRequest) -> object:
+    return await ask_as_local_admin(cluster.addresses, CLUSTER, MetadataNodeId(1), cluster.keys[0], request)
 
 
 async def stream_of(cluster: AccessCluster, topic: str) -> r.StreamInfo:
@@ -235,4 +243,75 @@ async def test_a_storage_node_confirms_for_itself_only_and_nothing_that_is_not_d
         await connection.call(metadata_api.ACCESS, asked, timeout_ms=5_000)
         confirmed = cluster.leader.access._leader._confirmed
         assert all(revision < 10**9 for revision in confirmed.values())
+        connection.abort()
+
+
+# Requests that are on their way while the rights change.
+
+
+class HeldStore:
+    """Holds back the writes of a leader until ``go``. What is decided meanwhile is not stored."""
+
+    def __init__(self, leader: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, append = leader._store, leader._store.append
+        self._go, self.is_waiting = asyncio.Event(), asyncio.Event()
+
+        async def held(*write: Any) -> None:
+            self.is_waiting.set()
+            await self._go.wait()
+            await append(*write)
+
+        monkeypatch.setattr(store, "begin_append", lambda *write: False)
+        monkeypatch.setattr(store, "append", held)
+
+    def go(self) -> None:
+        self._go.set()
+
+
+async def requests_arrived(leader: MetadataServer, before: int) -> None:
+    await until(lambda: leader.counters.requests > before, "the request waits behind the write")
+
+
+async def test_a_client_changes_nothing_while_access_control_is_being_turned_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with access_cluster(tmp_path, lease_seconds=60) as cluster:
+        await cluster.secure(AccessMode.OFF)
+        leader = cluster.leader
+        held = HeldStore(leader, monkeypatch)
+        turning_on = asyncio.create_task(as_local_admin(cluster, q.SetAccessModeRequest(ON)))
+        await held.is_waiting.wait()
+        before = leader.counters.requests
+        attack = asyncio.create_task(cluster.ask(q.AllowRequest("eve", ("cluster-admin",), parse_pattern("cluster"))))
+        await requests_arrived(leader, before)
+        held.go()
+        await turning_on
+        # It is denied, or its connection is ended first, since its credentials were not judged.
+        with pytest.raises((PermissionDenied, Unavailable)):
+            await attack
+        assert not (await cluster.admin(q.ListRulesRequest("eve"))).rules
+
+
+async def test_a_revoked_token_decides_nothing_after_its_revocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        eve = await cluster.principal("eve", ("cluster-admin", "cluster"), ("create", "topic:*"))
+        leader, planted = cluster.leader, new_token("eve")[1]
+        connection = await cluster.connection(leader.address, eve)
+        held = HeldStore(leader, monkeypatch)
+        revoked = asyncio.create_task(cluster.admin(q.RevokeTokenRequest(token_id(eve) or "")))
+        await held.is_waiting.wait()
+        for request in (planted, r.CreateTopicRequest("planted", 1, 1)):
+            before = leader.counters.requests
+            attack = asyncio.create_task(connection.call(metadata_api.ASK, request, timeout_ms=5_000))
+            await requests_arrived(leader, before)
+            attack.add_done_callback(lambda task: task.exception())
+        held.go()
+        await revoked
+        # Behind this, nothing of before waits any more.
+        await cluster.principal("ann")
+        tokens = (await cluster.admin(q.ListTokensRequest("eve"))).tokens
+        assert not tokens
+        assert "planted" not in {topic.name for topic in (await cluster.admin(r.CatalogRequest())).topics}
         connection.abort()

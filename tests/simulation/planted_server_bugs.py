@@ -210,10 +210,10 @@ def leader_speaks_before_the_store_has_it() -> list[Patch]:
 def cursor_acknowledged_before_it_is_decided() -> list[Patch]:
     right = Term.decide
 
-    async def decide(self, request, origin=None):
+    async def decide(self, request, origin=None, judged_at=None):
         if isinstance(request, CommitCursorRequest):
-            self._loop.create_task(right(self, request, origin)).add_done_callback(lambda task: task.exception())
+            self._loop.create_task(right(self, request, origin, judged_at)).add_done_callback(lambda task: task.exception())
             return Done()
-        return await right(self, request, origin)
+        return await right(self, request, origin, judged_at)
 
     return [(Term, "decide", decide)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from functools import partial
+from itertools import count
 from typing import Protocol
 
 from msgspec import structs
@@ -20,6 +21,7 @@ from cutwater.core.access.access_requests import AccessChanged, NoteTokenUseRequ
 from cutwater.core.access.answer_filters import AnswerFilter
 from cutwater.core.access.principals import LOCAL_ADMIN
 from cutwater.core.audit.audit_requests import RecordDenialsRequest
+from cutwater.core.order.events import RightsChanged
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.requests import AddNodeRequest, Answer, Done, Request
 from cutwater.errors import Unavailable
@@ -31,7 +33,7 @@ from cutwater.protocol.errors import Unproven
 from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS
 from cutwater.protocol.storage_api import NodeSelfDescription
 from cutwater.runtime import system
-from cutwater.types import MetadataNodeId
+from cutwater.types import MetadataNodeId, Revision
 from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.connection import Connection
@@ -41,6 +43,8 @@ from cutwater.wire.identity.server_book import ServerBook
 
 REQUEST_ID_BYTES = 8
 OWN_SECONDS_MAX = 5.0
+JUDGED_TIMES_MAX = 16
+"""How often a request is judged while rights are taken away again and again."""
 CONFIRM_SECONDS = 2.0
 """How long a change of access control waits for servers to confirm it. Usually they need a few milliseconds."""
 
@@ -144,7 +148,8 @@ class RequestDesk:
                 "the request was passed on without its original caller, which is refused while access control is on: "
                 "try again; if the metadata node is of an earlier version, upgrade it"
             )
-        return await self._decided(self._search.require_term(), call.argument, None)
+        revision = self._control.copy.view.revision
+        return await self._decided(self._search.require_term(), call.argument, None, revision)
 
     async def _ask_leader_as(self, call: Call[api.RequestOf]) -> Answer:
         asked = call.argument
@@ -152,17 +157,30 @@ class RequestDesk:
         return await self._decide_for(self._search.require_term(), asked.request, caller, asked.origin)
 
     async def _decide_for(self, term: Term, request: Request, caller: Caller, origin: RequestOrigin) -> Answer:
-        """Authorise a request and decide it. Raises if the caller lacks a right."""
+        """Authorise a request and decide it. Raises if the caller lacks a right.
+
+        The request may wait before it is decided: behind a write, for reports or for a batch. If rights were taken away
+        meanwhile, it is judged again.
+        """
         control, row = self._control, REQUEST_ACCESS[type(request)]
-        if control.is_on:
-            self._check_server(row, request, caller, origin)
-            self.judge(caller, type(request).__name__, row, request)
-        elif origin.principal != LOCAL_ADMIN:
-            return await self._decided(term, request, None)
-        answer = await self._decided(term, request, origin)
+        for attempt in count(1):
+            revision = control.copy.view.revision
+            known: RequestOrigin | None = origin
+            if control.is_on:
+                self._check_server(row, request, caller, origin)
+                self.judge(caller, type(request).__name__, row, request)
+            elif origin.principal != LOCAL_ADMIN:
+                known = None
+            try:
+                answer = await self._decided(term, request, known, revision)
+                break
+            except RightsChanged:
+                if attempt == JUDGED_TIMES_MAX:
+                    raise
         view = control.copy.view
         if (
-            row.answers is ClientAnswers.FILTERED
+            known is not None
+            and row.answers is ClientAnswers.FILTERED
             and view.mode is AccessMode.ENFORCED
             and not row.is_free_for(caller.server)
         ):
@@ -182,13 +200,15 @@ class RequestDesk:
         if row.subject is not None and origin.principal != server_principal(caller.server, str(row.subject(request))):
             raise Unproven(f"{name} speaks for another server than its caller")
 
-    async def _decided(self, term: Term, request: Request, origin: RequestOrigin | None) -> Answer:
+    async def _decided(
+        self, term: Term, request: Request, origin: RequestOrigin | None, judged_at: Revision | None = None
+    ) -> Answer:
         """Decide. A change of access control is answered when the servers act by it."""
         if isinstance(request, RecordDenialsRequest):
             await term.audit.record_denials(request.records)
             return Done()
         is_first = not self._control.is_on
-        answer = await term.decide(request, origin)
+        answer = await term.decide(request, origin, judged_at)
         if not isinstance(answer, AccessChanged) or isinstance(request, NoteTokenUseRequest):
             return answer
         servers = partial(self._confirming, is_first=is_first)

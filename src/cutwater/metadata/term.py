@@ -48,7 +48,7 @@ from cutwater.metadata.retention import Connect
 from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.protocol.storage_api import Addresses
 from cutwater.runtime import system
-from cutwater.types import SECOND, DecisionIndex, Instant, LeaderEpoch, StorageNodeId
+from cutwater.types import SECOND, DecisionIndex, Instant, LeaderEpoch, Revision, StorageNodeId
 
 _log = logging.getLogger(__name__)
 
@@ -118,15 +118,18 @@ class Term:
 
     # Events.
 
-    async def decide(self, request: Request, origin: RequestOrigin | None = None) -> Answer:
-        """Decide a request, for this caller. Raises an error if the term ends first."""
+    async def decide(
+        self, request: Request, origin: RequestOrigin | None = None, judged_at: Revision | None = None
+    ) -> Answer:
+        """Decide a request, for this caller, that was judged by this revision of the access rules. Raises an error if
+        the term ends first, and ``RightsChanged`` if rights were taken away since."""
         self._counters.requests += 1
         if self.over.done():
             raise NotLeader("the leader changed: ask again")
         waiting: asyncio.Future[Answer | CutwaterError] = self._loop.create_future()
         self._next_request += 1
         self._waiting[self._next_request] = waiting
-        self.feed(Asked(self._next_request, request, origin))
+        self.feed(Asked(self._next_request, request, origin, judged_at))
         either: set[asyncio.Future[Any]] = {waiting, self.over}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():

@@ -103,3 +103,6 @@ AccessDecision = (
     | RemoveQuota
     | SetAccessMode
 )
+
+WIDENING = CreateToken | NoteTokenUse | AllowRights | SetQuota | RemoveQuota
+"""Decisions that take no right away from any caller."""

@@ -13,8 +13,8 @@ from cutwater.core.order.decisions import Decision
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.state import Snapshot
 from cutwater.core.requests import Answer, Request
-from cutwater.errors import CutwaterError
-from cutwater.types import DecisionIndex, LeaderEpoch, LogStreamId, Report, StorageNodeId
+from cutwater.errors import CutwaterError, Unavailable
+from cutwater.types import DecisionIndex, LeaderEpoch, LogStreamId, Report, Revision, StorageNodeId
 
 RequestId = int
 """Identifies a request. The driver chooses the number; the core never interprets it."""
@@ -27,12 +27,18 @@ class ReportArrived(Struct, frozen=True):
     report: Report
 
 
+class RightsChanged(Unavailable):
+    """Rights were taken away after the request was judged. Nothing was done; it has to be judged again."""
+
+
 class Asked(Struct, frozen=True):
-    """A request, and the principal whose request it is, if the servers know it."""
+    """A request, and the principal whose request it is, if the servers know it. ``judged_at`` is the revision of the
+    access rules by which they judged it; None for requests of servers themselves."""
 
     request_id: RequestId
     request: Request
     origin: RequestOrigin | None = None
+    judged_at: Revision | None = None
 
 
 class Stored(Struct, frozen=True):
