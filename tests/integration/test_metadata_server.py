@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from cutwater.core import requests as r
 from cutwater.core.order import decisions as d
 from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Refused, Unavailable, WrongIdentity
+from cutwater.metadata.pulse import Pulse
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.stores.store_interface import LoadedState
@@ -380,3 +383,25 @@ async def test_a_bug_ends_the_term_and_nothing_that_was_not_stored_is_told(monke
         await until(term.over.done)
         await until(lambda: server.leads and server.term is not term)
         assert isinstance(await nodes.ask(server, r.CatalogRequest()), r.Catalog)
+
+
+async def test_a_follower_that_was_held_up_itself_does_not_depose_the_leader() -> None:
+    async with repository(3) as nodes:
+        await until(lambda: all(server.leads or server._upstream for server in nodes.servers))
+        (leader,) = nodes.leaders
+        patience = leader.options.takeover_seconds
+        for stall in (1.5 * patience, 0.98 * patience, 2 * patience):
+            # No event loop hears or sends anything meanwhile: all three nodes share this one.
+            time.sleep(stall)
+            await asyncio.sleep(patience)
+        assert nodes.leaders == [leader]
+        assert nodes.data.leader.epoch == 1
+
+
+async def test_a_follower_that_is_held_up_for_ever_takes_over_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with repository(2) as nodes:
+        await until(lambda: all(server.leads or server._upstream for server in nodes.servers))
+        (leader,), follower = nodes.leaders, nodes.follower
+        monkeypatch.setattr(Pulse, "held_up_at", inf)
+        leader._pulse.followers.clear()
+        await until(lambda: follower.leads)

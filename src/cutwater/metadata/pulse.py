@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 
 from msgspec import structs
 
@@ -28,11 +29,22 @@ class Pulse:
         self.followers: dict[Connection, storage_api.Addresses | None] = {}
         """The followers, each with the addresses that it was told."""
         self._beaten_at = 0.0
+        self._slept_at = loop.time()
+        self._held_up_at = -inf
 
     async def beat_for_ever(self) -> None:
         while True:
+            self._slept_at = self._loop.time()
             await asyncio.sleep(self._seconds)
+            self._held_up_at = self.held_up_at
             self.beat()
+
+    @property
+    def held_up_at(self) -> float:
+        """When this node's event loop was last found to be late by more than a heartbeat: with long work, or without a
+        processor. It heard nothing while it was."""
+        now = self._loop.time()
+        return now if now - self._slept_at > 2 * self._seconds else self._held_up_at
 
     def beat_if_due(self) -> None:
         """Send a heartbeat amid a long turn of the event loop: many large reports may arrive at once."""
