@@ -18,12 +18,20 @@ from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.principals import LOCAL_ADMIN, CertificateRule, Scope, token_id
 from cutwater.core.access.rights import parse_pattern
 from cutwater.core.order.origin import RequestOrigin
-from cutwater.errors import CutwaterError, NoRecordHere, NotFound, PermissionDenied, Refused, Unavailable
+from cutwater.errors import (
+    CutwaterError,
+    InvalidArgument,
+    NoRecordHere,
+    NotFound,
+    PermissionDenied,
+    Refused,
+    Unavailable,
+)
 from cutwater.protocol import metadata_api, storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.errors import Unauthenticated, Unproven
 from cutwater.runtime import system
-from cutwater.types import GLSN, LogStreamId, StorageNodeId
+from cutwater.types import GLSN, LogStreamId, Revision, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint, Peer
 from cutwater.wire.identity.server_certificates import ServerName
@@ -400,6 +408,52 @@ async def test_a_change_names_the_servers_that_have_not_confirmed_it(
         cluster.nodes[2]._metadata.access = silent  # type: ignore[method-assign]
         changed: q.AccessChanged = await cluster.admin(q.CreateGroupRequest("g"))
         assert changed.unconfirmed == ("storage node 2",)
+
+
+async def test_a_change_is_confirmed_to_the_next_leader_if_the_leader_changes_meanwhile(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=2, metadata=2, mode=ON) as cluster:
+        leader, follower, links = cluster.leader, cluster.follower, cluster.nodes[2]._metadata
+        tell = links.access
+
+        async def silent(asked: Any) -> Any:
+            raise Unavailable("cut off")
+
+        links.access = silent  # type: ignore[method-assign]
+        revision = leader.access.copy.view.revision
+        change = asyncio.create_task(cluster.admin(q.CreateGroupRequest("g")))
+        await until(lambda: leader.access.copy.view.revision > revision, "the change is stored")
+        # As if heartbeats had been late: the follower takes over, and the leader notices that.
+        follower._leader_changed.set()
+        await until(lambda: follower.leads, "the other one leads")
+        links.access = tell  # type: ignore[method-assign]
+        changed: q.AccessChanged = await change
+        assert changed.unconfirmed == ()
+        assert all(server.access.copy.applied > revision for server in (*cluster.metadata, *cluster.nodes.values()))
+
+
+async def test_the_cluster_says_which_servers_have_still_not_confirmed_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutwater.metadata.request_desk.CONFIRM_SECONDS", 0.3)
+    async with access_cluster(tmp_path, metadata=2, mode=ON) as cluster:
+        links = cluster.nodes[1]._metadata
+        tell = links.access
+
+        async def silent(asked: Any) -> Any:
+            raise Unavailable("cut off")
+
+        links.access = silent  # type: ignore[method-assign]
+        changed: q.AccessChanged = await cluster.admin(q.CreateGroupRequest("g"))
+        for revision in (Revision(0), changed.revision):
+            assert await cluster.admin(q.ConfirmAccessRequest(revision)) == changed
+        links.access = tell  # type: ignore[method-assign]
+        await until(lambda: cluster.nodes[1].access.copy.applied == changed.revision, "it has the change")
+        for server in cluster.metadata:
+            assert await cluster.ask(q.ConfirmAccessRequest(changed.revision), cluster.root, server) == structs.replace(
+                changed, unconfirmed=()
+            )
+        with pytest.raises(InvalidArgument, match="no revision 100"):
+            await cluster.admin(q.ConfirmAccessRequest(Revision(100)))
 
 
 async def test_a_node_without_contact_refuses_clients_when_its_lease_is_over(tmp_path: Path) -> None:

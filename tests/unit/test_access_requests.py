@@ -128,6 +128,7 @@ def sample(kind: type) -> q.AccessRequest:
         q.DescribePrincipalRequest("root"),
         q.SetAccessModeRequest(AccessMode.OFF),
         q.WhoAmIRequest(),
+        q.ConfirmAccessRequest(),
     ]
     return next(one for one in samples if type(one) is kind)
 

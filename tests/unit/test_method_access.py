@@ -238,6 +238,7 @@ REQUEST_QUESTIONS: list[tuple[Any, str]] = [
     (r.CatalogRequest(), ""),
     (made(r.ClockRequest), ""),
     (made(q.WhoAmIRequest), ""),
+    (q.ConfirmAccessRequest(), "cluster-admin cluster"),
     (r.EventsRequest(), ""),
     (r.DescribeRequest(), ""),
     (made(q.CreateTokenRequest), "cluster-admin cluster"),

@@ -30,7 +30,7 @@ from cutwater.core.access.rules import Rule
 from cutwater.core.requests import Request
 from cutwater.errors import InvalidArgument, NotFound
 from cutwater.runtime import system
-from cutwater.types import CutTime
+from cutwater.types import CutTime, Revision
 
 A = TypeVar("A")
 P = TypeVar("P", q.TokenList, q.RuleList, q.GroupList, q.QuotaList, q.PrincipalList)
@@ -183,6 +183,12 @@ class AccessCalls:
 
     async def set_mode(self, mode: str) -> q.AccessChanged:
         return await self._ask(q.SetAccessModeRequest(parse_mode(mode)), q.AccessChanged)
+
+    async def unconfirmed(self, changed: q.AccessChanged | None = None) -> tuple[str, ...]:
+        """Wait until every server acts by this change, or by all changes, for as long as a change waits for that. Names
+        the servers that do not."""
+        revision = changed.revision if changed is not None else Revision(0)
+        return (await self._ask(q.ConfirmAccessRequest(revision), q.AccessChanged)).unconfirmed
 
     async def who_am_i(self) -> q.WhoAmI:
         return await self._ask(q.WhoAmIRequest(), q.WhoAmI)

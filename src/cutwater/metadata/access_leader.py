@@ -90,16 +90,24 @@ class LeaderAccess:
         return (await self._store.leader()).epoch
 
     async def until_confirmed(
-        self, revision: Revision, servers: Callable[[], Iterable[Server]], seconds: float
+        self, revision: Revision, servers: Callable[[], Iterable[Server]], seconds: float, over: asyncio.Future[str]
     ) -> tuple[str, ...]:
-        """Wait until all these servers act by this revision or a later one. Returns those that have not said so."""
+        """Wait until all these servers act by this revision or a later one, but no longer than the term lasts, which is
+        ``over`` when servers ask another leader. Returns those that have not said so."""
+
+        def look(_: object) -> None:
+            self._changed.set()
+
+        over.add_done_callback(look)
         try:
             async with asyncio.timeout(seconds):
-                while self._behind(revision, servers()):
+                while self._behind(revision, servers()) and not over.done():
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             pass
+        finally:
+            over.remove_done_callback(look)
         return tuple(f"{kind} {number}" for kind, number in self._behind(revision, servers()))
 
     def _behind(self, revision: Revision, servers: Iterable[Server]) -> list[Server]:

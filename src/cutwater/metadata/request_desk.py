@@ -17,14 +17,14 @@ from msgspec import structs
 
 from cutwater.access.access_control import AccessControl, Caller
 from cutwater.core.access.access_decisions import AccessMode
-from cutwater.core.access.access_requests import AccessChanged, NoteTokenUseRequest
+from cutwater.core.access.access_requests import AccessChanged, ConfirmAccessRequest, NoteTokenUseRequest
 from cutwater.core.access.answer_filters import AnswerFilter
 from cutwater.core.access.principals import LOCAL_ADMIN
 from cutwater.core.audit.audit_requests import RecordDenialsRequest
 from cutwater.core.order.events import RightsChanged
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.requests import AddNodeRequest, Answer, Done, Request
-from cutwater.errors import Unavailable
+from cutwater.errors import CutwaterError, Unavailable
 from cutwater.metadata.access_leader import LeaderAccess, Server
 from cutwater.metadata.term import Term
 from cutwater.protocol import metadata_api as api
@@ -45,6 +45,7 @@ REQUEST_ID_BYTES = 8
 OWN_SECONDS_MAX = 5.0
 JUDGED_TIMES_MAX = 16
 """How often a request is judged while rights are taken away again and again."""
+ASK_NEXT_SECONDS = 0.05
 CONFIRM_SECONDS = 2.0
 """How long a change of access control waits for servers to confirm it. Usually they need a few milliseconds."""
 
@@ -212,8 +213,26 @@ class RequestDesk:
         if not isinstance(answer, AccessChanged) or isinstance(request, NoteTokenUseRequest):
             return answer
         servers = partial(self._confirming, is_first=is_first)
-        behind = await self._access.until_confirmed(answer.revision, servers, CONFIRM_SECONDS)
+        behind = await self._access.until_confirmed(answer.revision, servers, CONFIRM_SECONDS, term.over)
+        if behind and term.over.done():
+            behind = await self._confirmed_to_next(answer.revision, behind)
         return structs.replace(answer, unconfirmed=behind)
+
+    async def _confirmed_to_next(self, revision: Revision, behind: tuple[str, ...]) -> tuple[str, ...]:
+        """Ask the next leader about a change that this node stored as the leader before: servers confirm it there, and
+        the next leader itself acts by it. Returns ``behind`` if there is no answer."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + CONFIRM_SECONDS
+        while loop.time() < give_up:
+            try:
+                answer = await self.ask_as_this_node(ConfirmAccessRequest(revision))
+            except CutwaterError as error:
+                if not error.retriable:
+                    break
+                await asyncio.sleep(ASK_NEXT_SECONDS)
+                continue
+            return answer.unconfirmed if isinstance(answer, AccessChanged) else behind
+        return behind
 
     # Volumes.
 

@@ -165,6 +165,7 @@ REQUEST_ACCESS: dict[type, MethodAccess] = {
     q.DescribePrincipalRequest: client(n.on_principal_or_all("principal")),
     q.SetAccessModeRequest: ADMINISTERS,
     q.WhoAmIRequest: OPEN,
+    q.ConfirmAccessRequest: ADMINISTERS,
     r.MakeInternalTopicsRequest: INTERNAL,
     NoteAuditedRequest: INTERNAL,
     RecordDenialsRequest: FROM_SERVERS,

@@ -308,6 +308,12 @@ def _answer(request: q.AccessRequest, state: s.AccessState) -> q.AccessAnswer:
             return q.PrincipalList(*_page(name for name in sorted(state.principals()) if name > request.after))
         case q.DescribePrincipalRequest():
             return _describe_principal(request.principal, state)
+        case q.ConfirmAccessRequest():
+            if request.revision > state.revision:
+                raise InvalidArgument(
+                    f"there is no revision {request.revision} of the access rules: the newest is {state.revision}"
+                )
+            return q.AccessChanged(request.revision or state.revision)
         case _:
             raise AssertionError(f"{type(request).__name__} is a change")
 

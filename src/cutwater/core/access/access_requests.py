@@ -163,6 +163,13 @@ class WhoAmIRequest(Struct, frozen=True, tag=True):
     """Ask for which principal the caller counts. Every caller with credentials may ask."""
 
 
+class ConfirmAccessRequest(Struct, frozen=True, tag=True):
+    """Ask which servers do not act yet by this revision or a later one; 0 stands for the present one. The answer comes
+    when all do, or after the time that a change waits for them. Nothing is changed."""
+
+    revision: Revision = Revision(0)
+
+
 AccessRequest = (
     CreateTokenRequest
     | RevokeTokenRequest
@@ -186,6 +193,7 @@ AccessRequest = (
     | DescribePrincipalRequest
     | SetAccessModeRequest
     | WhoAmIRequest
+    | ConfirmAccessRequest
 )
 
 # Answers. The changes are answered with ``AccessChanged``.
