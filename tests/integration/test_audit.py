@@ -10,6 +10,7 @@ import stat
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Awaitable, Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,32 @@ from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.principals import token_hash, token_id
 from cutwater.core.access.rights import parse_pattern
 from cutwater.core.audit.audit_record import AuditOutcome, AuditRecord, decode_audit
-from cutwater.core.audit.audit_requests import AUDIT_PRODUCER, NoteAuditedRequest, RecordDenialsRequest
+from cutwater.core.audit.audit_requests import (
+    AUDIT_PRODUCER,
+    DENIALS_MAX,
+    NoteAuditedRequest,
+    RecordDenialsRequest,
+)
 from cutwater.core.order.origin import RequestOrigin
-from cutwater.errors import CutwaterError, PermissionDenied, Refused, Unavailable
+from cutwater.errors import CutwaterError, InvalidArgument, PermissionDenied, Refused, Unavailable
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.stores.memory_store import MemoryStore
 from cutwater.metadata.stores.open_store import sqlite_key_file
+from cutwater.protocol import storage_api
+from cutwater.protocol.access import STORAGE_NODE
 from cutwater.protocol.metadata_api import ASK
-from cutwater.types import GLSN, MetadataNodeId, ProducerId
+from cutwater.types import (
+    GLSN,
+    Batch,
+    BatchKind,
+    EventTime,
+    MetadataNodeId,
+    ProducerEpoch,
+    ProducerId,
+    ProducerTag,
+    Retention,
+    Sequence,
+)
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.identity.handshake import Endpoint
@@ -330,6 +349,62 @@ async def test_trimming_the_audit_needs_its_own_right_and_is_recorded(tmp_path: 
         async with cluster.client(other) as log:
             with pytest.raises(CutwaterError, match="no topic '_audit'"):
                 await anext(log.subscribe("_audit", follow=False))
+
+
+async def test_permissive_mode_protects_the_audit(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=AccessMode.PERMISSIVE) as cluster:
+        await written(cluster)
+        catalog: r.Catalog = await cluster.admin(r.CatalogRequest())
+        (stream,) = catalog.streams
+        writer = await cluster.principal("writer", ("append", "topic:_audit"))
+        tag = ProducerTag(ProducerId(AUDIT_PRODUCER), ProducerEpoch(1_000), Sequence(0))
+        fence = Batch(1, b"", 0, EventTime(0), EventTime(0), kind=BatchKind.FENCE, producer=tag)
+        for token, lacks in (
+            ("", "append on topic:_audit|the topic that"),
+            (writer, "produce-as on producer:_cutwater"),
+        ):
+            connection = await cluster.connection(cluster.node_addresses[1], token)
+            arguments = storage_api.AppendArguments(stream.stream, stream.epoch, fence)
+            with pytest.raises(PermissionDenied, match=lacks):
+                await connection.call(storage_api.APPEND, arguments, timeout_ms=5_000)
+            connection.abort()
+        shorter = r.ChangeTopicRequest("_audit", retention=Retention(time_us=1))
+        for request in (shorter, r.TrimRequest("_audit", GLSN(2))):
+            with pytest.raises(PermissionDenied, match="topic:_audit"):
+                await cluster.ask(request)
+        # The rest goes on as before, and so does the audit.
+        await cluster.ask(r.CreateTopicRequest("made", 1, 1))
+        await written(cluster)
+        assert [one.operation for one in await audited(cluster)][-1] == "create-topic"
+
+
+async def test_a_storage_node_reports_only_denials_and_only_its_own(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, metadata=2, mode=ON) as cluster:
+        await written(cluster)
+        endpoint = Endpoint(CLUSTER, STORAGE_NODE, "1", key=cluster.nodes[1]._key)
+        connections = [
+            await connect(endpoint, *parse_address(one.address), timeout_ms=5_000, expect=lambda server: None)
+            for one in cluster.metadata
+        ]
+        forged = (
+            AuditRecord(1, "create-token", AuditOutcome.DONE, "root"),
+            AuditRecord(1, "create-token", AuditOutcome.DENIED, "root", number=7),
+            AuditRecord(1, "create-token", AuditOutcome.DENIED, "root", index=7),
+            AuditRecord(1, "append", AuditOutcome.DENIED, "x" * 100_000),
+        )
+        for connection, record in product(connections, forged):
+            with pytest.raises(InvalidArgument, match="no denial"):
+                await connection.call(ASK, RecordDenialsRequest((record,)), timeout_ms=5_000)
+        denials = tuple(AuditRecord(1, "x", AuditOutcome.DENIED, id=str(i)) for i in range(DENIALS_MAX + 1))
+        with pytest.raises(InvalidArgument, match="257 records"):
+            await connections[0].call(ASK, RecordDenialsRequest(denials), timeout_ms=5_000)
+        other = AuditRecord(1, "x", AuditOutcome.DENIED, id="7", server="metadata repository 1")
+        for connection in connections:
+            await connection.call(ASK, RecordDenialsRequest((other,)), timeout_ms=5_000)
+            connection.abort()
+        found = await eventually(lambda all_: any(one.id == "7" for one in all_), cluster)
+        assert {one.server for one in found if one.id == "7"} == {"storage node 1"}
+        assert not [one for one in found if one.operation == "create-token" and one.time == 1]
 
 
 async def test_a_cluster_without_access_control_has_no_audit(tmp_path: Path) -> None:

@@ -459,3 +459,15 @@ def test_answers_about_names_that_strangers_make_up_are_not_remembered() -> None
     assert not view._answers
     view.decide("ann", Right.READ, Resource("topic", "x" * 255))
     assert len(view._answers) == 1
+
+
+def test_a_name_that_looks_like_any_name_is_one_name() -> None:
+    """Cursors, producers and runs may be named '*'. A right on another name is none on this one."""
+    seen = view("ann cursor cursor:a", "ann produce-as producer:a*", "ann publish run:a", "ann append topic:a")
+    for question in ("ann cursor cursor:*", "ann produce-as producer:*", "ann publish run:*", "ann describe run:*"):
+        _, right, resource = question.split()
+        kind, _, name = resource.partition(":")
+        assert not seen.decide("ann", Right(right), Resource(kind, name)).is_allowed
+    # Topics cannot have this name: it stands for some topic.
+    assert seen.decide("ann", Right.APPEND, Resource(TOPIC, "*")).is_allowed
+    assert not seen.decide("ann", Right.READ, Resource(TOPIC, "*")).is_allowed

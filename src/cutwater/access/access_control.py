@@ -134,7 +134,7 @@ class AccessControl:
     def _deny(self, verdict: AccessVerdict, caller: Caller, method: str, *, is_hidden: bool = False) -> None:
         """Record a denial, and raise it if its right is enforced now."""
         view = self.copy.view
-        is_enforced = view.enforces(Right(verdict.right))
+        is_enforced = view.enforces(Right(verdict.right), verdict.resource)
         if is_enforced or caller.is_judged:
             self.denials.note(Denial(verdict, method, caller.address, is_enforced))
         if not is_enforced:

@@ -20,7 +20,7 @@ from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.access_requests import AccessChanged, ConfirmAccessRequest, NoteTokenUseRequest
 from cutwater.core.access.answer_filters import AnswerFilter
 from cutwater.core.access.principals import LOCAL_ADMIN
-from cutwater.core.audit.audit_requests import RecordDenialsRequest
+from cutwater.core.audit.audit_requests import RecordDenialsRequest, checked_denials
 from cutwater.core.order.events import RightsChanged
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.requests import AddNodeRequest, Answer, Done, Request
@@ -206,7 +206,9 @@ class RequestDesk:
     ) -> Answer:
         """Decide. A change of access control is answered when the servers act by it."""
         if isinstance(request, RecordDenialsRequest):
-            await term.audit.record_denials(request.records)
+            # Without an origin, access control is off again, and only what waited since is still told.
+            records = request.records if origin is None else checked_denials(request.records, server_name(origin))
+            await term.audit.record_denials(records)
             return Done()
         is_first = not self._control.is_on
         answer = await term.decide(request, origin, judged_at)
@@ -256,6 +258,12 @@ class RequestDesk:
 def server_principal(kind: str, number: str) -> str:
     """Return the name under which a server of the cluster asks. No client can have a name like this."""
     return f"_{kind.replace(' ', '-')}-{number}"
+
+
+def server_name(origin: RequestOrigin) -> str:
+    """Return the server that asks under this name, as records and answers call it."""
+    kind, _, number = origin.principal.removeprefix("_").rpartition("-")
+    return f"{kind.replace('-', ' ')} {number}"
 
 
 def relayed(origin: RequestOrigin, address: str, *, is_server: bool = False) -> Caller:

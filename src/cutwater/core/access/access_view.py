@@ -22,8 +22,9 @@ from cutwater.core.access.principals import (
     token_id,
 )
 from cutwater.core.access.quotas import Quota
-from cutwater.core.access.rights import ANY_NAME, Resource, ResourceKind, Right, name_matches
-from cutwater.core.access.rules import Rule, sufficient
+from cutwater.core.access.rights import ANY_NAME, AUDIT_TOPIC, Resource, ResourceKind, Right, name_matches
+from cutwater.core.access.rules import GUARDED, Rule, sufficient
+from cutwater.core.audit.audit_requests import AUDIT_PRODUCER
 
 ANSWERS_MAX = 65_536
 """Number of answers that are remembered. All are forgotten when there are more."""
@@ -77,11 +78,15 @@ class AccessView:
             verdict = self._answers[key] = self._decide(principal, right, resource, token)
         return verdict
 
-    def enforces(self, right: Right) -> bool:
+    def enforces(self, right: Right, resource: Resource) -> bool:
         """Whether a request without this right is refused. While the mode is permissive, only ``cluster-admin`` and
-        ``cluster-operate`` are enforced: otherwise every client could make itself an administrator, or add a storage
-        node of its own, before the rules hold."""
+        ``cluster-operate`` are enforced, and what protects the audit: otherwise every client could make itself an
+        administrator, add a storage node of its own, or remove the traces of that, before the rules hold."""
         if self.mode is AccessMode.PERMISSIVE:
+            if resource.name == AUDIT_TOPIC and resource.kind == ResourceKind.TOPIC:
+                return right in GUARDED
+            if resource.name == AUDIT_PRODUCER and resource.kind == ResourceKind.PRODUCER:
+                return right is Right.PRODUCE_AS
             return right in (Right.CLUSTER_ADMIN, Right.CLUSTER_OPERATE)
         return self.mode is AccessMode.ENFORCED
 
@@ -177,7 +182,8 @@ class _Grants:
         for rule in sorted(rules, key=lambda rule: -len(rule.pattern.name)):
             pattern = rule.pattern
             for right in rule.rights:
-                self._some[pattern.kind, right, ANY_NAME] = rule
+                if pattern.kind == ResourceKind.TOPIC:
+                    self._some[pattern.kind, right, ANY_NAME] = rule
                 if pattern.is_prefix:
                     self._prefixes.setdefault((pattern.kind, right), []).append(rule)
                 else:

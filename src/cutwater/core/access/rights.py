@@ -101,7 +101,8 @@ def is_internal(name: str) -> bool:
 
 
 ANY_NAME = "*"
-"""In a question: some name. Any rule that gives the right on a resource of this kind answers it with yes."""
+"""In a question about topics: some name. Any rule that gives the right on a topic answers it with yes. No topic can
+have this name; cursors, producers and runs can."""
 
 
 def name_matches(prefix: str, name: str) -> bool:
