@@ -6,7 +6,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from order_driver import LS1, N1, Leader, cluster_of
+from order_driver import LS1, N1, Leader, cluster_of, ur
 
 from cutwater.core import requests as r
 from cutwater.core.access import access_decisions as a
@@ -31,6 +31,7 @@ from cutwater.core.access.quotas import Quota, QuotaLimits
 from cutwater.core.access.rights import CLUSTER, THE_CLUSTER, Resource, ResourcePattern, parse_pattern
 from cutwater.core.access.rules import Rule
 from cutwater.core.order import decisions as d
+from cutwater.core.order import events as e
 from cutwater.core.order.events import Asked, Reply
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.state import OrderState, Snapshot
@@ -591,3 +592,58 @@ def test_the_description_tells_of_access_control_only_once_it_was_used() -> None
     assert described().access is msgspec.UNSET
     leader.run(Asked(2, create(1, "root"), LOCAL))
     assert described().access == q.AccessSummary(AccessMode.OFF, Revision(1), tokens=1)
+
+
+# Requests that wait between their judgement and their decision.
+
+
+def test_only_what_takes_rights_away_asks_for_another_judgement(secured: Cluster) -> None:
+    state = secured.state
+    wider: list[q.AccessRequest] = [
+        create(2, "alice"),
+        q.AllowRequest("alice", ("read",), ORDERS),
+        q.SetQuotaRequest("alice", QuotaLimits(connections=1)),
+        q.RemoveQuotaRequest("alice"),
+        q.NoteTokenUseRequest({ID: 20_000}),
+    ]
+    for request in wider:
+        before = state.narrowed_at
+        assert secured.changes(request, ROOT)
+        assert state.narrowed_at == before < state.revision
+    narrower: list[q.AccessRequest] = [
+        q.RevokeTokenRequest(OTHER_ID),
+        q.RemoveRightsRequest("alice", ORDERS),
+        q.CreateGroupRequest("g", ("alice", "bob")),
+        q.ChangeGroupRequest("g", remove=("bob",)),
+        q.DeleteGroupRequest("g"),
+        q.SetCertificateRulesRequest((CertificateRule("cn", "*", "{1}"),)),
+        q.SetAccessModeRequest(AccessMode.PERMISSIVE),
+    ]
+    for request in narrower:
+        assert secured.changes(request, ROOT)
+        assert state.narrowed_at == state.revision
+    assert {type(one) for one in wider + narrower} >= set(get_args(Change))
+
+
+def test_a_request_that_waited_for_first_reports_is_judged_again_if_rights_were_taken_away() -> None:
+    leader = Leader(cluster_of({LS1: (N1,)}), is_new=True)
+    # Changes of access control do not wait, so the right may be gone before a replica has reported.
+    changes = (
+        q.AllowRequest("root", ("cluster-admin",), THE_CLUSTER),
+        create(1, "root"),
+        q.SetAccessModeRequest(AccessMode.ENFORCED),
+    )
+    effects: list[e.OrderEffect] = []
+    for number in (1, 2):
+        judged_at = leader.state.access.revision
+        effects += leader.run(
+            Asked(number, r.CreateTopicRequest(f"made-{number}", 1, 1), RequestOrigin("eve"), judged_at)
+        )
+        if number == 1:
+            for request in changes:
+                effects += leader.run(Asked(9, request, LOCAL))
+    effects += leader.run(leader.report(N1, ur(LS1, end=0)))
+    outcomes = {effect.request_id: effect.outcome for effect in effects if isinstance(effect, Reply)}
+    assert isinstance(outcomes[1], e.RightsChanged)
+    assert isinstance(outcomes[2], r.Created)
+    assert [leader.state.topic_named(f"made-{number}") is not None for number in (1, 2)] == [False, True]

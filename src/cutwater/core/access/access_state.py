@@ -34,6 +34,9 @@ class AccessState:
         self.groups = {group.name: group for group in start.groups}
         self.certificate_rules = start.certificate_rules
         self.quotas = {quota.subject: quota for quota in start.quotas}
+        self.narrowed_at = start.revision
+        """The revision at which a right was last taken away, or a state was loaded. What was judged by an older
+        one has to be judged again."""
         self._view: AccessView | None = None
 
     def snapshot(self) -> AccessRules:
@@ -118,6 +121,8 @@ class AccessState:
             case a.SetAccessMode():
                 self.mode = decision.mode
         self.revision = Revision(self.revision + 1)
+        if not isinstance(decision, a.WIDENING):
+            self.narrowed_at = self.revision
 
     def after(self, decision: a.AccessDecision) -> AccessState:
         """Return what the state would be after a decision."""

@@ -30,6 +30,9 @@ class ReportArrived(Struct, frozen=True):
 class RightsChanged(Unavailable):
     """Rights were taken away after the request was judged. Nothing was done; it has to be judged again."""
 
+    def __init__(self) -> None:
+        super().__init__("rights were taken away while the request waited: nothing was done, try again")
+
 
 class Asked(Struct, frozen=True):
     """A request, and the principal whose request it is, if the servers know it. ``judged_at`` is the revision of the

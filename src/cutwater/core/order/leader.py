@@ -21,7 +21,6 @@ from itertools import islice
 
 from msgspec import UNSET, structs
 
-from cutwater.core.access.access_decisions import WIDENING, AccessDecision
 from cutwater.core.messages import LeaderHello
 from cutwater.core.order import decisions as d
 from cutwater.core.order import events as e
@@ -122,8 +121,6 @@ class OrderLayer:
         self._admissions = Backoff(options.retry_us_min, options.retry_us_max)
         self._wakes = 0
         self._compacted_at = state.snapshot_index
-        self._narrowed_at = state.access.revision
-        """Revision of the rules that last took rights away. Requests that were judged before are judged again."""
         self._settled_high_watermark = self._high_watermark_at_wake = state.high_watermark
         """A node that has not applied the cuts up to ``_settled_high_watermark`` by now has lost a message."""
 
@@ -454,8 +451,6 @@ class OrderLayer:
             self._outlook.note_sealed(decision.stream, now)
         if isinstance(decision, d.DeleteTopic):
             self._forget_streams()
-        if isinstance(decision, AccessDecision) and not isinstance(decision, WIDENING):
-            self._narrowed_at = self.state.access.revision
         # Requests that wait for a batch may have waited for this decision.
         self._requests.extendleft(reversed(self.publisher.take_ready(decision)))
 
@@ -478,9 +473,8 @@ class OrderLayer:
             if self.first_reports.holds(asked, now):
                 continue
             taken += 1
-            if asked.judged_at is not None and asked.judged_at < self._narrowed_at:
-                again = e.RightsChanged("rights were taken away while the request waited: nothing was done, try again")
-                self._held.append(e.Reply(asked.request_id, again))
+            if asked.judged_at is not None and asked.judged_at < self.state.access.narrowed_at:
+                self._held.append(e.Reply(asked.request_id, e.RightsChanged()))
                 continue
             try:
                 decisions, answer = decide(asked.request, self.state, structs.replace(around, origin=asked.origin))
