@@ -212,7 +212,9 @@ def cursor_acknowledged_before_it_is_decided() -> list[Patch]:
 
     async def decide(self, request, origin=None, judged_at=None):
         if isinstance(request, CommitCursorRequest):
-            self._loop.create_task(right(self, request, origin, judged_at)).add_done_callback(lambda task: task.exception())
+            self._loop.create_task(right(self, request, origin, judged_at)).add_done_callback(
+                lambda task: task.exception()
+            )
             return Done()
         return await right(self, request, origin, judged_at)
 

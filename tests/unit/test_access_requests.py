@@ -40,6 +40,7 @@ from cutwater.protocol.access_copy import decode_rules, encode_rules
 from cutwater.protocol.errors import MalformedFrame
 from cutwater.protocol.metadata_api import ASK
 from cutwater.types import GLSN, CutTime, ProducerEpoch, ProducerId, Revision
+from cutwater.wire.options import WireOptions
 
 NOW = CutTime(20_000 * DAY_US + 5)
 LOCAL = RequestOrigin(LOCAL_ADMIN, "request-1")
@@ -647,3 +648,18 @@ def test_a_request_that_waited_for_first_reports_is_judged_again_if_rights_were_
     assert isinstance(outcomes[1], e.RightsChanged)
     assert isinstance(outcomes[2], r.Created)
     assert [leader.state.topic_named(f"made-{number}") is not None for number in (1, 2)] == [False, True]
+
+
+def test_the_rules_always_fit_into_one_message_to_a_server(secured: Cluster) -> None:
+    """A server that cannot get the rules has no lease, and refuses all clients."""
+    members = tuple(f"{number:03}{'m' * 250}" for number in range(access_state.MEMBERS_MAX))
+    groups = [q.CreateGroupRequest(f"g{number}", members) for number in range(40)]
+    with pytest.raises(Refused, match="8 MiB is the most"):
+        _ = [secured.ask(group, ROOT) for group in groups]
+    assert len(secured.state.groups) > 20
+    size = len(encode_rules(secured.state.snapshot()))
+    assert size <= access_state.RULES_BYTES_MAX <= WireOptions().frame_bytes_max / 2
+    # What makes them smaller is possible, and so is to bring an administrator back.
+    assert secured.changes(q.ChangeGroupRequest("g0", remove=members[:1]), ROOT)
+    assert secured.changes(create(7, "root"), LOCAL)
+    assert secured.changes(q.DeleteGroupRequest("g0"), ROOT)

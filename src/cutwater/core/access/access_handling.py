@@ -71,13 +71,24 @@ def decide_access(
     decision = _change(request, state, now)
     if decision is None:
         return (), q.AccessChanged(state.revision)
-    _check_admin(decision, state, now)
+    after = state.after(decision)
+    _check_admin(state, after, now)
+    if origin is None or origin.principal != LOCAL_ADMIN:
+        _check_size(state, after)
     return (decision,), q.AccessChanged(Revision(state.revision + 1))
 
 
-def _check_admin(decision: a.AccessDecision, state: s.AccessState, now: CutTime) -> None:
+def _check_size(state: s.AccessState, after: s.AccessState) -> None:
+    size = after.size()
+    if size > s.RULES_BYTES_MAX and size > state.size():
+        raise Refused(
+            f"tokens, rules and groups would take {size} bytes, and {s.RULES_BYTES_MAX // (1024 * 1024)} MiB is the "
+            "most: remove those that are not needed, or use prefixes and shorter names"
+        )
+
+
+def _check_admin(state: s.AccessState, after: s.AccessState, now: CutTime) -> None:
     """Refuse a change that leaves access control on without an administrator that can prove its identity."""
-    after = state.after(decision)
     if after.mode is AccessMode.OFF or after.has_admin(now):
         return
     if state.mode is AccessMode.OFF:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import structs
 
 from cutwater.core.access import access_decisions as a
@@ -20,6 +21,9 @@ GROUPS_MAX = 1_000
 MEMBERS_MAX = 1_000
 CERTIFICATE_RULES_MAX = 100
 QUOTAS_MAX = 10_000
+RULES_BYTES_MAX = 8 * 1024 * 1024
+"""Size of everything together, so that it fits into one message to a server: without the rules, a server refuses all
+clients. The other limits allow more in theory, with long names in large groups, or many scopes."""
 
 
 class AccessState:
@@ -61,6 +65,10 @@ class AccessState:
     def is_untouched(self) -> bool:
         """Whether nothing about access control was ever decided."""
         return self.revision == 0
+
+    def size(self) -> int:
+        """Return the number of bytes in a message to a server."""
+        return len(msgspec.msgpack.encode(self.snapshot()))
 
     def summary(self) -> AccessSummary:
         counts = (len(self.tokens), len(self.rules), len(self.groups), len(self.quotas))
