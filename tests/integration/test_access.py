@@ -456,6 +456,24 @@ async def test_the_cluster_says_which_servers_have_still_not_confirmed_a_change(
             await cluster.admin(q.ConfirmAccessRequest(Revision(100)))
 
 
+async def test_a_node_that_was_down_when_it_was_turned_on_is_named_until_it_has_the_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutwater.metadata.request_desk.CONFIRM_SECONDS", 0.3)
+    async with access_cluster(tmp_path, nodes=2, lease_seconds=0.5) as cluster:
+        await cluster.stop_node(2)
+        assert (await cluster.secure(ON)).unconfirmed == ("storage node 2",)
+        # Later changes do not wait for it, once the leader has been there for the time of a lease. The question does.
+        await until(lambda: not cluster.leader.access._leader.is_new, "the leader is not new")
+        assert (await cluster.admin(q.CreateGroupRequest("g"))).unconfirmed == ()
+        assert (await cluster.admin(q.ConfirmAccessRequest())).unconfirmed == ("storage node 2",)
+        await cluster.start_node(2)
+        newest = cluster.leader.access.copy.view.revision
+        await until(lambda: cluster.nodes[2].access.copy.applied == newest, "it has the rules")
+        monkeypatch.undo()
+        assert (await cluster.admin(q.ConfirmAccessRequest())).unconfirmed == ()
+
+
 async def test_a_node_without_contact_refuses_clients_when_its_lease_is_over(tmp_path: Path) -> None:
     async with access_cluster(tmp_path, mode=ON, lease_seconds=1.0) as cluster:
         ann = await cluster.principal("ann", ("create,append,read", "topic:*"), ("describe", "cluster"))

@@ -376,6 +376,14 @@ async def test_permissive_mode_protects_the_audit(tmp_path: Path) -> None:
         await cluster.ask(r.CreateTopicRequest("made", 1, 1))
         await written(cluster)
         assert [one.operation for one in await audited(cluster)][-1] == "create-topic"
+        # When it is off again, every client may do everything, but not end the audit for good.
+        await cluster.admin(q.SetAccessModeRequest(AccessMode.OFF))
+        await until(lambda: not cluster.nodes[1].access.control.is_on, "it is off")
+        connection = await cluster.connection(cluster.node_addresses[1])
+        with pytest.raises(Refused, match="belongs to the cluster itself"):
+            await connection.call(storage_api.APPEND, arguments, timeout_ms=5_000)
+        connection.abort()
+        await written(cluster)
 
 
 async def test_a_storage_node_reports_only_denials_and_only_its_own(tmp_path: Path) -> None:

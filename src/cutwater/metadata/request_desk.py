@@ -69,7 +69,8 @@ class LeaderSearch(Protocol):
 
 
 class Confirming(Protocol):
-    """Returns the servers that must confirm a change of access control. ``is_first``: it was off before."""
+    """Returns the servers that must confirm a change of access control. ``is_first``: all servers of the cluster, as
+    access control was off before, or all are asked about."""
 
     def __call__(self, *, is_first: bool) -> Iterable[Server]: ...
 
@@ -210,7 +211,7 @@ class RequestDesk:
             records = request.records if origin is None else checked_denials(request.records, server_name(origin))
             await term.audit.record_denials(records)
             return Done()
-        is_first = not self._control.is_on
+        is_first = not self._control.is_on or isinstance(request, ConfirmAccessRequest)
         answer = await term.decide(request, origin, judged_at)
         if not isinstance(answer, AccessChanged) or isinstance(request, NoteTokenUseRequest):
             return answer

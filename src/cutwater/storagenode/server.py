@@ -15,6 +15,7 @@ from typing import Any, cast
 from msgspec import Struct, structs
 
 from cutwater.access.client_credentials import ClientCredentials
+from cutwater.core.audit.audit_requests import AUDIT_PRODUCER
 from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
@@ -25,7 +26,7 @@ from cutwater.core.messages import (
 )
 from cutwater.core.producer_session import Fate
 from cutwater.core.requests import Catalog, StagedAnswer
-from cutwater.errors import CutwaterError, ResourceExhausted
+from cutwater.errors import CutwaterError, Refused, ResourceExhausted
 from cutwater.protocol import scan_api
 from cutwater.protocol import storage_api as api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
@@ -60,7 +61,7 @@ from cutwater.wire.calls.handlers import LATER, Later, Methods
 from cutwater.wire.calls.incoming_calls import Call, Notification
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.auth import Authenticator
-from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.handshake import Endpoint, Peer
 from cutwater.wire.identity.server_book import ServerBook
 from cutwater.wire.identity.server_keys import ServerKey, load_or_make
 from cutwater.wire.identity.tls import Tls
@@ -376,12 +377,22 @@ class StorageNodeServer:
         methods.hears(api.ACCESS_CHANGED)(self._access_changed)
 
     def _append(self, call: Call[api.AppendArguments]) -> Later:
+        tag = call.argument.batch.producer
+        if tag is not None and tag.producer == AUDIT_PRODUCER:
+            self._check_audit(call.connection.peer)
         # Only this node can mark the batch as checked, and it gets no place in the log before it is checked.
         batch = structs.replace(call.argument.batch, body=bytes(call.body), checked=True)
         check_batch(batch)
         arguments = call.argument
         self.content.append(arguments.stream, batch, call, lambda batch: self.node.append(arguments, batch, call))
         return LATER
+
+    def _check_audit(self, peer: Peer | None) -> None:
+        """Raise unless a metadata node appends: the fence of a client, with a large epoch, would end the audit for
+        good, and while access control is off every client may append."""
+        server = peer.server if peer is not None else None
+        if server is None or server.kind != METADATA_NODE or not self._book.is_known(server):
+            raise Refused(f"producer {AUDIT_PRODUCER!r} belongs to the cluster itself: choose another name")
 
     def _replicate(self, notification: Notification[Replicate]) -> None:
         message = notification.argument

@@ -164,8 +164,8 @@ class WhoAmIRequest(Struct, frozen=True, tag=True):
 
 
 class ConfirmAccessRequest(Struct, frozen=True, tag=True):
-    """Ask which servers do not act yet by this revision or a later one; 0 stands for the present one. The answer comes
-    when all do, or after the time that a change waits for them. Nothing is changed."""
+    """Ask which servers of the cluster do not act by this revision or a later one; 0 stands for the present one. The
+    answer comes when all do, or after the time that a change waits for them. Nothing is changed."""
 
     revision: Revision = Revision(0)
 
