@@ -474,6 +474,30 @@ async def test_a_node_that_was_down_when_it_was_turned_on_is_named_until_it_has_
         assert (await cluster.admin(q.ConfirmAccessRequest())).unconfirmed == ()
 
 
+async def test_a_metadata_node_that_hangs_delays_a_change_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with access_cluster(tmp_path, metadata=2, mode=ON) as cluster:
+        links = cluster.nodes[1]._metadata
+        # Of those that the node has joined, the follower is the first to be asked.
+        places = {connection.peer.name: connection for connection in links._joined if connection.peer is not None}
+        hung, other = places[str(cluster.follower.options.node)], places[str(cluster.leader.options.node)]
+        links._joined.clear()
+        links._joined.update({hung: None, other: None})
+        links._tells_access = None
+        call, asked = hung.call, 0
+
+        async def hang(method: Any, *arguments: Any, **options: Any) -> Any:
+            nonlocal asked
+            if method is not metadata_api.ACCESS:
+                return await call(method, *arguments, **options)
+            asked += 1
+            raise Unavailable("no answer in time")
+
+        monkeypatch.setattr(hung, "call", hang)
+        for number in range(3):
+            assert (await cluster.admin(q.CreateGroupRequest(f"g{number}"))).unconfirmed == ()
+        assert asked == 1
+
+
 async def test_a_node_without_contact_refuses_clients_when_its_lease_is_over(tmp_path: Path) -> None:
     async with access_cluster(tmp_path, mode=ON, lease_seconds=1.0) as cluster:
         ann = await cluster.principal("ann", ("create,append,read", "topic:*"), ("describe", "cluster"))

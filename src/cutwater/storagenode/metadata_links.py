@@ -64,6 +64,9 @@ class MetadataLinks:
         self._address = ""
         """The address at which others reach this node."""
         self._joined: dict[Connection, None] = {}
+        self._tells_access: Connection | None = None
+        """The connection on which the last question about access control was answered. It is asked first, or one that
+        hangs would make every change of the rules late."""
         self._was_joined = False
         """Whether this node may have reported since it was started."""
         self._troubles: dict[str, str] = {}
@@ -109,11 +112,14 @@ class MetadataLinks:
 
     async def access(self, asked: AccessAsk) -> Received[AccessNews]:
         """Ask the leader for the rules of access control, through any metadata node."""
-        for connection in list(self._joined):
+        for connection in sorted(self._joined, key=lambda connection: connection is not self._tells_access):
             try:
-                return await connection.call(ACCESS, asked, timeout_ms=ACCESS_MS_MAX)
+                answer = await connection.call(ACCESS, asked, timeout_ms=ACCESS_MS_MAX)
             except CutwaterError as error:
                 _log.debug("%r does not tell the rules of access control: %s", connection, error.message)
+                continue
+            self._tells_access = connection
+            return answer
         raise Unavailable("no node of the metadata repository tells the rules of access control now")
 
     def has_joined(self, connection: Connection) -> bool:
