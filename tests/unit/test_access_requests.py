@@ -312,6 +312,9 @@ def test_numbers_are_bounded(secured: Cluster, monkeypatch: pytest.MonkeyPatch) 
             secured.ask(request, ROOT)
     assert secured.changes(q.AllowRequest("root", ("audit-read",), THE_CLUSTER), ROOT), "this is no further rule"
     assert secured.changes(q.SetQuotaRequest("one", QuotaLimits(connections=2)), ROOT)
+    # An administrator can be made nevertheless with direct access to the store, which is the last way in.
+    assert secured.changes(q.AllowRequest("ann", ("cluster-admin",), THE_CLUSTER), LOCAL)
+    assert secured.changes(create(3, "ann"), LOCAL)
 
 
 def test_the_use_of_tokens_is_noted_by_day_and_changes_no_revision(secured: Cluster) -> None:

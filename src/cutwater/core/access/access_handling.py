@@ -37,6 +37,10 @@ from cutwater.types import CutTime, Revision
 AccessOutcome = tuple[tuple[a.AccessDecision, ...], q.AccessAnswer]
 T = TypeVar("T")
 
+ROOM_FOR_RECOVERY = 16
+"""Number of tokens and rules above the limits, for a caller that has the key of a metadata node or the store: when all
+are taken, an administrator can still be made that removes some."""
+
 Change = (
     q.CreateTokenRequest
     | q.RevokeTokenRequest
@@ -68,12 +72,13 @@ def decide_access(
             "access control is off, and only a caller with the key of a metadata node may change it: run "
             "`cutwater cluster secure` on a metadata node's machine"
         )
-    decision = _change(request, state, now)
+    is_local = origin is not None and origin.principal == LOCAL_ADMIN
+    decision = _change(request, state, now, room=ROOM_FOR_RECOVERY if is_local else 0)
     if decision is None:
         return (), q.AccessChanged(state.revision)
     after = state.after(decision)
     _check_admin(state, after, now)
-    if origin is None or origin.principal != LOCAL_ADMIN:
+    if not is_local:
         _check_size(state, after)
     return (decision,), q.AccessChanged(Revision(state.revision + 1))
 
@@ -105,16 +110,17 @@ def _check_admin(state: s.AccessState, after: s.AccessState, now: CutTime) -> No
     )
 
 
-def _change(request: Change, state: s.AccessState, now: CutTime) -> a.AccessDecision | None:
-    """Return the decision that makes the change; None if there is nothing to change."""
+def _change(request: Change, state: s.AccessState, now: CutTime, room: int) -> a.AccessDecision | None:
+    """Return the decision that makes the change; None if there is nothing to change. ``room`` is how many tokens and
+    rules there may be above the limits."""
     match request:
         case q.CreateTokenRequest():
-            return _create_token(request, state, now)
+            return _create_token(request, state, now, room)
         case q.RevokeTokenRequest():
             _token(state, request.id)
             return a.RevokeToken(request.id)
         case q.AllowRequest():
-            return _allow(request, state)
+            return _allow(request, state, room)
         case q.RemoveRightsRequest():
             return _remove_rights(request, state)
         case q.CreateGroupRequest():
@@ -143,7 +149,7 @@ def _change(request: Change, state: s.AccessState, now: CutTime) -> a.AccessDeci
 # Tokens.
 
 
-def _create_token(request: q.CreateTokenRequest, state: s.AccessState, now: CutTime) -> a.CreateToken | None:
+def _create_token(request: q.CreateTokenRequest, state: s.AccessState, now: CutTime, room: int) -> a.CreateToken | None:
     check_token(request.id, request.sha256)
     check_principal(request.principal)
     if len(request.scopes) > SCOPES_MAX:
@@ -160,7 +166,7 @@ def _create_token(request: q.CreateTokenRequest, state: s.AccessState, now: CutT
             f"the token would expire at {request.expires}, which is past (now: {now}, microseconds UTC): give a later "
             "time, or 0 for a token that never expires"
         )
-    if len(state.tokens) >= s.TOKENS_MAX:
+    if len(state.tokens) >= s.TOKENS_MAX + room:
         raise Refused(f"there are {len(state.tokens)} tokens, which is the most: revoke those that are not needed")
     return a.CreateToken(request.id, *asked)
 
@@ -192,14 +198,14 @@ def _token(state: s.AccessState, identifier: str) -> TokenRecord:
 # Rules.
 
 
-def _allow(request: q.AllowRequest, state: s.AccessState) -> a.AllowRights | None:
+def _allow(request: q.AllowRequest, state: s.AccessState, room: int) -> a.AllowRights | None:
     check_subject(request.subject)
     check_pattern(request.pattern)
     rights = check_rights(request.rights, request.pattern)
     if request.subject.startswith(GROUP_PREFIX):
         _group(state, request.subject.removeprefix(GROUP_PREFIX))
     rule = state.rules.get((request.subject, request.pattern))
-    if rule is None and len(state.rules) >= s.RULES_MAX:
+    if rule is None and len(state.rules) >= s.RULES_MAX + room:
         raise Refused(
             f"there are {len(state.rules)} rules, which is the most: use groups and prefixes (topic:orders*), or "
             "remove rules that are not needed"
