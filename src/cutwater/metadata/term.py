@@ -333,7 +333,7 @@ class Term:
 
     def _publish_access(self, write: Store) -> None:
         if any(isinstance(decision, AccessDecision) for decision in write.decisions):
-            self._on_access(self.layer.state.access.view.rules)
+            self._on_access(self.layer.state.access.snapshot())
 
     async def _trim(self, snapshot: Snapshot) -> None:
         try:
