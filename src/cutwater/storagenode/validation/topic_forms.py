@@ -149,7 +149,9 @@ class KnownTopics:
             self._begin()
 
     def expect(self, stream: LogStreamId) -> None:
-        """Fetch the topic of this log stream before its first append arrives, so that the append need not wait."""
+        """Fetch the topic of this log stream, which exists now, before its first append arrives, so that the append
+        need not wait."""
+        self._first_missed.pop(("log stream", stream), None)
         if stream not in self._of_stream and self._fetching is None:
             self._begin()
 
