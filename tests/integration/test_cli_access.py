@@ -317,7 +317,12 @@ def test_a_token_of_an_earlier_cluster_does_not_pass_for_access_control(tmp_path
         place.shell("cutwater cluster start --dir demo --storage-nodes 1")
         told = place.shell("cutwater cluster secure --dir demo", code=31)
         assert "admin.token exists already" in told
-        assert not local_cluster.load(place.cluster).has_tls
+        cluster = local_cluster.load(place.cluster)
+        assert not cluster.has_tls
+        # A start that was killed says so.
+        cluster.starting = local_cluster.Starter()
+        cluster.save(place.cluster)
+        assert "`cutwater cluster restart" in place.shell("cutwater cluster secure --dir demo", code=34)
     finally:
         place.stop()
 

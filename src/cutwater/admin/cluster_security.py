@@ -89,8 +89,8 @@ class _WaysIn(Struct, frozen=True):
 
 
 def _ways_in(directory: Path, cluster: local_cluster.LocalCluster) -> _WaysIn:
-    if not cluster.running():
-        raise Unavailable(f"no process of the cluster runs: {local_cluster.again(directory)}")
+    if cluster.starting is not None or not cluster.running():
+        raise Unavailable(f"the cluster does not run, or its start did not end: {local_cluster.again(directory)}")
     member = cluster.metadata[0]
     key = read_server_key(directory / (f"mr{member.id}.key" if cluster.etcd else f"{METADATA}.key"))
     return _WaysIn(cluster.servers, key, node_access(directory, member.id).tls if cluster.has_tls else None)

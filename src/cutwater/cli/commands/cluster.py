@@ -27,7 +27,6 @@ from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.exit_codes import UNHEALTHY, Settings
 from cutwater.cli.framework.target import ClusterTarget, ReplicationOption
 from cutwater.cli.io.output import show, table
-from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument
 
@@ -65,8 +64,8 @@ def start(
         show(cluster, told)
         return
     mode = local_mode(directory.absolute())
-    if mode is AccessMode.OFF:
-        found = secure_local(directory.absolute(), mode=AccessMode.ENFORCED)
+    if mode == parse_mode("off"):
+        found = secure_local(directory.absolute(), mode=parse_mode("enforced"))
         show(found, f"{told}\n{_secured(found, directory)}")
     else:
         show(cluster, f"{told}\naccess control is {mode}")
