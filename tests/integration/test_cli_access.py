@@ -202,7 +202,8 @@ def test_doctor_names_lasting_and_unused_tokens(secured: Place) -> None:
 
 
 def test_it_is_not_turned_on_twice(secured: Place) -> None:
-    assert "admin.token exists already" in secured.shell("cutwater cluster secure --dir demo", code=31)
+    told = secured.shell("cutwater cluster secure --dir demo", code=32)
+    assert "access control is on already (enforced)" in told
     (secured.cluster / "admin.token").rename(secured.path / "kept.token")
     try:
         told = secured.shell("cutwater cluster secure --dir demo", code=32)
