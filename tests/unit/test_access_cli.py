@@ -187,6 +187,7 @@ def test_token_in_a_configuration_is_an_option_or_the_table_of_a_command(
 ) -> None:
     path = tmp_path / "cutwater.toml"
     monkeypatch.setenv("CUTWATER_CONFIG", str(path))
+    path.touch(0o600)
     path.write_text('token = "secret-secret-secret"\n')
     (file,) = config_file.read({"token"})
     assert config_file._table(file, ("token", "create")) == {}

@@ -27,6 +27,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 import msgspec
 
 from cutwater.errors import InvalidArgument
+from cutwater.runtime.permissions import check_secret
 
 NAME = "cutwater.toml"
 VARIABLE = "CUTWATER_CONFIG"
@@ -88,6 +89,8 @@ def _checked(path: Path, commands: Collection[str]) -> ConfigFile:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{path} cannot be read as configuration: {error}") from error
+    if _has_token(document):
+        check_secret(path, "a configuration with a token", "revoke the token and make another one")
     for key, value in document.items():
         if key in COMMON and not (key in commands and isinstance(value, dict)):
             _check_value(path, key, value, COMMON[key])
@@ -99,6 +102,13 @@ def _checked(path: Path, commands: Collection[str]) -> ConfigFile:
         elif not isinstance(value, dict):
             raise InvalidArgument(f"{path}: {key!r} is a command: write a table [{key}] with its options")
     return ConfigFile(path, document)
+
+
+def _has_token(table: Mapping[str, Any]) -> bool:
+    """Return whether a table, or one in it, sets a token."""
+    return isinstance(table.get("token"), str) or any(
+        _has_token(inner) for inner in table.values() if isinstance(inner, dict)
+    )
 
 
 def default_map(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, ...]) -> dict[str, Any]:
