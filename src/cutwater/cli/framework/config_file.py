@@ -27,7 +27,6 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 import msgspec
 
 from cutwater.errors import InvalidArgument
-from cutwater.runtime.permissions import check_secret
 
 NAME = "cutwater.toml"
 VARIABLE = "CUTWATER_CONFIG"
@@ -90,6 +89,9 @@ def _checked(path: Path, commands: Collection[str]) -> ConfigFile:
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{path} cannot be read as configuration: {error}") from error
     if _has_token(document):
+        # Help needs nothing of the runtime.
+        from cutwater.runtime.permissions import check_secret  # noqa: PLC0415
+
         check_secret(path, "a configuration with a token", "revoke the token and make another one")
     for key, value in document.items():
         if key in COMMON and not (key in commands and isinstance(value, dict)):
