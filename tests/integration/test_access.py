@@ -361,6 +361,37 @@ async def test_a_right_that_is_taken_away_ends_a_running_subscription(tmp_path: 
                 connection.abort()
 
 
+@pytest.mark.parametrize("lost", ["append", "produce-as", "token"])
+async def test_a_right_that_is_taken_away_ends_a_running_producer(tmp_path: Path, lost: str) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("create,append,read", "topic:a"), ("produce-as", "producer:p"))
+        async with cluster.client(ann) as log:
+            await log.create_topic("a")
+            producer = await log.producer("a", id="p")
+            await (await producer.send(b"1"))
+            takes: dict[str, tuple[r.Request, type[CutwaterError], str]] = {
+                "append": (_without_right("topic:a", "append"), PermissionDenied, "lacks the right append on topic:a"),
+                "produce-as": (_without_right("producer:p", "produce-as"), PermissionDenied, "lacks the right produce"),
+                "token": (q.RevokeTokenRequest(token_id(ann) or ""), Unauthenticated, "whether it was revoked"),
+            }
+            request, kind, words = takes[lost]
+            await cluster.admin(request)
+            # It was not taken, and the caller hears that and why.
+            with pytest.raises(kind, match=words):
+                await (await producer.send(b"2"))
+            with pytest.raises(kind, match=words):
+                await producer.send(b"3")
+            with pytest.raises(kind, match=words):
+                await producer.close()
+        bob = await cluster.principal("bob", ("read", "topic:a"))
+        async with cluster.client(bob) as log, log.subscribe("a", follow=False) as subscription:
+            assert [record.value async for record in subscription] == [b"1"]
+
+
+def _without_right(resource: str, right: str) -> r.Request:
+    return q.RemoveRightsRequest("ann", parse_pattern(resource), (right,))
+
+
 async def test_a_pattern_shows_only_topics_that_may_be_read_and_ends_with_the_right(tmp_path: Path) -> None:
     async with access_cluster(tmp_path, mode=ON) as cluster:
         await cluster.admin(q.AllowRequest(ROOT, ("append",), parse_pattern("topic:*")))

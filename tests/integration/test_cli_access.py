@@ -17,7 +17,10 @@ import pytest
 
 from cutwater import PermissionDenied, connect, tls_context
 from cutwater.admin import local_cluster
+from cutwater.admin.access_calls import new_token
+from cutwater.admin.cluster_security import save_token
 from cutwater.admin.operations import Admin
+from cutwater.admin.proven_admin import proven_admin, read_server_key
 from cutwater.runtime import processes
 
 pytestmark = pytest.mark.timeout(240)
@@ -199,7 +202,8 @@ def test_doctor_names_lasting_and_unused_tokens(secured: Place) -> None:
 
 
 def test_it_is_not_turned_on_twice(secured: Place) -> None:
-    assert "admin.token exists already" in secured.shell("cutwater cluster secure --dir demo", code=31)
+    told = secured.shell("cutwater cluster secure --dir demo", code=32)
+    assert "access control is on already (enforced)" in told
     (secured.cluster / "admin.token").rename(secured.path / "kept.token")
     try:
         told = secured.shell("cutwater cluster secure --dir demo", code=32)
@@ -260,6 +264,66 @@ def test_a_running_cluster_is_secured_through_permissive_mode(tmp_path: Path) ->
         place.shell("cutwater cluster access enforced --dir demo")
         assert "there is no topic 'orders'" in place.shell(append, code=30)
         assert place.shell("cutwater subscribe orders --dir demo -o value") == "before\nx\n"
+    finally:
+        place.stop()
+
+
+def test_securing_goes_on_after_an_interruption_and_needs_no_token_to_start_again(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    token = place.cluster / "admin.token"
+    try:
+        place.shell("cutwater cluster start --dir demo --storage-nodes 1")
+        # What a command leaves that was interrupted just before it would have set the mode.
+        servers, key = local_cluster.load(place.cluster).addresses, place.cluster / "metadata.sqlite.key"
+
+        async def begin() -> None:
+            control = await proven_admin(servers, read_server_key(key), None)
+            await control.allow("admin", ("cluster-admin",), "cluster")
+            save_token(token, (await control.create_token("admin")).token)
+
+        asyncio.run(begin())
+        saved = token.read_text()
+        place.shell("cutwater cluster stop --dir demo")
+        told = place.shell("cutwater cluster start --dir demo --secure")
+        assert "access control is enforced; servers and clients use TLS" in told
+        assert token.read_text() == saved
+        assert place.shell("cutwater whoami --dir demo").startswith("admin, an administrator\n")
+
+        # The owner keeps the token elsewhere: the cluster is started all the same.
+        kept = token.rename(tmp_path / "kept.token")
+        place.shell("cutwater cluster stop --dir demo")
+        assert "access control is enforced" in place.shell("cutwater cluster start --dir demo --secure")
+        assert "stands for no principal" in place.shell("cutwater token list --dir demo", code=40)
+        # And so it is with a token that does not hold.
+        save_token(token, new_token())
+        place.shell("cutwater cluster stop --dir demo")
+        place.shell("cutwater cluster start --dir demo")
+        assert "the token is not known here" in place.shell("cutwater whoami --dir demo", code=32)
+        # To remove the file would be the wrong way out.
+        assert "access control is on already" in place.shell("cutwater cluster secure --dir demo", code=32)
+        assert "admin.token" not in place.shell("cutwater cluster secure --dir demo --permissive", code=32)
+        assert place.shell(f"cutwater whoami --dir demo --token-file {kept}").startswith("admin, an administrator\n")
+    finally:
+        place.stop()
+
+
+def test_a_token_of_an_earlier_cluster_does_not_pass_for_access_control(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.cluster.mkdir(0o700)
+    save_token(place.cluster / "admin.token", new_token())
+    try:
+        told = place.shell("cutwater cluster start --dir demo --storage-nodes 1 --secure", code=31)
+        assert "admin.token exists already" in told
+        assert sorted(path.name for path in place.cluster.iterdir()) == ["admin.token"]
+        place.shell("cutwater cluster start --dir demo --storage-nodes 1")
+        told = place.shell("cutwater cluster secure --dir demo", code=31)
+        assert "admin.token exists already" in told
+        cluster = local_cluster.load(place.cluster)
+        assert not cluster.has_tls
+        # A start that was killed says so.
+        cluster.starting = local_cluster.Starter()
+        cluster.save(place.cluster)
+        assert "`cutwater cluster restart" in place.shell("cutwater cluster secure --dir demo", code=34)
     finally:
         place.stop()
 

@@ -322,6 +322,21 @@ def test_with_one_authority_names_count_where_there_are_any(kit: CertificateKit)
     run(main())
 
 
+def test_a_peer_that_goes_away_is_logged_with_the_reason(kit: CertificateKit, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def main() -> None:
+        async with door(load_tls(kit.server(storage(1)))) as here:
+            _, writer = await asyncio.open_connection(here.listener.host, here.listener.port)
+            writer.close()
+            async with asyncio.timeout(20):
+                while "was not let in" not in caplog.text:
+                    await asyncio.sleep(0.01)
+        assert "127.0.0.1 was not let in: it closed the connection before it had greeted" in caplog.text
+
+    run(main())
+
+
 def test_names_that_are_no_text_are_refused(kit: CertificateKit, caplog: pytest.LogCaptureFixture) -> None:
     names = tlv(DNS, b"\xff\xfe")
     caplog.set_level(logging.INFO)

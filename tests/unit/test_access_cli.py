@@ -11,15 +11,24 @@ import pytest
 
 from cutwater.admin.access_calls import AccessCalls, CreatedToken, checked_id, new_token, parse_mode, parse_scope
 from cutwater.admin.access_checks import check_tokens
+from cutwater.admin.certificate_builder import AuthorityKind, issue_server
 from cutwater.admin.certificate_rules import parse_certificate_rules
-from cutwater.admin.cluster_certificates import make_certificates, owner_access, read_token_file, server_flags
+from cutwater.admin.cluster_certificates import (
+    HOSTS,
+    make_certificates,
+    owner_access,
+    read_token_file,
+    server_flags,
+)
 from cutwater.admin.cluster_security import save_token
 from cutwater.admin.doctor import Verdict
+from cutwater.admin.private_authority import CertificatePaths, load_authority, make_authorities, now, write_issued
 from cutwater.admin.proven_admin import proven_admin, read_server_key
 from cutwater.cli.commands.quota import parse_amount
 from cutwater.cli.commands.token import parse_expiry
 from cutwater.cli.framework import config_file, security
 from cutwater.cli.framework.security import Security
+from cutwater.client.cluster.log_directory import FILES_OF_CLUSTER, other_files
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.access_handling import decide_access
@@ -131,6 +140,9 @@ def test_a_file_with_a_token_is_for_its_owner_only(tmp_path: Path) -> None:
         read_token_file(tmp_path / "none")
     with pytest.raises(InvalidArgument, match="is no directory"):
         save_token(tmp_path / "none" / "token", token)
+    with pytest.raises(InvalidArgument, match="cannot be kept"):
+        save_token(tmp_path / ("x" * 255), token)
+    assert [path.name for path in tmp_path.iterdir()] == ["token"]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +187,7 @@ def test_token_in_a_configuration_is_an_option_or_the_table_of_a_command(
 ) -> None:
     path = tmp_path / "cutwater.toml"
     monkeypatch.setenv("CUTWATER_CONFIG", str(path))
+    path.touch(0o600)
     path.write_text('token = "secret-secret-secret"\n')
     (file,) = config_file.read({"token"})
     assert config_file._table(file, ("token", "create")) == {}
@@ -202,6 +215,33 @@ def test_certificates_of_a_local_cluster_are_made_once(tmp_path: Path) -> None:
     assert owner_access(tmp_path).token == ""
     save_token(tmp_path / "admin.token", "of-the-owner")
     assert (owner_access(tmp_path).token, owner_access(tmp_path, "other").token) == ("of-the-owner", "other")
+
+
+def test_certificates_of_a_local_cluster_are_replaced_before_they_expire(tmp_path: Path) -> None:
+    servers = [ServerName(1, METADATA_NODE, 1), ServerName(1, STORAGE_NODE, 1)]
+    make_certificates(tmp_path, servers)
+    folder = tmp_path / "certificates"
+    old = issue_server(load_authority(folder, AuthorityKind.SERVERS), servers[1], HOSTS, now=now(), days=29)
+    write_issued(CertificatePaths(folder / "sn1.pem", folder / "sn1.key"), old, replace=True)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    make_certificates(tmp_path, servers)
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {name for name in after if after[name] != before[name]} == {"sn1.pem", "sn1.key"}
+    # With nothing to issue, the keys of the authorities may be elsewhere.
+    for kind in AuthorityKind:
+        (folder / f"{kind}-ca.key").unlink()
+    make_certificates(tmp_path, servers)
+
+
+def test_an_interruption_leaves_no_half_of_an_authority(tmp_path: Path) -> None:
+    half = tmp_path / "certificates.new"
+    make_authorities(half)
+    (half / "clients-ca.pem").unlink()
+    assert other_files(tmp_path, FILES_OF_CLUSTER) == ""
+    make_certificates(tmp_path, [ServerName(1, METADATA_NODE, 1)])
+    assert [path.name for path in tmp_path.iterdir()] == ["certificates"]
+    assert (tmp_path / "certificates").stat().st_mode & 0o777 == 0o700
+    load_authority(tmp_path / "certificates", AuthorityKind.CLIENTS)
 
 
 def test_a_cluster_off_loopback_without_tls_is_not_secured() -> None:

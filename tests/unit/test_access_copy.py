@@ -181,6 +181,26 @@ async def test_a_nudge_asks_at_once_and_confirms_at_once() -> None:
         task.cancel()
 
 
+async def test_an_unforeseen_error_does_not_end_the_questions(caplog: pytest.LogCaptureFixture) -> None:
+    copy, leader = AccessCopy(), Leader(rules(0, AccessMode.OFF))
+
+    def broken() -> None:
+        raise OSError("unforeseen")
+
+    leader.delay = broken
+    task = asyncio.get_running_loop().create_task(copy.pull_for_ever(leader.ask, every_seconds=1_000))
+    try:
+        await _turns()
+        leader.delay = lambda: None
+        leader.rules = rules(1)
+        copy.nudge(Revision(1))
+        await _turns()
+        assert (copy.view.revision, copy.is_on) == (1, True)
+        assert "unforeseen" in caplog.text
+    finally:
+        task.cancel()
+
+
 async def _turns() -> None:
     for _ in range(20):
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from order_driver import LS1, N1, cluster_of
 
 from cutwater.access.denial_counts import Denial
 from cutwater.access.denial_log import SPOOL_BYTES_MAX, DenialLog
-from cutwater.admin.audit_search import AuditQuery
+from cutwater.admin.audit_search import AuditQuery, in_words
 from cutwater.core import requests as r
 from cutwater.core.access import access_decisions as a
 from cutwater.core.access import access_requests as q
@@ -388,3 +388,15 @@ def test_the_hash_of_a_token_is_no_part_of_a_record() -> None:
     record = record_of(a.CreateToken("01" * 8, token_hash(token), "bob", by=BY, at=AT))
     assert record is not None
     assert token_hash(token).encode() not in encode_audit(record)
+
+
+def test_names_that_clients_make_up_forge_no_record_and_do_not_reach_the_terminal() -> None:
+    forged = "topic:x\n2026-11-18T20:00:00.000+00:00  done  admin  allow  eve"
+    record = AuditRecord(0, "create-topic", AuditOutcome.DENIED, "eve  done", forged, "\x1b[2J", address="1.2.3.4")
+    line = in_words(record)
+    assert line.isprintable()
+    assert line.split("  ")[1] == "denied"
+    quoted = (ascii("eve  done"), ascii(forged))
+    assert line.endswith(f"  denied  {quoted[0]}  create-topic  {quoted[1]}  from 1.2.3.4: \\x1b[2J")
+    plain = AuditRecord(0, "create-topic", AuditOutcome.DONE, "zoë", "topic:orders", address="1.2.3.4")
+    assert in_words(plain).endswith("  done  zoë  create-topic  topic:orders  from 1.2.3.4")

@@ -119,6 +119,21 @@ def test_what_commands_refuse_is_not_shown_as_if_it_counted(
     assert f"error: {told}" in shown()
 
 
+@pytest.mark.parametrize("text", ['token = "secret-secret"', '[topic.create]\ntoken = "secret-secret"'])
+def test_a_file_with_a_token_is_for_its_owner_only(home: Path, text: str) -> None:
+    path = Path("cutwater.toml")
+    path.write_text(text)
+    path.chmod(0o640)
+    told = shown()
+    assert "cutwater.toml, a configuration with a token, can be used by other users" in told
+    assert "secret-secret" not in told
+    path.chmod(0o600)
+    assert "(secret)" in shown()
+    path.write_text('token-file = "own.token"')
+    path.chmod(0o644)
+    assert "own.token" in shown()
+
+
 def test_programs_get_values_as_they_are(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("cutwater.toml").write_text('path = "far"\n[append]\ncreate = true\n[sn.start]\nvolumes = ["a", "b"]\n')
     monkeypatch.setenv("CUTWATER_TOPIC_CREATE_STREAMS", "4")

@@ -12,6 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization as s
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from cutwater.admin.certificate_builder import AuthorityKind, issue_server
 from cutwater.admin.private_authority import begin_rotation, end_rotation, now
@@ -50,6 +52,19 @@ def test_new_connections_get_the_new_certificate(kit: CertificateKit) -> None:
     assert serial(tls.server, client) == before, "nothing has looked yet"
     tls.certificates.look()
     assert serial(tls.server, client) != before
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(kit: CertificateKit) -> None:
+    files = kit.server(storage(1))
+    tls = load_tls(files)
+    key = load_pem_private_key(files.key.read_bytes(), None)
+    files.key.write_bytes(
+        key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.BestAvailableEncryption(b"passphrase"))
+    )
+    with pytest.raises(InvalidArgument, match="encrypted with a passphrase"):
+        load_tls(files)
+    tls.certificates.look()
+    assert "encrypted with a passphrase" in tls.certificates.trouble
 
 
 def test_a_client_reads_its_files_again_at_each_connection(kit: CertificateKit) -> None:

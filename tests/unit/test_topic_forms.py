@@ -106,6 +106,33 @@ def test_whoever_comes_after_a_question_has_it_asked_again() -> None:
     run(test())
 
 
+async def settled(topics: KnownTopics) -> None:
+    while topics._fetching is not None:
+        await asyncio.sleep(0.01)
+
+
+def test_a_log_stream_that_was_asked_for_too_early_is_not_said_to_be_missing_when_it_exists() -> None:
+    """Anyone may ask for numbers of log streams that do not exist yet."""
+
+    async def test() -> None:
+        topics = Bench(EMPTY).topics
+        with pytest.raises(Unavailable):
+            topics.name_of_stream(STREAM)
+        await settled(topics)
+        assert topics.name_of_stream(STREAM) is None
+        topics.expect(STREAM)
+        with pytest.raises(Unavailable, match="not known here yet"):
+            topics.name_of_stream(STREAM)
+        await settled(topics)
+        assert (topics.name_of_stream(STREAM), topics.revision) == (None, 1)
+        topics.refresh(Revision(2))
+        with pytest.raises(Unavailable, match="not known here yet"):
+            topics.name_of_stream(STREAM)
+        topics.stop()
+
+    run(test())
+
+
 def test_a_newer_catalog_that_is_heard_of_is_asked_for_once_and_at_once() -> None:
     async def test() -> None:
         bench = Bench(EMPTY)

@@ -130,6 +130,11 @@ class AccessCopy:
                 if self.is_on and not is_silent:
                     _log.warning("the rules of access control cannot be confirmed now: %s", error.message)
                 is_silent = True
+            except Exception:
+                # A bug here must not leave this server with old rules for good.
+                if not is_silent:
+                    _log.exception("the rules of access control cannot be asked for, and are asked for again")
+                is_silent = True
             is_behind = self._applied < self._heard or (is_silent and self.is_on)
             wait = min(every_seconds, ASK_AGAIN_SECONDS) if is_behind else every_seconds
             try:

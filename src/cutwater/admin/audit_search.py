@@ -111,15 +111,25 @@ def _matches(pattern: str, resource: str) -> bool:
 
 
 def in_words(record: AuditRecord) -> str:
-    """Return a record as one line."""
+    """Return a record as one line. What a client has made up, such as a name that was denied, cannot look like another
+    record, or control the terminal."""
     time = datetime.fromtimestamp(record.time / 1_000_000, UTC).isoformat(timespec="milliseconds")
-    principal = record.principal or ("(no credentials)" if record.address else "(cluster)")
-    parts = [time, str(record.outcome), principal, record.operation, record.resource]
+    principal = _name(record.principal) or ("(no credentials)" if record.address else "(cluster)")
+    parts = [time, str(record.outcome), principal, _name(record.operation), _name(record.resource)]
     if record.count > 1:
         parts.append(f"{record.count} times")
     if record.suppressed:
         parts.append(f"{record.suppressed} not recorded")
     if record.address:
-        parts.append(f"from {record.address}")
+        parts.append(f"from {_name(record.address)}")
     line = "  ".join(part for part in parts if part)
-    return f"{line}: {record.detail}" if record.detail else line
+    return f"{line}: {_printable(record.detail)}" if record.detail else line
+
+
+def _name(text: str) -> str:
+    """Return a name as it is, or in quotes if it could pass for several words."""
+    return text if text.isprintable() and "  " not in text else ascii(text)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)[1:-1]

@@ -1,19 +1,22 @@
 """The certificates of a local cluster: its private authorities, and what they issue for servers and for its owner.
 
-They lie in ``certificates`` in the cluster's directory. What exists is kept, so making them again only adds what is
-missing. ``admin.token`` beside them, if it exists, is the token of the first administrator.
+They lie in ``certificates`` in the cluster's directory. Making them again adds what is missing, replaces certificates
+that expire soon, and keeps the rest. ``admin.token`` beside them, if it exists, is that of the first administrator.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from cutwater.client.cluster.credentials import Access
 from cutwater.core.access.principals import token_id
 from cutwater.errors import InvalidArgument
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
-from cutwater.runtime.local_files import read_secret
+from cutwater.runtime import system
+from cutwater.runtime.local_files import MachineFiles, read_secret
 from cutwater.wire.identity.server_certificates import ServerName
 from cutwater.wire.identity.tls import client_tls
 
@@ -31,25 +34,31 @@ def authority_file(directory: Path) -> Path:
 
 
 def make_certificates(directory: Path, servers: Iterable[ServerName]) -> None:
-    """Make what is missing of the authorities, the servers' certificates and the owner's."""
+    """Make what is missing of the authorities, the servers' certificates and the owner's, or expires soon."""
     # The library takes long to load, and only this function needs it.
     from cutwater.admin import certificate_builder, private_authority  # noqa: PLC0415
     from cutwater.admin.certificate_builder import AuthorityKind  # noqa: PLC0415
 
     folder = directory / CERTIFICATES
     if not any(folder.glob("*-ca.*")):
-        private_authority.make_authorities(folder)
-    authority = private_authority.load_authority(folder, AuthorityKind.SERVERS)
-    clients = private_authority.load_authority(folder, AuthorityKind.CLIENTS)
+        # All of it or nothing, so that an interruption leaves no half of an authority.
+        whole = folder.with_name(f"{CERTIFICATES}.new")
+        shutil.rmtree(whole, ignore_errors=True)
+        private_authority.make_authorities(whole)
+        whole.rename(folder)
+        system.made(MachineFiles).sync_dir(directory)
     now = private_authority.now()
     for server in servers:
         place = _place(folder, f"{_PREFIXES[server.kind]}{server.number}")
-        if not _exists(place):
+        if not _lasts(place, now):
+            # The keys of the authorities are needed only to issue, so they may be kept elsewhere.
+            authority = private_authority.load_authority(folder, AuthorityKind.SERVERS)
             issued = certificate_builder.issue_server(authority, server, HOSTS, now=now)
             private_authority.write_issued(private_authority.CertificatePaths(*place), issued, replace=True)
     place = _place(folder, OWNER)
-    if not _exists(place):
-        issued = certificate_builder.issue_client(clients, OWNER, now=now)
+    if not _lasts(place, now):
+        authority = private_authority.load_authority(folder, AuthorityKind.CLIENTS)
+        issued = certificate_builder.issue_client(authority, OWNER, now=now)
         private_authority.write_issued(private_authority.CertificatePaths(*place), issued, replace=True)
 
 
@@ -105,5 +114,10 @@ def _place(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.pem", folder / f"{name}.key"
 
 
-def _exists(place: tuple[Path, Path]) -> bool:
-    return all(path.exists() for path in place)
+def _lasts(place: tuple[Path, Path], now: datetime) -> bool:
+    """Return whether a certificate and its key exist, and it does not expire soon."""
+    from cutwater.wire.identity.certificate_files import SOON_DAYS, read_certificates  # noqa: PLC0415
+
+    if not all(path.exists() for path in place):
+        return False
+    return read_certificates(place[0])[0].not_valid_after_utc > now + timedelta(days=SOON_DAYS)

@@ -40,8 +40,9 @@ from cutwater.client.cluster.log_directory import (
 from cutwater.client.cluster.metadata_client import SCHEME, parse_servers
 from cutwater.core.internal_topics import way_out
 from cutwater.core.text import listed
-from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.errors import Unauthenticated
 from cutwater.runtime import processes
 from cutwater.runtime.deadlines import Deadline
 from cutwater.runtime.local_files import make_directory
@@ -185,7 +186,13 @@ def start(
             local_etcd.start_etcd(directory / "etcd", cluster.etcd, on_start=lambda: cluster.save(directory))
             for node, process in _start_nodes(directory, cluster, cluster.nodes):
                 node.address = process.served()
-            asyncio.run(_join(cluster, access_of(directory, cluster)))
+            try:
+                asyncio.run(_join(cluster, access_of(directory, cluster)))
+            except (PermissionDenied, Unauthenticated):
+                if before is None:
+                    raise
+                # Access control is on, and no administrator's token that holds is here. All servers serve, and the
+                # storage nodes were added before it was turned on.
             cluster.starting = None
             cluster.save(directory)
         except BaseException:

@@ -76,11 +76,11 @@ def is_for_group(directory: Path) -> bool:
     return directory.stat().st_mode & (_GROUP_READS_DIRECTORY | _OTHERS) == _GROUP_READS_DIRECTORY
 
 
-def check_secret(path: Path, what: str) -> None:
-    """Refuse a private key or a file of tokens that other users can read."""
+def check_secret(path: Path, what: str, way_out: str = "replace it") -> None:
+    """Refuse a file with a secret that other users can read. ``way_out`` says what to do if they may have read it."""
     with suppress(OSError):
         # If this fails, reading the file gives a better error.
-        check_mode(path.stat(), path, what, "replace it")
+        check_mode(path.stat(), path, what, way_out)
 
 
 def check_mode(found: os.stat_result, path: Path, what: str, way_out: str) -> None:

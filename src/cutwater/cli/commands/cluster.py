@@ -13,7 +13,13 @@ import typer
 
 from cutwater.admin import local_cluster
 from cutwater.admin.access_calls import parse_mode
-from cutwater.admin.cluster_security import SecuredCluster, is_secured, secure_elsewhere, secure_local
+from cutwater.admin.cluster_security import (
+    SecuredCluster,
+    check_no_stale_token,
+    local_mode,
+    secure_elsewhere,
+    secure_local,
+)
 from cutwater.admin.operations import MetadataStatus
 from cutwater.admin.status_text import node_state, stream_row, time_of
 from cutwater.cli.commands.token import unconfirmed
@@ -44,6 +50,8 @@ def start(
     ] = False,
 ) -> None:
     """Start a cluster on this machine, new or with existing data. Returns when it takes appends."""
+    if secure:
+        check_no_stale_token(directory.absolute())
     cluster = local_cluster.start(
         directory.absolute(),
         storage_nodes=storage_nodes,
@@ -51,11 +59,16 @@ def start(
         metadata=metadata,
         has_tls=secure,
     )
-    if secure and not is_secured(directory.absolute()):
-        found = secure_local(directory.absolute(), mode=parse_mode("enforced"))
-        show(found, f"{_started(cluster, directory)}\n{_secured(found, directory)}")
+    told = _started(cluster, directory)
+    if not secure:
+        show(cluster, told)
         return
-    show(cluster, _started(cluster, directory))
+    mode = local_mode(directory.absolute())
+    if mode == parse_mode("off"):
+        found = secure_local(directory.absolute(), mode=parse_mode("enforced"))
+        show(found, f"{told}\n{_secured(found, directory)}")
+    else:
+        show(cluster, f"{told}\naccess control is {mode}")
 
 
 def _started(cluster: local_cluster.LocalCluster, directory: Path) -> str:

@@ -20,6 +20,7 @@ from cutwater.cli.framework.server_options import (
     announce,
 )
 from cutwater.cli.io.output import show
+from cutwater.errors import CutwaterError
 from cutwater.metadata.admin_recovery import recover_admin
 from cutwater.metadata.start import MetadataServing, MetadataStartOptions, run_metadata_node
 from cutwater.types import ClusterId, MetadataNodeId
@@ -124,7 +125,11 @@ def recover(
     token = new_token()
     made = asyncio.run(recover_admin(store, ClusterId(cluster_id), principal, id_of_token(token), hash_of_token(token)))
     if save is not None:
-        save_token(save, token)
+        try:
+            save_token(save, token)
+        except CutwaterError as error:
+            error.message += f". The token was made, and nobody has it now: `cutwater token revoke {made.token_id}`"
+            raise
     told = {"id": made.token_id, "principal": made.principal, "mode": made.mode}
     told |= {"file": str(save)} if save is not None else {"token": token}
     where = f"is in {save}" if save is not None else f"is shown only now, so keep it:\n{token}"

@@ -88,6 +88,11 @@ def _checked(path: Path, commands: Collection[str]) -> ConfigFile:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"{path} cannot be read as configuration: {error}") from error
+    if _has_token(document):
+        # Help needs nothing of the runtime.
+        from cutwater.runtime.permissions import check_secret  # noqa: PLC0415
+
+        check_secret(path, "a configuration with a token", "revoke the token and make another one")
     for key, value in document.items():
         if key in COMMON and not (key in commands and isinstance(value, dict)):
             _check_value(path, key, value, COMMON[key])
@@ -99,6 +104,13 @@ def _checked(path: Path, commands: Collection[str]) -> ConfigFile:
         elif not isinstance(value, dict):
             raise InvalidArgument(f"{path}: {key!r} is a command: write a table [{key}] with its options")
     return ConfigFile(path, document)
+
+
+def _has_token(table: Mapping[str, Any]) -> bool:
+    """Return whether a table, or one in it, sets a token."""
+    return isinstance(table.get("token"), str) or any(
+        _has_token(inner) for inner in table.values() if isinstance(inner, dict)
+    )
 
 
 def default_map(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, ...]) -> dict[str, Any]:

@@ -58,12 +58,13 @@ from cutwater.errors import (
     InvalidArgument,
     NotFound,
     NotSealed,
+    PermissionDenied,
     ProducerFenced,
     SequenceExpired,
     SequenceReused,
     Unavailable,
 )
-from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.errors import ConnectionLost, Unauthenticated
 from cutwater.protocol.methods import Received
 from cutwater.protocol.storage_api import FATE, AppendAnswer, FateArguments
 from cutwater.runtime import system
@@ -399,9 +400,13 @@ class AsyncProducer:
                 self._go_on()
             else:
                 self._do(self._session.acked(tag.sequence, answer.ack))
-        elif isinstance(outcome, ProducerFenced):
-            self._session.fenced(tag)
-            if flight is not None and flight.attempts == 1 and self._session.phase is Phase.FENCED:
+        elif isinstance(outcome, ProducerFenced | PermissionDenied):
+            if isinstance(outcome, PermissionDenied):
+                self._failure = self._failure or outcome
+            else:
+                self._session.fenced(tag)
+            is_over = self._failure is not None or self._session.phase is Phase.FENCED
+            if is_over and flight is not None and flight.attempts == 1:
                 # It was never taken before, and it was not taken now.
                 self._queue.fail_flight(tag.sequence, outcome)
         elif isinstance(outcome, SequenceReused | SequenceExpired):
@@ -432,10 +437,11 @@ class AsyncProducer:
 
         nodes = dict.fromkeys((*info.chain, *info.replicas)) if info is not None else ()
         try:
-            fate = await first_answer([partial(ask, node) for node in nodes])
+            fate = await first_answer([partial(ask, node) for node in nodes], final=(PermissionDenied,))
+        except PermissionDenied as error:
+            return self._give_up(error)
         except CutwaterError:
-            self._trouble.set()
-            return
+            return self._trouble.set()
         self._do(self._session.fate_known(fate))
         if self._session.phase is Phase.FENCED:
             self._give_up(_fenced(self.id))
@@ -522,7 +528,7 @@ class AsyncProducer:
                 self._do(session.stream_reopened(info.stream) or session.retry())
                 self._depart_soon()
                 return
-        except ClientClosed as error:
+        except (ClientClosed, PermissionDenied, Unauthenticated) as error:
             self._give_up(error)
             return
         except CutwaterError as error:

@@ -143,13 +143,16 @@ class KnownTopics:
     def refresh(self, revision: Revision | None = None) -> None:
         """Note that the catalog has this revision now, or may have changed. It is fetched again as soon as allowed; the
         caller does not wait."""
-        if revision is not None:
-            self._heard = max(self._heard, revision)
+        if revision is not None and revision > self._heard:
+            self._heard = revision
+            self._first_missed.clear()
         if (revision is None or revision > self.revision) and self._fetching is None:
             self._begin()
 
     def expect(self, stream: LogStreamId) -> None:
-        """Fetch the topic of this log stream before its first append arrives, so that the append need not wait."""
+        """Fetch the topic of this log stream, which exists now, before its first append arrives, so that the append
+        need not wait."""
+        self._first_missed.pop(("log stream", stream), None)
         if stream not in self._of_stream and self._fetching is None:
             self._begin()
 

@@ -136,12 +136,20 @@ def _context(protocol: int, authority: Path, certificate: Path | None, key: Path
     if key is not None:
         check_secret(key, "a private key for TLS")
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, password=lambda: _refuse_encrypted(key or certificate))
     except OSError as error:
         raise InvalidArgument(
             f"{certificate} and {key} cannot be used as certificate and private key for TLS: {_why(error)}"
         ) from error
     return context
+
+
+def _refuse_encrypted(key: Path) -> str:
+    """Keep TLS from asking for the passphrase on the terminal: files are read again at any time, with nobody there."""
+    raise InvalidArgument(
+        f"{key} is encrypted with a passphrase, and is read again whenever it changes: take the passphrase off, with "
+        f"`openssl pkey -in {key} -out NEW`, and give NEW, which only its owner may read"
+    )
 
 
 def _trust(context: ssl.SSLContext, authority: Path) -> None:

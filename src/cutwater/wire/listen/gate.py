@@ -183,7 +183,7 @@ class Gate:
         """Forget a connection whose TLS handshake failed, or whose peer closed it before it was attached."""
         guest = self._forget_waiting(connection)
         if guest is not None:
-            self.strangers.note(guest.address, f"{error}")
+            self.strangers.note(guest.address, str(error) or "it closed the connection before it had greeted")
         connection.abort()
 
     # Room for waiting connections.
