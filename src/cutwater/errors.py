@@ -36,6 +36,7 @@
      │   ├─ NotLeader                not_leader             ask the leader                                 (retriable)
      │   ├─ ReadOnly                 read_only              the disk is full                               (retriable)
      │   ├─ ResourceExhausted        resource_exhausted     a limit is reached; carries a time to wait     (retriable)
+     │   │   └─ QuotaExceeded        quota_exceeded         a quota is used up; nothing was done           (retriable)
      │   └─ DeadlineExceeded         deadline_exceeded      the caller's time is up                        (retriable)
      ├─ PipelineFailed               pipeline_failed        a pipeline's function failed; nothing of that call is kept
      └─ ProtocolViolation            protocol_violation     a part of the cluster broke the protocol; an alarm
@@ -303,6 +304,20 @@ class ResourceExhausted(Unavailable):
     def __init__(self, message: str, *, retry_ms: int) -> None:
         super().__init__(f"{message}: try again in {retry_ms} ms")
         self.retry_ms = retry_ms
+
+
+class QuotaExceeded(ResourceExhausted):
+    """The request was not begun. ``retry_after`` is in seconds; ``subject`` and ``limit`` name the quota."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, subject: str, limit: str, quota: int, retry_after: float) -> None:
+        super().__init__(
+            f"the quota of {subject} is used up ({limit} {quota} for the whole cluster), and nothing was done: send "
+            f"less, or ask an administrator for more (`cutwater quota set {subject}`)",
+            retry_ms=max(1, round(retry_after * 1_000)),
+        )
+        self.subject, self.limit, self.quota, self.retry_after = subject, limit, quota, retry_after
 
 
 class DeadlineExceeded(Unavailable):

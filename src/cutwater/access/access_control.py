@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from cutwater.access.access_copy import AccessCopy
 from cutwater.access.denial_counts import Denial, DenialCounts
+from cutwater.access.quota_control import QuotaControl
 from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.access_requests import AccessVerdict, Missing
 from cutwater.core.access.access_view import NOBODY, AccessView
@@ -54,7 +55,8 @@ class Caller(Struct, frozen=True):
 
 
 class AccessControl:
-    """See the module. ``copy`` has the rules. ``connections`` returns the open connections of the server."""
+    """See the module. ``copy`` has the rules. ``connections`` returns the open connections of the server. ``limits``:
+    which limits of quotas hold at this server, None for all."""
 
     def __init__(
         self,
@@ -62,10 +64,12 @@ class AccessControl:
         book: ServerBook,
         names: NameLookup,
         connections: Callable[[], Iterable[Connection]] = lambda: (),
+        limits: tuple[str, ...] | None = None,
     ) -> None:
         self.copy, self.names = copy, names
         self.denials = DenialCounts()
         self._book, self._connections = book, connections
+        self.quotas = QuotaControl(copy, connections, book.knows, limits)
         self.is_on = copy.is_on
         """Read for every call, so it is an attribute."""
         copy.on_change = self._changed
@@ -176,6 +180,7 @@ class AccessControl:
     def _changed(self, before: AccessView) -> None:
         self.is_on = self.copy.is_on
         self.sweep()
+        self.quotas.changed()
 
     def sweep(self) -> None:
         """End connections whose credentials do not hold any more and, if the rules are in force, calls that have lost

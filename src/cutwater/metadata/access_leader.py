@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from cutwater.access.access_copy import AccessCopy
+from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.quota_shares import QuotaShares
 from cutwater.errors import NotLeader
 from cutwater.metadata.stores.store_interface import MetadataStore
-from cutwater.protocol.access_copy import AccessAsk, AccessNews, encode_rules
+from cutwater.protocol.access_copy import AccessAsk, AccessNews, Bytes, decode_question, encode_rules, encode_shares
 from cutwater.protocol.methods import Received
 from cutwater.runtime import system
 from cutwater.types import LeaderEpoch, Revision
@@ -23,7 +25,7 @@ Server = tuple[str, int]
 
 class LeaderAccess:
     """See the module. ``epoch`` returns the epoch in which this node leads now, or None. ``on_replaced`` is called with
-    an epoch that is over, as the store says."""
+    an epoch that is over, as the store says. ``servers`` returns all that may act by shares of an earlier leader."""
 
     def __init__(
         self,
@@ -32,7 +34,10 @@ class LeaderAccess:
         epoch: Callable[[], LeaderEpoch | None],
         lease_seconds: float,
         on_replaced: Callable[[LeaderEpoch], None] = lambda epoch: None,
+        servers: Callable[[], Iterable[Server]] = lambda: (),
     ) -> None:
+        self._servers = servers
+        self._shares: QuotaShares[Server] = QuotaShares(lease_seconds, system.monotonic())
         self._on_replaced = on_replaced
         self._copy, self._store, self._epoch, self._lease_seconds = copy, store, epoch, lease_seconds
         self._confirmed: dict[Server, Revision] = {}
@@ -48,6 +53,7 @@ class LeaderAccess:
         self._confirmed.clear()
         self._answered.clear()
         self._begun = system.monotonic()
+        self._shares.begin(self._begun, int(self._epoch() or 0))
 
     @property
     def is_new(self) -> bool:
@@ -59,8 +65,8 @@ class LeaderAccess:
         since = system.monotonic() - self._lease_seconds
         return {server for server, at in self._answered.items() if at > since}
 
-    async def answer(self, asked: AccessAsk) -> Received[AccessNews]:
-        """Answer a server. Raises unless this node leads."""
+    async def answer(self, asked: AccessAsk, body: Bytes = b"") -> Received[AccessNews]:
+        """Answer a server. ``body`` says what it uses of quotas, if they hold. Raises unless this node leads."""
         epoch = self._epoch()
         if epoch is None:
             raise NotLeader("this metadata node does not lead: the rules of access control come from the leader only")
@@ -73,8 +79,20 @@ class LeaderAccess:
             raise NotLeader("another metadata node leads: ask it for the rules of access control")
         rules = self._copy.view.rules
         self._answered[server] = system.monotonic()
-        news = AccessNews(rules.revision, round(self._lease_seconds * 1_000))
-        return Received(news, b"" if rules.revision == asked.revision else encode_rules(rules))
+        lease_ms = round(self._lease_seconds * 1_000)
+        told = b"" if rules.revision == asked.revision else encode_rules(rules)
+        if not len(body):
+            if asked.revision == rules.revision:
+                self._shares.note_none(server, system.monotonic())
+            return Received(AccessNews(rules.revision, lease_ms), told)
+        return Received(AccessNews(rules.revision, lease_ms, len(told)), told + self._divided(server, body))
+
+    def _divided(self, server: Server, body: Bytes) -> bytes:
+        view = self._copy.view
+        is_on = view.mode is AccessMode.ENFORCED
+        quotas = {quota.subject: quota.limits for quota in view.rules.quotas} if is_on else {}
+        shares = self._shares.answer(server, decode_question(body), quotas, set(self._servers()), system.monotonic())
+        return encode_shares(shares)
 
     async def _epoch_in_store(self) -> LeaderEpoch:
         """Look into the store. A look that is under way may be older than the question, so the next one counts; all

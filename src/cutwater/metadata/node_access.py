@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cutwater.access.access_control import AccessControl
 from cutwater.access.access_copy import AccessCopy
 from cutwater.access.denial_log import DenialLog
+from cutwater.access.quota_control import AT_METADATA
 from cutwater.access.token_use import TokenUse
 from cutwater.core.access.access_rules import AccessRules
 from cutwater.core.order.state import OrderState
@@ -24,7 +26,7 @@ from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.metadata.term import Term
 from cutwater.protocol import metadata_api as api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
-from cutwater.protocol.access_copy import AccessAsk, AccessNews
+from cutwater.protocol.access_copy import AccessAsk, AccessNews, Bytes
 from cutwater.protocol.methods import Received
 from cutwater.types import LeaderEpoch, MetadataNodeId, Revision
 from cutwater.wire.connection import Connection
@@ -59,8 +61,10 @@ class NodeAccess:
         self._node, self._book, self._ways = node, book, ways
         self._term, self._upstream, self._followers = term, upstream, followers
         self.copy = AccessCopy()
-        self.control = AccessControl(self.copy, book, StateNames(self._state), connections)
-        self._leader = LeaderAccess(self.copy, store, self._epoch, lease_seconds, self._replaced)
+        self.control = AccessControl(self.copy, book, StateNames(self._state), connections, AT_METADATA)
+        self._leader = LeaderAccess(
+            self.copy, store, self._epoch, lease_seconds, self._replaced, lambda: self._everyone(self._state())
+        )
         self.use = TokenUse()
         self._threads = threads
         self.denials = DenialLog(f"{METADATA_NODE} {node}", spool, self._in_thread)
@@ -115,7 +119,8 @@ class NodeAccess:
             _log.info("the rules of access control cannot be confirmed yet: %s", error.message)
 
     async def _ask(self, revision: Revision) -> Received[AccessNews]:
-        return await self.news(AccessAsk(METADATA_NODE, int(self._node), revision))
+        asked = AccessAsk(METADATA_NODE, int(self._node), revision)
+        return await self.control.quotas.ask(partial(self.news, asked))
 
     async def _sweep_for_ever(self) -> None:
         """End connections whose token expires."""
@@ -126,17 +131,22 @@ class NodeAccess:
     async def _in_thread(self, work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def news(self, asked: AccessAsk) -> Received[AccessNews]:
+    async def news(self, asked: AccessAsk, body: Bytes) -> Received[AccessNews]:
         """Answer a server, or let the leader answer it."""
         if self._term() is not None:
-            return await self._leader.answer(asked)
+            return await self._leader.answer(asked, body)
         upstream = self._upstream()
         if upstream is None:
             raise NotLeader("the metadata repository has no leader now: try again")
-        return await upstream.call(api.ACCESS_LEADER, asked, timeout_ms=ACCESS_MS_MAX)
+        return await upstream.call(api.ACCESS_LEADER, asked, body, timeout_ms=ACCESS_MS_MAX)
 
-    async def news_of_leader(self, asked: AccessAsk) -> Received[AccessNews]:
-        return await self._leader.answer(asked)
+    async def news_of_leader(self, asked: AccessAsk, body: Bytes = b"") -> Received[AccessNews]:
+        return await self._leader.answer(asked, body)
+
+    def _everyone(self, state: OrderState | None) -> set[Server]:
+        """Return all servers of the cluster."""
+        found = {(METADATA_NODE, number) for number in self._book.keys(METADATA_NODE)}
+        return found | {(STORAGE_NODE, int(node)) for node in (state.nodes if state is not None else ())}
 
     def _confirming(self, *, is_first: bool) -> set[Server]:
         """Return the servers that must confirm a change of access control: those that may have a lease, and those that
@@ -149,8 +159,7 @@ class NodeAccess:
         state = self._state()
         if state is not None:
             if is_first or self._leader.is_new:
-                found |= {(STORAGE_NODE, int(node)) for node in state.nodes}
-                found |= {(METADATA_NODE, number) for number in self._book.keys(METADATA_NODE)}
+                found |= self._everyone(state)
             # What was removed is no server of the cluster any more.
             found = {server for server in found if server[0] != STORAGE_NODE or server[1] in state.nodes}
         return found - {(METADATA_NODE, int(self._node))}

@@ -247,6 +247,7 @@ class MetadataServer:
         return methods
 
     def _connected(self, connection: Connection) -> None:
+        self.control.quotas.join(connection)
         connection.closed.add_done_callback(lambda _: self._disconnected(connection))
 
     def _disconnected(self, connection: Connection) -> None:
@@ -560,11 +561,11 @@ class MetadataServer:
 
     async def _answer_access(self, call: Call[AccessAsk]) -> ReplyWithBody[AccessNews]:
         # Only storage nodes ask this way: metadata nodes ask the leader.
-        answer = await self.access.news(structs.replace(call.argument, kind=STORAGE_NODE))
+        answer = await self.access.news(structs.replace(call.argument, kind=STORAGE_NODE), call.body)
         return ReplyWithBody(answer.value, answer.body)
 
     async def _answer_access_leader(self, call: Call[AccessAsk]) -> ReplyWithBody[AccessNews]:
-        answer = await self.access.news_of_leader(call.argument)
+        answer = await self.access.news_of_leader(call.argument, call.body)
         return ReplyWithBody(answer.value, answer.body)
 
     def _who_leads(self, call: Call[None]) -> api.MetadataNode:

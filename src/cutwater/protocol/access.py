@@ -38,6 +38,10 @@ class MethodAccess(Struct, frozen=True):
 
     A client needs the rights in ``needs``. ``free``: of rows for clients, the servers that need no rights. All others
     are judged as clients without credentials. ``answers``: what else access control does.
+
+    Of a client under a quota, calls that bring data (``brings_data``) wait until they may send more, and begin in
+    order; other calls wait until they may receive more. ``has_answer_limit``: the field ``bytes_max`` of the argument
+    limits the answer.
     """
 
     servers: tuple[str, ...] = ()
@@ -48,6 +52,8 @@ class MethodAccess(Struct, frozen=True):
     needs: tuple[Need, ...] = ()
     answers: ClientAnswers = ClientAnswers.ALL
     free: tuple[str, ...] = (METADATA_NODE,)
+    brings_data: bool = False
+    has_answer_limit: bool = False
 
     @property
     def is_for_clients(self) -> bool:

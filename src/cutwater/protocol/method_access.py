@@ -37,6 +37,14 @@ def for_storage(row: MethodAccess) -> MethodAccess:
     return replace(row, free=(METADATA_NODE, STORAGE_NODE))
 
 
+def brings_data(row: MethodAccess) -> MethodAccess:
+    return replace(row, brings_data=True)
+
+
+def has_answer_limit(row: MethodAccess) -> MethodAccess:
+    return replace(row, has_answer_limit=True)
+
+
 def _by_its_own(kind: str, field: str, *, is_admission: bool = False) -> MethodAccess:
     return MethodAccess((kind,), attrgetter(field), is_admission)
 
@@ -51,24 +59,24 @@ ADMINISTERS = client(on_cluster(Right.CLUSTER_ADMIN))
 DESCRIBES = client(on_cluster(Right.DESCRIBE))
 
 STORAGE_NODE_ACCESS: dict[str, MethodAccess] = {
-    storage_api.APPEND.name: client(on_topic_of_stream(Right.APPEND), n.PRODUCE_AS_OF_BATCH),
-    storage_api.READ.name: READS,
-    storage_api.FOLLOW.name: READS,
+    storage_api.APPEND.name: brings_data(client(on_topic_of_stream(Right.APPEND), n.PRODUCE_AS_OF_BATCH)),
+    storage_api.READ.name: has_answer_limit(READS),
+    storage_api.FOLLOW.name: has_answer_limit(READS),
     storage_api.FIND.name: READS,
     storage_api.EVENT_TIME.name: READS,
     storage_api.FATE.name: client(on_named(Right.PRODUCE_AS, ResourceKind.PRODUCER, "producer")),
     storage_api.STATUS.name: DESCRIBES,
     storage_api.DESCRIBE.name: DESCRIBES,
     storage_api.VERIFY.name: OPERATES,
-    storage_api.STAGE.name: client(n.APPEND_FOR_PART),
-    storage_api.FINISH_PART.name: client(n.APPEND_FOR_FINISHED),
-    storage_api.DISCARD_PART.name: client(n.APPEND_FOR_DISCARDED),
+    storage_api.STAGE.name: brings_data(client(n.APPEND_FOR_PART)),
+    storage_api.FINISH_PART.name: brings_data(client(n.APPEND_FOR_FINISHED)),
+    storage_api.DISCARD_PART.name: brings_data(client(n.APPEND_FOR_DISCARDED)),
     storage_api.STAGED.name: DESCRIBES,
     storage_api.VERIFY_STAGED.name: OPERATES,
     scan_api.MEASURE.name: READS,
     scan_api.HEADS.name: READS,
     scan_api.GROUPS.name: READS,
-    scan_api.SCAN.name: READS,
+    scan_api.SCAN.name: has_answer_limit(READS),
     storage_api.REPLICATE.name: FROM_STORAGE,
     storage_api.ENTRY_REFUSED.name: _by_its_own(STORAGE_NODE, "node"),
     storage_api.SYNC.name: FROM_STORAGE,

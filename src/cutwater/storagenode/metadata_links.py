@@ -22,7 +22,7 @@ from msgspec import UnsetType
 from cutwater.core.requests import Request
 from cutwater.errors import CutwaterError, Unavailable, WrongIdentity
 from cutwater.protocol.access import METADATA_NODE
-from cutwater.protocol.access_copy import AccessAsk, AccessNews
+from cutwater.protocol.access_copy import AccessAsk, AccessNews, Bytes
 from cutwater.protocol.errors import Unproven, WrongCluster
 from cutwater.protocol.metadata_api import ACCESS, ASK
 from cutwater.protocol.methods import Notice, Received
@@ -110,11 +110,11 @@ class MetadataLinks:
                 return answer
         raise Unavailable("no node of the metadata repository answers now")
 
-    async def access(self, asked: AccessAsk) -> Received[AccessNews]:
-        """Ask the leader for the rules of access control, through any metadata node."""
+    async def access(self, asked: AccessAsk, body: Bytes) -> Received[AccessNews]:
+        """Ask the leader for the rules of access control and for shares of quotas, through any metadata node."""
         for connection in sorted(self._joined, key=lambda connection: connection is not self._tells_access):
             try:
-                answer = await connection.call(ACCESS, asked, timeout_ms=ACCESS_MS_MAX)
+                answer = await connection.call(ACCESS, asked, body, timeout_ms=ACCESS_MS_MAX)
             except CutwaterError as error:
                 _log.debug("%r does not tell the rules of access control: %s", connection, error.message)
                 continue

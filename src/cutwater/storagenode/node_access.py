@@ -92,7 +92,8 @@ class StorageAccess:
         await self._node.in_thread(partial(self._volumes.note_secured, secured))
 
     async def _ask(self, revision: Revision) -> Received[AccessNews]:
-        return await self._links.access(AccessAsk(STORAGE_NODE, int(self._node.node), revision))
+        asked = AccessAsk(STORAGE_NODE, int(self._node.node), revision)
+        return await self.control.quotas.ask(partial(self._links.access, asked))
 
     async def _tell(self, request: NoteTokenUseRequest) -> None:
         await self._links.ask(request, AccessChanged, timeout_ms=TELL_MS_MAX)

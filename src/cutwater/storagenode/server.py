@@ -171,6 +171,9 @@ class StorageNodeServer:
         names = NodeNames(self.topics, self.staging)
         self.access = StorageAccess(self.node, volumes, self._metadata, self._book, names, self._connections)
         self.staging.owner_of = self.access.owner_of
+        quotas = self.access.control.quotas
+        quotas.staged_by = lambda principal: self.staging.staged_by[principal]
+        self.staging.room_to_stage, self.staging.check_quota = quotas.room_to_stage, quotas.check_staged
         self._methods = Methods(STORAGE_NODE_ACCESS, self._book, self.access.control)
         self._client_tls = options.tls.client if options.tls else None
         peer_endpoint = self._endpoint(PEER_OPTIONS)
@@ -294,6 +297,7 @@ class StorageNodeServer:
         return Endpoint(identity.cluster, STORAGE_NODE, name, self._methods, options, self._key, advertised)
 
     def _connected(self, connection: Connection) -> None:
+        self.access.control.quotas.join(connection)
         server = connection.peer.server if connection.peer is not None else None
         if server is not None and server.kind == STORAGE_NODE:
             self.peers.heard_from(server.name)

@@ -22,6 +22,7 @@ from cutwater.protocol.errors import ConnectionLost, Unproven, encode_error, fro
 from cutwater.protocol.methods import Method, Notice, Payload, Received, StreamMethod
 from cutwater.runtime.event_loop import receive_buffer
 from cutwater.wire.calls.incoming_calls import IncomingCalls, unforeseen
+from cutwater.wire.calls.metering import CallMeter
 from cutwater.wire.calls.outbox import Outbox
 from cutwater.wire.calls.outgoing_calls import Calling
 from cutwater.wire.calls.streams import WINDOW_BYTES, WINDOW_ITEMS, SharedCredit, StreamReceiver
@@ -267,6 +268,19 @@ class Connection(asyncio.BufferedProtocol):
     def recheck(self) -> None:
         """End calls of the peer that it has lost the right to."""
         self._serving.recheck()
+
+    def use_meter(self, meter: CallMeter | None) -> None:
+        """Limit the calls of the peer from now on."""
+        self._serving.use_meter(meter)
+
+    @property
+    def is_metered(self) -> bool:
+        return self._serving.meter is not None
+
+    @property
+    def streams_sent(self) -> int:
+        """How many streams are being sent to the peer."""
+        return self._serving.streams
 
     def abort(self) -> None:
         """Close at once, without waiting for answers."""

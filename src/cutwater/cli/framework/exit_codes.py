@@ -50,6 +50,7 @@ EXIT_CODES: dict[str, int] = {
     "no_record_here": 38,
     "cutwater_error": 39,
     "permission_denied": 40,
+    "quota_exceeded": 41,
 }
 """The code of an error's class → the exit code of the process."""
 

@@ -12,6 +12,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 from msgspec import Struct, structs
@@ -27,6 +28,7 @@ from cutwater.errors import (
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
+    QuotaExceeded,
     ReadOnly,
     Refused,
     ResourceExhausted,
@@ -79,6 +81,8 @@ class Shipment(Struct, eq=False, kw_only=True):
     is_slow: bool = False
     wait_seconds: float = RETRY_SECONDS_MIN
     """How long to wait before the next attempt."""
+    held_until: float = inf
+    """When a quota leaves room at the first of the log streams that failed, by the time of the event loop."""
     stop: Callable[[], object] | None = None
     """Gives the present attempt up."""
 
@@ -266,10 +270,13 @@ class Shipping:
             while True:
                 if error is not None:
                     shipment.trouble = error.message
-                    if shipment.deadline.left <= shipment.wait_seconds:
+                    if isinstance(error, QuotaExceeded):
+                        await self._wait_for_quota(shipment, error)
+                    elif shipment.deadline.left <= shipment.wait_seconds:
                         raise error
-                    await self._look_again(shipment, error)
-                    shipment.wait_seconds = min(shipment.wait_seconds * 2, RETRY_SECONDS_MAX)
+                    else:
+                        await self._look_again(shipment, error)
+                        shipment.wait_seconds = min(shipment.wait_seconds * 2, RETRY_SECONDS_MAX)
                 info = self._choose(shipment)
                 if isinstance(info, CutwaterError):
                     error = info
@@ -350,6 +357,21 @@ class Shipping:
     def _next_turn(self, shipment: Shipment) -> None:
         if shipment.pin is None:
             self._turns[shipment.topic.topic] += 1
+
+    async def _wait_for_quota(self, shipment: Shipment, error: QuotaExceeded) -> None:
+        """Try the other log streams, since each storage node has its own share of a quota. Then wait until one of them
+        leaves room, or raise the error if that is too late."""
+        now = self._loop.time()
+        shipment.held_until = min(shipment.held_until, now + error.retry_after)
+        if shipment.pin is None:
+            streams = self._catalogs.view.streams_of(shipment.topic.topic)
+            if any(info.is_open and info.chain and info.stream not in shipment.failed for info in streams):
+                return
+        wait, shipment.held_until = shipment.held_until - now, inf
+        shipment.failed = frozenset()
+        if shipment.deadline.left <= wait:
+            raise error
+        await shipment.deadline.pause(max(wait, 0.0))
 
     async def _look_again(self, shipment: Shipment, error: CutwaterError) -> None:
         """Wait a little and fetch the catalog again; it may have changed by then."""

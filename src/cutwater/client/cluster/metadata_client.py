@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
 from cutwater.core.requests import Request
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotLeader, Unavailable
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotLeader, QuotaExceeded, Unavailable
 from cutwater.protocol.access import STORAGE_NODE
 from cutwater.protocol.errors import ConnectionLost
 from cutwater.protocol.metadata_api import ASK
@@ -146,6 +146,8 @@ class Repository:
                 break
             except CutwaterError as error:
                 may_ask_again = idempotent or connection is None or _was_not_done(error)
+                if isinstance(error, QuotaExceeded):
+                    wait = max(wait, error.retry_after)
                 if not error.retriable or not may_ask_again or deadline.left <= wait:
                     if why and isinstance(error, DeadlineExceeded):
                         # The earlier error says more than that the time is up.
@@ -198,4 +200,6 @@ class Repository:
 
 def _was_not_done(error: CutwaterError) -> bool:
     """Return whether the request certainly had no effect."""
-    return isinstance(error, NotLeader) or (isinstance(error, ConnectionLost) and not error.outcome_unknown)
+    return isinstance(error, NotLeader | QuotaExceeded) or (
+        isinstance(error, ConnectionLost) and not error.outcome_unknown
+    )

@@ -60,6 +60,7 @@ from cutwater.errors import (
     NotSealed,
     PermissionDenied,
     ProducerFenced,
+    QuotaExceeded,
     SequenceExpired,
     SequenceReused,
     Unavailable,
@@ -126,6 +127,8 @@ class AsyncProducer:
         """The log stream and epoch of the last message sent."""
         catalogs.listeners[self._take_catalog] = None
         self._moved_at = self._loop.time()
+        self._held_back_until = 0.0
+        """When a quota leaves room again, as its error said."""
         self._is_due = False
         self._failure: CutwaterError | None = None
         """Why nothing more can be sent."""
@@ -415,6 +418,8 @@ class AsyncProducer:
             if tag.epoch == self._session.epoch and not is_settled:
                 self._give_up(outcome)
         else:
+            if isinstance(outcome, QuotaExceeded):
+                self._hold_back(outcome)
             if isinstance(outcome, InvalidArgument) and flight is not None:
                 flight.refusal = outcome
                 self._do(self._session.refused(tag))
@@ -425,6 +430,12 @@ class AsyncProducer:
             self._give_up(_fenced(self.id))
         elif self._failure is not None:
             self._give_up(self._failure)
+
+    def _hold_back(self, error: QuotaExceeded) -> None:
+        """Send nothing again before the quota leaves room. The log stream is not silent meanwhile."""
+        self._hindrance = error.message
+        self._held_back_until = max(self._held_back_until, self._loop.time() + error.retry_after)
+        self._moved_at = max(self._moved_at, self._held_back_until)
 
     async def _ask_fate(self, question: AskFate) -> None:
         info = self._catalogs.view.streams.get(question.stream)
@@ -459,7 +470,9 @@ class AsyncProducer:
         except NotSealed:
             if isinstance(request, MoveProducerRequest):
                 self._do(self._session.move_refused(request))
-        except Unavailable:
+        except Unavailable as error:
+            if isinstance(error, QuotaExceeded):
+                self._hold_back(error)
             self._trouble.set()
         except CutwaterError as error:
             if isinstance(request, RenewProducerRequest) and isinstance(error, InvalidArgument):
@@ -506,6 +519,7 @@ class AsyncProducer:
                 wait = RETRY_SECONDS_MIN
                 continue
             self._moved_at = self._loop.time() if is_stuck else self._moved_at
+            await asyncio.sleep(max(0.0, self._held_back_until - self._loop.time()))
             await self._nudge()
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)

@@ -23,6 +23,7 @@ from cutwater.errors import (
     NoRecordHere,
     NotFound,
     NotYetCommitted,
+    QuotaExceeded,
     Trimmed,
     Unavailable,
 )
@@ -210,6 +211,8 @@ class PointReads:
                     if isinstance(error, FINAL):
                         raise
                     last = error
+                    if isinstance(error, QuotaExceeded):
+                        wait = max(wait, error.retry_after)
                     if lasting := damage.take(error, len(askers), deadline.now):
                         raise lasting from None
             if deadline.left <= wait:

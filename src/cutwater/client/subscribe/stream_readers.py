@@ -32,6 +32,7 @@ from cutwater.errors import (
     NotFound,
     PermissionDenied,
     ProtocolViolation,
+    QuotaExceeded,
     Trimmed,
     Unavailable,
 )
@@ -357,6 +358,7 @@ class _Reader:
         wait = RETRY_SECONDS_MIN
         while (wanted := self._feed.wanted(self._stream)) is not None:
             self._was_heard = self._is_attached = False
+            retry_after = 0.0
             try:
                 await self._follow(*wanted)
             except Trimmed as error:
@@ -367,6 +369,8 @@ class _Reader:
             except CutwaterError as error:
                 _log.info("log stream %s is followed elsewhere: %s", self._stream, error.message)
                 self._note(wanted[0], error)
+                if isinstance(error, QuotaExceeded):
+                    retry_after = error.retry_after
                 now = asyncio.get_running_loop().time()
                 if lasting := self._damage.take(error, len(reading_order(wanted[0])), now):
                     self._feed.fail(lasting)
@@ -374,7 +378,7 @@ class _Reader:
                 self._feed.catalog_is_old.set()
             self._turn += 1
             wait = RETRY_SECONDS_MIN if self._was_heard else min(wait * 2, RETRY_SECONDS_MAX)
-            await asyncio.sleep(wait)
+            await asyncio.sleep(max(wait, retry_after))
 
     def _note(self, info: StreamInfo, why: CutwaterError) -> None:
         self._is_attached = False

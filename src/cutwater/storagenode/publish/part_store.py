@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -114,6 +114,12 @@ class PartStore:
         self._node, self._files, self._room = node, files, room
         self.owner_of: Callable[[Peer | None], str] = lambda peer: ""
         """Returns the principal to which a part of this peer is bound; empty while access control is off."""
+        self.staged_by: Counter[str] = Counter()
+        """Bytes of all parts by their owners."""
+        self.room_to_stage: Callable[[Peer | None, int], Awaitable[None]] = _at_once
+        """Returns when the quotas of a peer leave room, or raises."""
+        self.check_quota: Callable[[str, int], None] = lambda owner, size: None
+        """Raises if the quotas of an owner leave no room."""
         self._is_short = asyncio.Event()
         """Set when data was refused that would fit once published parts are removed."""
         self._writing: dict[str, _Writing] = {}
@@ -133,7 +139,7 @@ class PartStore:
         for held in found:
             if held.part.part not in self.held:
                 self.held[held.part.part] = held
-                self.bytes += held.size.bytes
+                self._count(held.part, held.size.bytes)
         for one in broken:
             _log.error("a staged part cannot be used: %s", one.why, extra={"path": str(one.path)})
 
@@ -157,6 +163,8 @@ class PartStore:
         # What a client says about the owner does not count.
         part = structs.replace(asked.part, owner=self.owner_of(call.connection.peer) or UNSET)
         check_part(part)
+        if part.owner:
+            await self.room_to_stage(call.connection.peer, size)
         end = await self.add(part, asked.offset, call.body)
         self._node.counters.stage_bytes += size
         return api.StageAnswer(end)
@@ -275,6 +283,8 @@ class PartStore:
         """Replace a part that is damaged here. ``fetch`` returns whole, intact frames from an offset. The damaged file
         stays until the new one is durable: parts of it may be intact nowhere else."""
         writing = _Writing(held.part)
+        # Repairs are under no quota.
+        writing.is_decided = True
         self._reserve(writing, held.size.bytes)
         try:
             new = await self._write_all(held, fetch)
@@ -338,8 +348,17 @@ class PartStore:
     def _reserve(self, writing: _Writing, size: int) -> None:
         if size > 0:
             self._require_room(size)
+            if writing.part.owner and not writing.is_decided:
+                self.check_quota(writing.part.owner, size)
         writing.reserved += size
+        self._count(writing.part, size)
+
+    def _count(self, part: StagedPart, size: int) -> None:
         self.bytes += size
+        if part.owner:
+            self.staged_by[part.owner] += size
+            if not self.staged_by[part.owner]:
+                del self.staged_by[part.owner]
 
     def _require_room(self, size: int) -> None:
         if self.bytes + size > self.bytes_max:
@@ -394,7 +413,7 @@ class PartStore:
         if self._writing.get(writing.part.part) is not writing:
             return
         del self._writing[writing.part.part]
-        self.bytes -= writing.reserved
+        self._count(writing.part, -writing.reserved)
         writing.reserved = 0
         if writing.writer is not None:
             await self._discard(writing.writer)
@@ -459,12 +478,12 @@ class PartStore:
         for held in doomed:
             del self.held[held.part.part]
             self.block_bytes.pop(held.part.part, None)
-            self.bytes -= held.size.bytes
+            self._count(held.part, -held.size.bytes)
         left = await self._remove(doomed)
         for held in left:
             # Its file still exists and takes up space. The next request asks about it again.
             self.held[held.part.part] = held
-            self.bytes += held.size.bytes
+            self._count(held.part, held.size.bytes)
         self._node.counters.parts_dropped += len(doomed) - len(left)
 
     async def _remove(self, parts: list[Held]) -> list[Held]:
@@ -473,6 +492,10 @@ class PartStore:
         for held, why in failed:
             _log.warning("a staged part cannot be removed now: %s", why, extra={"path": str(held.path)})
         return [held for held, _ in failed]
+
+
+async def _at_once(peer: Peer | None, size: int) -> None:
+    return
 
 
 def _batch_of(held: Held) -> tuple[RunId, BatchNumber, int]:

@@ -23,6 +23,7 @@ from cutwater.protocol.methods import Body, Payload
 from cutwater.runtime import system
 from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.wire.calls.handlers import LATER, Methods, ReplyWithBody
+from cutwater.wire.calls.metering import CallMeter, size_of, with_answer_limit
 from cutwater.wire.calls.outbox import Outbox
 from cutwater.wire.calls.streams import StreamSender
 from cutwater.wire.identity.access_guard import Guard
@@ -63,6 +64,8 @@ class Call(Struct, Generic[A], eq=False):
     is_answered: bool = False
     is_cancelled: bool = False
     is_started: bool = False
+    is_waiting: bool = False
+    """The meter has not let it begin yet."""
     task: asyncio.Task[None] | None = None
     sender: StreamSender[Any] | None = None
     guard: Guard | None = None
@@ -100,7 +103,7 @@ class Call(Struct, Generic[A], eq=False):
 
     def recheck(self) -> None:
         """End the call if its caller has lost the right to it. A call that has not begun is checked when it begins."""
-        if self.guard is None or (self.task is not None and not self.is_started):
+        if self.guard is None or self.is_waiting or (self.task is not None and not self.is_started):
             return
         try:
             self.guard.check_again(self.connection.peer, self.argument, is_stream=self.sender is not None)
@@ -134,6 +137,7 @@ class IncomingCalls:
         "_watch",
         "bytes",
         "connection",
+        "meter",
         "on_idle",
         "refusal",
         "refused",
@@ -159,6 +163,8 @@ class IncomingCalls:
         self.refused = 0
         self.on_idle: Callable[[], None] | None = None
         self.refusal: Callable[[], CutwaterError] | None = None
+        self.meter: CallMeter | None = None
+        """Limits what a client under a quota uses. Read for every call, so it is an attribute."""
 
     @property
     def is_idle(self) -> bool:
@@ -192,6 +198,9 @@ class IncomingCalls:
         deadline = self._loop.time() + header.timeout_ms / 1_000
         call: Call[Any] = Call(self, frame.call, header.argument, frame.body, frame.size, deadline)
         call.guard = guard
+        if self.meter is not None and guard is not None and guard.is_for_clients:
+            self._begin_metered(self.meter, call, method, handler, needs_task, guard)
+            return
         outcome: Any
         try:
             if guard is not None:
@@ -219,6 +228,45 @@ class IncomingCalls:
         call.is_answered = True
         self._send(call, outcome)
 
+    def _begin_metered(
+        self,
+        meter: CallMeter,
+        call: Call[Any],
+        method: Any,
+        handler: Callable[[Call[Any]], Any],
+        needs_task: bool,
+        guard: Guard,
+    ) -> None:
+        """Serve a call when the meter lets it begin. While it waits it counts against the limits."""
+
+        def begin() -> None:
+            call.is_waiting = False
+            call._on_cancel = None
+            if needs_task:
+                call.task = self._loop.create_task(self._run(call, method, handler, guard))
+                return
+            try:
+                outcome = handler(self._with_argument(call, method, guard))
+            except CutwaterError as error:
+                outcome = error
+            except Exception as error:
+                outcome = unforeseen(method.name, error)
+            if outcome is not LATER:
+                self.finish(call, outcome)
+
+        self._keep(call)
+        call.is_waiting = True
+        meter.enter(call, begin, brings_data=guard.brings_data)
+
+    def _with_argument(self, call: Call[Any], method: Any, guard: Guard | None) -> Call[Any]:
+        """Decode the argument of a call, and check that its caller may make it."""
+        call.argument = method.argument_of(call.argument)
+        if guard is not None:
+            guard.check_argument(self.connection.peer, call.argument)
+            if self.meter is not None and guard.has_answer_limit:
+                call.argument = with_answer_limit(call.argument, self.meter.answer_bytes_max)
+        return call
+
     def stream_open(self, frame: WireFrame) -> None:
         objection = self._objection(frame, self._methods.streams)
         if objection is not None:
@@ -239,6 +287,9 @@ class IncomingCalls:
             self._outbox, frame.call, header.items, header.bytes, self._options.stall_ms_max
         )
         self._keep(call)
+        if self.meter is not None and guard is not None and guard.is_for_clients:
+            call.is_waiting = True
+            sender.meter = self.meter
         call.task = self._loop.create_task(self._run(call, method, lambda call: handler(call, sender), guard))
 
     def notify(self, frame: WireFrame) -> None:
@@ -254,6 +305,9 @@ class IncomingCalls:
             argument = notice.argument_of(frame.header.argument)
         except CutwaterError:
             _log.exception("%s told %r, which is not as expected", self.connection, notice.name)
+            return
+        if self.meter is not None and not self.meter.takes_notice(frame.size):
+            # It has no answer, and says nothing that the servers would not find out.
             return
         if guard is not None:
             try:
@@ -329,10 +383,10 @@ class IncomingCalls:
     ) -> None:
         call.is_started = True
         try:
-            call.argument = method.argument_of(call.argument)
-            if guard is not None:
-                guard.check_argument(self.connection.peer, call.argument)
-            self.finish(call, await handler(call))
+            if call.is_waiting and self.meter is not None:
+                await self.meter.enter_stream(call)
+            call.is_waiting = False
+            self.finish(call, await handler(self._with_argument(call, method, guard)))
         except CutwaterError as error:
             self.finish(call, error)
         except asyncio.CancelledError:
@@ -362,9 +416,14 @@ class IncomingCalls:
                 self._outbox.send(FrameKind.STREAM_END, call.number, b"")
             elif type(outcome) is ReplyWithBody:
                 value = ENCODE(outcome.value)
+                if self.meter is not None:
+                    self.meter.sent(len(value) + size_of(outcome.body))
                 self._outbox.send(FrameKind.RESPONSE, call.number, value, outcome.body, is_alone=not self._calls)
             else:
-                self._outbox.send(FrameKind.RESPONSE, call.number, ENCODE(outcome), is_alone=not self._calls)
+                value = ENCODE(outcome)
+                if self.meter is not None:
+                    self.meter.sent(len(value))
+                self._outbox.send(FrameKind.RESPONSE, call.number, value, is_alone=not self._calls)
         except CutwaterError as error:
             self._tell(call.number, error)
         except Exception as error:
@@ -383,6 +442,18 @@ class IncomingCalls:
         """End calls whose caller has lost the right to them."""
         for call in list(self._calls.values()):
             call.recheck()
+
+    @property
+    def streams(self) -> int:
+        """How many streams are being sent, without those that may not begin yet."""
+        return sum(call.sender is not None and not call.is_waiting for call in self._calls.values())
+
+    def use_meter(self, meter: CallMeter | None) -> None:
+        """Limit calls from now on, and streams that are open already."""
+        self.meter = meter
+        for call in self._calls.values():
+            if call.sender is not None:
+                call.sender.meter = meter
 
     def end_streams(self) -> None:
         """Stop all streams because this side is closing: they would go on for ever, so receivers must go elsewhere."""

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted
 from cutwater.protocol.methods import Payload, Received, StreamMethod
 from cutwater.wire.calls.credits import CreditPool, CreditSender, SendWindow
+from cutwater.wire.calls.metering import CallMeter
 from cutwater.wire.calls.outbox import FLUSH_BYTES, Outbox
 from cutwater.wire.messages import ENCODE, BlockedHeader, FrameKind, ItemHeader, WireFrame
 
@@ -30,7 +31,7 @@ ITEM_BYTES_MAX = 16 * 1024 * 1024
 class StreamSender(Generic[I]):
     """Sends the items of a stream, for its handler."""
 
-    __slots__ = ("_backlog", "_call", "_in_a_row", "_outbox", "_stall_ms_max", "_waiter", "_window")
+    __slots__ = ("_backlog", "_call", "_in_a_row", "_outbox", "_stall_ms_max", "_waiter", "_window", "meter")
 
     def __init__(self, outbox: Outbox, call: int, items: int, size: int, stall_ms_max: int) -> None:
         self._outbox = outbox
@@ -41,6 +42,7 @@ class StreamSender(Generic[I]):
         self._in_a_row = 0
         """Bytes sent since other tasks had a turn."""
         self._waiter: asyncio.Future[None] | None = None
+        self.meter: CallMeter | None = None
 
     async def send(self, value: I, body: Payload = b"", *, backlog_items: int = 0, backlog_bytes: int = 0) -> None:
         """Send an item as soon as the receiver has room for it.
@@ -54,6 +56,8 @@ class StreamSender(Generic[I]):
         pieces = body if isinstance(body, list | tuple) else (body,)
         size = len(header) + sum(memoryview(piece).nbytes for piece in pieces)
         assert self._waiter is None, "two tasks send to the same stream"
+        if self.meter is not None:
+            await self.meter.pay_item(size)
         if self._in_a_row > FLUSH_BYTES:
             # Otherwise a handler with much to send would not let other tasks run.
             self._in_a_row = 0

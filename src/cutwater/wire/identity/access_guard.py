@@ -64,7 +64,6 @@ class Guard:
     __slots__ = (
         "_access",
         "_book",
-        "_is_for_clients",
         "_judge",
         "_log_after",
         "_log_seconds",
@@ -72,6 +71,9 @@ class Guard:
         "_needs_argument",
         "_refused",
         "_subject",
+        "brings_data",
+        "has_answer_limit",
+        "is_for_clients",
     )
 
     def __init__(
@@ -84,7 +86,8 @@ class Guard:
         log_seconds: float = LOG_SECONDS,
     ) -> None:
         self._name, self._access, self._book, self._judge = name, access, book, judge
-        self._is_for_clients = access.is_for_clients
+        self.is_for_clients = access.is_for_clients
+        self.brings_data, self.has_answer_limit = access.brings_data, access.has_answer_limit
         self._subject = access.subject
         self._needs_argument = access.is_for_clients or access.client_subject is not None
         """Whether no peer can be refused before the argument is known."""
@@ -110,7 +113,7 @@ class Guard:
 
     def check_argument(self, peer: Peer | None, argument: Any) -> None:
         """Raise if the argument speaks for another server than the peer, or if a client lacks a right."""
-        if self._is_for_clients:
+        if self.is_for_clients:
             if self._judge.is_on:
                 self._judge.judge(peer, self._name, self._access, argument)
             return
@@ -128,7 +131,7 @@ class Guard:
 
     def check_again(self, peer: Peer | None, argument: Any, *, is_stream: bool) -> None:
         """Raise if the call of a client, which is being served, has lost its right, and may be ended."""
-        if self._is_for_clients and self._judge.is_on:
+        if self.is_for_clients and self._judge.is_on:
             self._judge.judge_again(peer, self._name, self._access, argument, is_stream=is_stream)
 
     def _why_not(self, peer: Peer | None) -> str:
