@@ -52,9 +52,7 @@ ENTRIES: dict[str, CommandEntry] = {
     "acl": CommandEntry("access", "Rules: which principals and groups may do what.", _ACCESS),
     "group": CommandEntry("access", "Groups: principals that share rules and quotas.", _ACCESS),
     "principal": CommandEntry("access", "Principals: the names for which clients act.", _ACCESS),
-    "quota": CommandEntry(
-        "quota", "Quotas: what principals and groups may use of the whole cluster. Stored, not yet enforced.", _ACCESS
-    ),
+    "quota": CommandEntry("quota", "Quotas: what principals and groups may use of the whole cluster.", _ACCESS),
     "whoami": CommandEntry("access", "Say for which principal this command acts.", _ACCESS),
     "doctor": CommandEntry("checks", "Check whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
     "bench": CommandEntry(

@@ -1,4 +1,4 @@
-"""``cutwater quota``: limits on what principals and groups may use of the cluster, stored and not yet enforced."""
+"""``cutwater quota``: limits on what principals and groups may use of the whole cluster."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from cutwater.cli.framework.target import ClusterTarget
 from cutwater.cli.io.output import show, table
 from cutwater.errors import InvalidArgument
 
-app = noun("Quotas: what principals and groups may use of the whole cluster. Stored, not yet enforced.")
-
-NOT_ENFORCED = "This version stores quotas and does not enforce them yet."
+app = noun("Quotas: what principals and groups may use of the whole cluster.")
 
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="A principal, or group:NAME.")]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -61,7 +59,7 @@ def set_quota(
     changed = log.administer(lambda admin: admin.control.set_quota(subject, **given))
     told = ", ".join(f"{name} {limit}" for name, limit in given.items())
     json = {"subject": subject, "limits": given, "unconfirmed": changed.unconfirmed}
-    show(json, f"{subject} may use: {told}{unconfirmed(changed.unconfirmed)}\n{NOT_ENFORCED}")
+    show(json, f"{subject} may use: {told}{unconfirmed(changed.unconfirmed)}")
 
 
 @command(app)

@@ -50,9 +50,8 @@ class QuotaShare(Struct, frozen=True, array_like=True):
 
 
 class QuotaQuestion(Struct, frozen=True):
-    """``session`` is when the server was started, and ``number`` grows with each question. If the clock of the server
-    goes back meanwhile, it gets no shares until its earlier lease is over. ``term`` is that of the last answer, 0 before
-    the first."""
+    """``session`` is when the server was started, and ``number`` grows with each question. If its clock goes back
+    before a start, it gets no shares until its former lease is over. ``term`` is that of the last answer, or 0."""
 
     session: int
     number: int
@@ -138,12 +137,9 @@ class QuotaShares(Generic[S]):
         """Return the shares for a server. ``servers``: all that may act by shares of an earlier leader."""
         self._askers = {one: it for one, it in self._askers.items() if now < it.at + self._lease_seconds}
         known, is_certain = self._askers.get(server), asked.term == self._term
-        if known is not None:
-            is_late = (asked.session, asked.number) <= (known.session, known.number)
-            if is_late or (known.is_certain and not is_certain):
-                # Either the server does not wait for this answer any more, or it has started again: then its next
-                # question names the term.
-                return QuotaAnswer(self._term)
+        if known is not None and (asked.session, asked.number) <= (known.session, known.number):
+            # The server does not wait for this answer any more.
+            return QuotaAnswer(self._term)
         claims = {(use.subject, use.limit): _Claim(max(0, use.share), max(0, use.wants)) for use in asked.uses}
         self._askers[server] = _Asker(asked.session, asked.number, now, claims, is_certain)
         may_enlarge = now >= self._begun + self._lease_seconds or all(map(self._is_certain, {*servers, server}))

@@ -1,0 +1,287 @@
+"""Quotas over real connections: what is accepted in ten seconds, what is refused, and how servers get their shares."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cutwater.access.quota_meter import WAITING_MAX
+from cutwater.admin.free_ports import free_addresses
+from cutwater.client.async_client import AsyncClient
+from cutwater.core import requests as r
+from cutwater.core.access import access_requests as q
+from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.quotas import QuotaLimits
+from cutwater.errors import CutwaterError, QuotaExceeded
+from cutwater.protocol import storage_api
+from cutwater.protocol.metadata_api import ASK
+from cutwater.runtime import system
+from cutwater.types import GLSN, LogStreamId
+from tests.integration.access_cluster import AccessCluster, access_cluster, until
+
+pytestmark = pytest.mark.asyncio
+
+ON = AccessMode.ENFORCED
+SECONDS = 10.0
+WITHIN = 0.10
+ATTEMPTS = 3
+"""The upper bound must hold each time. The lower one, which a busy machine may miss, once in so many times."""
+RIGHTS = "append,read,describe"
+
+
+async def make_topic(cluster: AccessCluster, name: str, streams: int = 1) -> list[LogStreamId]:
+    """Create a topic; return its log streams, in the order of the nodes that hold them."""
+    await cluster.admin(r.CreateTopicRequest(name, streams, 1))
+    catalog: r.Catalog = await cluster.admin(r.CatalogRequest())
+    number = next(info.topic for info in catalog.topics if info.name == name)
+    own = [info for info in catalog.streams if info.topic == number]
+    return [info.stream for info in sorted(own, key=lambda info: info.chain)]
+
+
+async def limit(cluster: AccessCluster, subject: str, **limits: int) -> None:
+    changed = await cluster.admin(q.SetQuotaRequest(subject, QuotaLimits(**limits)))
+    assert changed.unconfirmed == ()
+
+
+async def flood(
+    log: AsyncClient, append: Callable[[AsyncClient], Awaitable[object]], workers: int, seconds: float
+) -> None:
+    """Append as fast as it goes."""
+    end = asyncio.get_running_loop().time() + seconds
+
+    async def work() -> None:
+        while asyncio.get_running_loop().time() < end:
+            await append(log)
+
+    await asyncio.gather(*(work() for _ in range(workers)))
+
+
+def accepted(cluster: AccessCluster) -> int:
+    """Return the bytes of all batches that heads have taken."""
+    return sum(node.node.counters.append_bytes for node in cluster.nodes.values())
+
+
+async def test_a_quota_holds_over_ten_seconds_with_skewed_traffic(tmp_path: Path) -> None:
+    quota, record = 200_000, b"x" * 2_000
+    async with access_cluster(tmp_path, nodes=2, mode=ON) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"))
+        busy, quiet = await make_topic(cluster, "orders", 2)
+        await limit(cluster, "ann", bytes_in_per_s=quota)
+        rates = []
+        async with cluster.client(ann) as one, cluster.client(ann) as two:
+
+            async def to_busy(log: AsyncClient) -> None:
+                await log.append("orders", record, stream=busy)
+
+            async def to_quiet(log: AsyncClient) -> None:
+                await log.append("orders", record, stream=quiet)
+                # A tenth of the quota.
+                await asyncio.sleep(len(record) / (quota * WITHIN))
+
+            floods = [
+                asyncio.create_task(flood(one, to_busy, 8, 600)),
+                asyncio.create_task(flood(two, to_quiet, 1, 600)),
+            ]
+            try:
+                # The shares follow the demand within a few seconds.
+                await asyncio.sleep(4.0)
+                for _ in range(ATTEMPTS):
+                    before, began = accepted(cluster), system.monotonic()
+                    await asyncio.sleep(SECONDS)
+                    took = accepted(cluster) - before
+                    rates.append(took / (system.monotonic() - began) / quota)
+                    assert took <= (1 + WITHIN) * quota * (system.monotonic() - began), rates
+                    if rates[-1] >= 1 - WITHIN:
+                        break
+            finally:
+                for task in floods:
+                    task.cancel()
+                await asyncio.gather(*floods, return_exceptions=True)
+        assert max(rates) >= 1 - WITHIN, rates
+        counts = [node.access.control.quotas.counters for node in cluster.nodes.values()]
+        assert sum(count.delayed["bytes_in_per_s"] for count in counts) > 0
+
+
+async def test_many_small_requests_on_many_connections(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=1, mode=ON) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"), ("describe", "cluster"))
+        await limit(cluster, "ann", requests_per_s=40)
+        done = 0
+        errors: list[QuotaExceeded] = []
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 5.0
+
+        async def ask() -> None:
+            nonlocal done
+            connection = await cluster.connection(cluster.node_addresses[1], ann)
+            try:
+                while loop.time() < end:
+                    try:
+                        await connection.call(storage_api.DESCRIBE, None, timeout_ms=5_000)
+                        done += 1
+                    except QuotaExceeded as error:
+                        errors.append(error)
+            finally:
+                connection.abort()
+
+        await asyncio.gather(*(ask() for _ in range(20)))
+        assert errors
+        for error in errors:
+            assert (error.subject, error.limit, error.quota) == ("ann", "requests_per_s", 40)
+            assert 0 < error.retry_after <= 30
+            assert "ask an administrator for more" in error.message
+        assert done <= 40 * (1 + WITHIN) * 5 + 40 * 0.5
+        assert done >= 40
+        meters = cluster.nodes[1].access.control.quotas._meters
+        assert all(len(lane._queue) <= WAITING_MAX for meter in meters.values() for lane in meter._lanes)
+
+
+async def test_a_request_larger_than_the_quota_per_second_passes_slowly(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=1, mode=ON) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"))
+        await make_topic(cluster, "orders")
+        await limit(cluster, "ann", bytes_in_per_s=50_000)
+        async with cluster.client(ann) as log:
+            began = asyncio.get_running_loop().time()
+            for _ in range(2):
+                await log.append("orders", b"x" * 100_000, timeout=30)
+            await log.append("orders", b"small", timeout=30)
+            assert asyncio.get_running_loop().time() - began >= 3.5, "the second one and the third wait for two seconds"
+            await log.append("orders", b"x" * 100_000, timeout=30)
+            with pytest.raises(QuotaExceeded):
+                await log.append("orders", b"small", timeout=0.5)
+
+
+async def test_a_producer_keeps_its_order_under_a_quota(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=1, mode=ON) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"), ("produce-as", "producer:*"))
+        await make_topic(cluster, "orders")
+        async with cluster.client(ann) as log, await log.producer("orders", id="p") as producer:
+            await limit(cluster, "ann", bytes_in_per_s=60_000)
+            began, futures = asyncio.get_running_loop().time(), []
+            for i in range(60):
+                futures.append(await producer.send(bytes([i]) * 3_000))
+                await asyncio.sleep(0.01)
+            await producer.flush(timeout=60)
+            assert asyncio.get_running_loop().time() - began >= 1.5, "it has been held back"
+            acks = [await future for future in futures]
+            assert [ack.glsn for ack in acks] == sorted(ack.glsn for ack in acks)
+            assert len({ack.glsn for ack in acks}) == 60
+
+
+async def test_metadata_nodes_enforce_requests(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=1, metadata=2, mode=ON) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"))
+        await limit(cluster, "ann", requests_per_s=20)
+        connections = [await cluster.connection(at, ann) for at in cluster.addresses]
+        loop = asyncio.get_running_loop()
+        end, done = loop.time() + 4.0, 0
+
+        async def ask(connection: object) -> None:
+            nonlocal done
+            while loop.time() < end:
+                try:
+                    await connection.call(ASK, r.ClockRequest(GLSN(0)), timeout_ms=5_000)  # type: ignore[attr-defined]
+                    done += 1
+                except QuotaExceeded as error:
+                    await asyncio.sleep(error.retry_after)
+
+        await asyncio.gather(*(ask(connection) for connection in connections for _ in range(3)))
+        assert 20 <= done <= 20 * (1 + WITHIN) * 4 + 12
+        # The administrator is under no quota, and the quota goes away like a rule.
+        await cluster.admin(q.RemoveQuotaRequest("ann"))
+        for _ in range(100):
+            await connections[0].call(ASK, r.ClockRequest(GLSN(0)), timeout_ms=5_000)
+        for connection in connections:
+            connection.abort()
+
+
+async def test_connections_and_subscriptions_of_a_group(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=1, mode=ON) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"), ("describe", "cluster"))
+        bob = await cluster.principal("bob", (RIGHTS, "topic:*"), ("describe", "cluster"))
+        (stream,) = await make_topic(cluster, "orders")
+        await cluster.admin(q.CreateGroupRequest("readers", ("ann", "bob")))
+        await limit(cluster, "group:readers", connections=3, subscriptions=2)
+        place = cluster.node_addresses[1]
+
+        async def usable(token: str) -> object:
+            connection = await cluster.connection(place, token)
+            await connection.call(storage_api.DESCRIBE, None, timeout_ms=5_000)
+            return connection
+
+        opened = [await usable(token) for token in (ann, bob, ann)]
+        with pytest.raises(CutwaterError, match="the quota of group:readers is used up"):
+            await usable(bob)
+        opened.pop().abort()  # type: ignore[attr-defined]
+        quotas = cluster.nodes[1].access.control.quotas
+        await until(lambda: sum(len(meter.connections) for meter in quotas._meters.values()) == 2, "it is gone")
+        opened.append(await usable(bob))
+        arguments = storage_api.ReadArguments(stream, GLSN(1), 1_000)
+        follow = [one.open_stream(storage_api.FOLLOW, arguments) for one in opened]  # type: ignore[attr-defined]
+        await until(lambda: sum(c.streams_sent for m in quotas._meters.values() for c in m.connections) == 2, "two")
+        errors = []
+        for one in follow:
+            try:
+                await one.receive(timeout_ms=1_000)
+            except QuotaExceeded as error:
+                errors.append(error)
+            except CutwaterError:
+                continue
+        assert [error.limit for error in errors] == ["subscriptions"]
+        for connection in opened:
+            connection.abort()  # type: ignore[attr-defined]
+
+
+async def test_a_subscription_gets_no_more_than_its_quota(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=1, mode=ON) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"))
+        await make_topic(cluster, "orders")
+        async with cluster.client(ann) as log:
+            for _ in range(20):
+                await log.append("orders", [b"x" * 1_000 for _ in range(20)])
+            await limit(cluster, "ann", bytes_out_per_s=100_000)
+            began, size = asyncio.get_running_loop().time(), 0
+            async with log.subscribe("orders", start="earliest") as records:
+                async for record in records:
+                    size += len(record.value)
+                    if size == 400_000:
+                        break
+            assert asyncio.get_running_loop().time() - began >= 400_000 / (100_000 * (1 + WITHIN)) - 0.5
+
+
+async def test_a_leader_that_dies_and_a_node_that_joins(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=1, metadata=2, mode=ON, lease_seconds=3.0) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"))
+        await make_topic(cluster, "orders")
+        await limit(cluster, "ann", bytes_in_per_s=200_000)
+        async with cluster.client(ann) as log:
+
+            async def append(log: AsyncClient) -> None:
+                await log.append("orders", b"x" * 2_000, timeout=20)
+
+            await flood(log, append, 4, 2.0)
+            before, began = accepted(cluster), system.monotonic()
+            dies = cluster.leader
+            flooding = asyncio.create_task(flood(log, append, 4, 8.0))
+            await dies.stop(timeout_ms=100)
+            cluster.metadata.remove(dies)
+            await until(lambda: any(server.leads for server in cluster.metadata), "another one leads")
+            await flooding
+            rate = (accepted(cluster) - before) / (system.monotonic() - began)
+            assert rate <= 200_000 * (1 + WITHIN)
+            assert rate >= 20_000, "shares are kept for the lease, and divided again after it"
+            # A node that joins gets a share of its own.
+            cluster.node_addresses[2] = free_addresses(1)[0]
+            await cluster.add_node(2)
+            await cluster.start_node(2)
+            _, new = await make_topic(cluster, "later", 2)
+            flooding = asyncio.create_task(flood(log, append, 4, 6.0))
+            began = asyncio.get_running_loop().time()
+            for _ in range(5):
+                await log.append("later", b"x" * 2_000, stream=new, timeout=20)
+            assert asyncio.get_running_loop().time() - began < 5.0
+            await flooding
