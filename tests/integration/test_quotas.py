@@ -285,3 +285,44 @@ async def test_a_leader_that_dies_and_a_node_that_joins(tmp_path: Path) -> None:
                 await log.append("later", b"x" * 2_000, stream=new, timeout=20)
             assert asyncio.get_running_loop().time() - began < 5.0
             await flooding
+
+
+async def test_a_client_without_a_place_gets_the_error_and_nothing_is_unknown(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=1, mode=ON) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"))
+        await make_topic(cluster, "orders")
+        # Each client needs a connection to the metadata repository, and one to the storage node.
+        await limit(cluster, "ann", connections=3)
+        async with cluster.client(ann) as one:
+            await one.append("orders", b"1")
+            async with cluster.client(ann) as two:
+                with pytest.raises(QuotaExceeded, match="connections 3 for the whole cluster"):
+                    await two.append("orders", b"2", timeout=2)
+                await one.close()
+                ack = await two.append("orders", b"3", timeout=20)
+                assert ack.llsn == 2, "what was refused is not in the log"
+
+
+async def test_staged_bytes_are_charged_when_they_are_staged(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=1, mode=ON) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"), ("publish,describe", "run:*"))
+        await make_topic(cluster, "orders")
+        await limit(cluster, "ann", staged_bytes=1_000_000)
+        rows = [bytes([i % 251]) * 1_000 for i in range(600)]
+        store = cluster.nodes[1].staging
+        async with cluster.client(ann) as log:
+            run = await log.open_run("r", "a-key")
+            part = await log.stage(run, 1, "orders", rows)
+            assert store.staged_by == {"ann": part.bytes}
+            with pytest.raises(QuotaExceeded, match="staged_bytes 1000000"):
+                await log.stage(run, 1, "orders", rows, timeout=2)
+            # What is decided is published whatever the quota is, and counts until its part is dropped.
+            await limit(cluster, "ann", staged_bytes=1_000, bytes_in_per_s=1_000_000)
+            await log.publish(run, 1, [part])
+            await until(lambda: cluster.nodes[1].node.counters.groups_published == 1, "it is published")
+            ask = cluster.nodes[1]._metadata.ask
+            await store.tidy(lambda request: ask(request, r.StagedAnswer, timeout_ms=5_000))
+            assert store.staged_by == {}
+        await cluster.stop_node(1)
+        await cluster.start_node(1)
+        assert cluster.nodes[1].staging.staged_by == {}

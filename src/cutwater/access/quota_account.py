@@ -84,6 +84,10 @@ class QuotaAccount:
         at, before = self._short.get(limit, (now, 0))
         self._short[limit] = now, max(missing, before if now - at < SHORT_SECONDS else 0)
 
+    def note_enough(self, limit: str) -> None:
+        """Note that nothing waits because of this limit any more."""
+        self._short.pop(limit, None)
+
     def may_get_more(self, limit: str) -> bool:
         units = quota_units(self.limits, limit)
         return units is not None and self._share(limit) < units
@@ -103,11 +107,12 @@ class QuotaAccount:
         units = quota_units(self.limits, limit)
         assert units is not None
         if limit not in RATES:
-            wants = self._held(self, limit) + (missing if is_short else 0)
+            held = self._held(self, limit)
+            wants = held + (missing if is_short else 0)
             if not wants:
                 self._stocks[limit] = 0
                 return None
-            return QuotaUse(self.subject, limit, self._stocks[limit], wants)
+            return QuotaUse(self.subject, limit, self._stocks[limit], wants, held)
         bucket, share = self.buckets[limit], self._shares[limit]
         debt = bucket.debt(now)
         if not is_short and not debt and now - self._used_at.get(limit, now - IDLE_SECONDS) >= IDLE_SECONDS:

@@ -65,6 +65,8 @@ class QuotaControl:
         self._term = 0
         self._asked: tuple[tuple[str, str], ...] = ()
         self._expiry: asyncio.TimerHandle | None = None
+        self._is_hungry = False
+        """Something had to wait since the last answer."""
         self._asked_at = self._loop.time()
         self._ask_seconds = ASK_SECONDS_MIN
         self._ask_timer: asyncio.TimerHandle | None = None
@@ -212,7 +214,9 @@ class QuotaControl:
                 before, share = account.take_share(limit, shares.get((subject, limit), 0), now)
                 has_more |= share > before
                 has_less |= share < before * LESS
-        self._ask_seconds = ASK_SECONDS_MIN if has_more else min(self._ask_seconds * 2, ASK_SECONDS_MAX)
+        in_vain = self._is_hungry and not has_more
+        self._ask_seconds = min(self._ask_seconds * 2, ASK_SECONDS_MAX) if in_vain else ASK_SECONDS_MIN
+        self._is_hungry = False
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry = self._loop.call_at(valid_until, self._expire)
@@ -234,6 +238,7 @@ class QuotaControl:
 
     def _hungry(self) -> None:
         """Ask the leader soon: something waits, and a larger share may help."""
+        self._is_hungry = True
         if self._ask_timer is None:
             at = max(self._asked_at + self._ask_seconds, self._loop.time())
             if at <= self._loop.time() + ASK_SECONDS_MIN / 10:
@@ -246,6 +251,10 @@ class QuotaControl:
         self._copy.ask_soon()
 
     def stop(self) -> None:
+        """End with the server. Nothing waits any more."""
+        for meter in self._meters.values():
+            meter.stop()
+        self._meters.clear()
         for timer in (self._expiry, self._ask_timer):
             if timer is not None:
                 timer.cancel()

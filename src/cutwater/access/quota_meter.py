@@ -175,6 +175,7 @@ class _Doorway(Struct, eq=False):
     """A connection that waits for a place, with its calls. They get the error if there is none."""
 
     timer: asyncio.TimerHandle
+    since: float
     calls: list[Callable[[CutwaterError | None], None]] = field(default_factory=list)
 
 
@@ -209,6 +210,7 @@ class QuotaMeter:
         for connection in list(self._waiting):
             if self._has_place():
                 self._let_in(connection)
+        self._note_waiting()
         for lane in self._lanes:
             lane.pump()
 
@@ -330,6 +332,8 @@ class QuotaMeter:
                 raise self.refusal(account, stock, ASK_SECONDS)
             await asyncio.sleep(PUMP_SECONDS_MIN * 10)
         if began is not None:
+            for account in self.accounts:
+                account.note_enough(stock)
             self.counters.delayed[stock] += 1
             self.counters.delayed_seconds[stock] += self._loop.time() - began
 
@@ -350,7 +354,7 @@ class QuotaMeter:
             return
         self.counters.delayed[CONNECTIONS] += 1
         timer = self._loop.call_later(WAIT_SECONDS_MAX, self._turn_away, connection)
-        self._waiting[connection] = _Doorway(timer)
+        self._waiting[connection] = _Doorway(timer, self._loop.time())
 
     def keep(self, connection: Connection) -> None:
         """Take in a connection that was opened before this quota."""
@@ -372,9 +376,16 @@ class QuotaMeter:
     def _let_in(self, connection: Connection) -> None:
         doorway = self._waiting.pop(connection)
         doorway.timer.cancel()
+        self.counters.delayed_seconds[CONNECTIONS] += self._loop.time() - doorway.since
         self.connections.add(connection)
+        for account in self.accounts:
+            account.note_enough(CONNECTIONS)
         for go_on in doorway.calls:
             go_on(None)
+
+    def _note_waiting(self) -> None:
+        if self._waiting and (account := self.lacking(CONNECTIONS, 1)) is not None:
+            self.short(account, CONNECTIONS, self._loop.time(), len(self._waiting))
 
     def _turn_away(self, connection: Connection) -> None:
         account = self.lacking(CONNECTIONS, 1)

@@ -48,12 +48,12 @@ class LeaderAccess:
         self._looking: asyncio.Task[LeaderEpoch] | None = None
         self._next_look: asyncio.Task[LeaderEpoch] | None = None
 
-    def begin(self) -> None:
+    def begin(self, epoch: LeaderEpoch) -> None:
         """A term begins: nothing is known yet about what servers have, and which of them have a lease."""
         self._confirmed.clear()
         self._answered.clear()
         self._begun = system.monotonic()
-        self._shares.begin(self._begun, int(self._epoch() or 0))
+        self._shares.begin(self._begun, int(epoch))
 
     @property
     def is_new(self) -> bool:

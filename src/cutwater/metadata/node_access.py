@@ -86,9 +86,9 @@ class NodeAccess:
         if term is not None and term.epoch == epoch:
             term.finish("the store says that another leader was there")
 
-    def begin_term(self, state: OrderState) -> None:
+    def begin_term(self, epoch: LeaderEpoch, state: OrderState) -> None:
         self.copy.take(state.access.snapshot())
-        self._leader.begin()
+        self._leader.begin(epoch)
 
     def changed(self, rules: AccessRules) -> None:
         """Take in rules that this node, which leads, has stored, and tell other servers. Followers see the revision in

@@ -205,6 +205,7 @@ class MetadataServer:
             self._upstream.abort()
         if self._listener is not None:
             await self._listener.close(timeout_ms=timeout_ms)
+        self.control.quotas.stop()
         await self._store.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -408,7 +409,7 @@ class MetadataServer:
         self._leader = loaded.leader
         state = await self._loop.run_in_executor(self._threads, OrderState, loaded.snapshot, loaded.decisions)
         self.counters.terms += 1
-        self.access.begin_term(state)
+        self.access.begin_term(epoch, state)
         self._pulse.beat()
         term = Term(
             epoch,

@@ -265,6 +265,7 @@ class StorageNodeServer:
         deadline = loop.time() + timeout_ms / 1_000
         if self._listener is not None:
             await self._listener.close(timeout_ms=max(1, timeout_ms // 2))
+        self.access.control.quotas.stop()
         self.node.stop_reporting()
         tasks = list(self._tasks)
         for task in tasks:

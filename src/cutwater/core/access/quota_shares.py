@@ -35,12 +35,14 @@ LEAST_DIVISOR = 16
 
 
 class QuotaUse(Struct, frozen=True, array_like=True):
-    """What a server uses of one limit of one quota. ``share``: by which it acts now. ``wants``: what it could use."""
+    """What a server uses of one limit of one quota. ``share``: by which it acts now. ``wants``: what it could use.
+    ``held``: what it has and cannot give back at once, such as connections."""
 
     subject: str
     limit: str
     share: int
     wants: int
+    held: int = 0
 
 
 class QuotaShare(Struct, frozen=True, array_like=True):
@@ -96,6 +98,12 @@ def wanted_share(quota: int, wants: Mapping[S, int], server: S, *, is_rate: bool
 class _Claim(Struct):
     share: int
     wants: int
+    held: int
+
+
+def _claim(use: QuotaUse) -> _Claim:
+    held = max(0, use.held)
+    return _Claim(max(held, use.share), max(held, use.wants), held)
 
 
 class _Asker(Struct):
@@ -140,7 +148,7 @@ class QuotaShares(Generic[S]):
         if known is not None and (asked.session, asked.number) <= (known.session, known.number):
             # The server does not wait for this answer any more.
             return QuotaAnswer(self._term)
-        claims = {(use.subject, use.limit): _Claim(max(0, use.share), max(0, use.wants)) for use in asked.uses}
+        claims = {(use.subject, use.limit): _claim(use) for use in asked.uses}
         self._askers[server] = _Asker(asked.session, asked.number, now, claims, is_certain)
         may_enlarge = now >= self._begun + self._lease_seconds or all(map(self._is_certain, {*servers, server}))
         shares = []
@@ -161,8 +169,9 @@ class QuotaShares(Generic[S]):
 
     def _share(self, server: S, key: tuple[str, str], quota: int) -> int:
         claims = {one: it.claims[key] for one, it in self._askers.items() if key in it.claims}
-        wants = {one: claim.wants for one, claim in claims.items()}
-        wanted = wanted_share(quota, wants, server, is_rate=key[1] in RATES)
+        held = sum(claim.held for claim in claims.values())
+        wants = {one: claim.wants - claim.held for one, claim in claims.items()}
+        wanted = claims[server].held + wanted_share(max(0, quota - held), wants, server, is_rate=key[1] in RATES)
         others = sum(claim.share for one, claim in claims.items() if one != server)
         return max(0, min(wanted, quota - others))
 

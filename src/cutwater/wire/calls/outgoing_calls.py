@@ -12,7 +12,14 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ProtocolViolation, ResourceExhausted
+from cutwater.errors import (
+    CutwaterError,
+    DeadlineExceeded,
+    InvalidArgument,
+    ProtocolViolation,
+    QuotaExceeded,
+    ResourceExhausted,
+)
 from cutwater.protocol.errors import ConnectionLost, MalformedFrame, from_wire
 from cutwater.protocol.methods import Payload, StreamMethod
 from cutwater.runtime.deadline_watch import DeadlineWatch
@@ -254,7 +261,10 @@ def _senseless_timeout(method: str, timeout_ms: int) -> InvalidArgument:
     return InvalidArgument(f"{method}: a timeout is 1 to {TIMEOUT_MS_MAX} ms, not {timeout_ms}")
 
 
-def _lost(reason: str, cause: CutwaterError | None) -> ConnectionLost:
+def _lost(reason: str, cause: CutwaterError | None) -> CutwaterError:
+    if isinstance(cause, QuotaExceeded):
+        # The connection found no place at the server, which has begun nothing of what came over it.
+        return QuotaExceeded(cause.subject, cause.limit, cause.quota, cause.retry_after)
     error = ConnectionLost(reason, outcome_unknown=True)
     if not isinstance(cause, ConnectionLost):
         error.__cause__ = cause
