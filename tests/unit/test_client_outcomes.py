@@ -31,8 +31,8 @@ UNKNOWN = {
     "CheckpointDamaged",
 }  # fmt: skip
 ELSEWHERE = {
-    "ConnectionLost", "DeadlineExceeded", "NotFound", "NotLeader", "ReadOnly", "ResourceExhausted", "StreamSealed",
-    "Unavailable", "WrongEpoch", "CannotListen", "Refused",
+    "ConnectionLost", "DeadlineExceeded", "NotFound", "NotLeader", "QuotaExceeded", "ReadOnly", "ResourceExhausted",
+    "StreamSealed", "Unavailable", "WrongEpoch", "CannotListen", "Refused",
 }  # fmt: skip
 
 CLASSES = [
