@@ -326,3 +326,33 @@ async def test_staged_bytes_are_charged_when_they_are_staged(tmp_path: Path) -> 
         await cluster.stop_node(1)
         await cluster.start_node(1)
         assert cluster.nodes[1].staging.staged_by == {}
+
+
+async def test_what_waits_is_bounded_and_refused_before_its_deadline(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=1, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("describe", "cluster"))
+        await limit(cluster, "ann", requests_per_s=2)
+        quotas = cluster.nodes[1].access.control.quotas
+        connections = [await cluster.connection(cluster.node_addresses[1], ann) for _ in range(3)]
+        calls = [
+            asyncio.create_task(connection.call(storage_api.DESCRIBE, None, timeout_ms=5_000))
+            for _ in range(900)
+            for connection in connections
+        ]
+        longest = 0
+        while not all(call.done() for call in calls):
+            lanes = [lane for meter in quotas._meters.values() for lane in meter._lanes]
+            longest = max(longest, *(len(lane._queue) for lane in lanes))
+            await asyncio.sleep(0.02)
+        outcomes = [call.exception() for call in calls]
+        refused = [error for error in outcomes if error is not None]
+        assert all(isinstance(error, QuotaExceeded) for error in refused)
+        assert longest <= WAITING_MAX
+        assert 1 <= len(outcomes) - len(refused) <= 6
+        # A caller that gives up while its call waits leaves nothing behind.
+        call = asyncio.create_task(connections[0].call(storage_api.DESCRIBE, None, timeout_ms=5_000))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        for connection in connections:
+            connection.abort()
+        await until(lambda: not quotas._meters, "the meter goes with the last connection")
