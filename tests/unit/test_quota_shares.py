@@ -121,6 +121,13 @@ class Cluster:
                 self.answer(server.question(self.now), server.name)
             case _:
                 sent, question = self.now, server.question(self.now)
+                if random.random() < 0.3:
+                    # Its first answer is lost, and it repeats the question, through another metadata node.
+                    self.answer(question, server.name)
+                    self.now += 1.0
+                    other = random.choice(self.servers)
+                    if other is not server:
+                        other.take(self.answer(other.question(self.now), other.name), self.now)
                 self.now += random.choice((0.0, 0.01))
                 server.take(self.answer(question, server.name), sent)
         self.check()

@@ -145,10 +145,13 @@ class QuotaShares(Generic[S]):
         """Return the shares for a server. ``servers``: all that may act by shares of an earlier leader."""
         self._askers = {one: it for one, it in self._askers.items() if now < it.at + self._lease_seconds}
         known, is_certain = self._askers.get(server), asked.term == self._term
-        if known is not None and (asked.session, asked.number) <= (known.session, known.number):
-            # The server does not wait for this answer any more.
-            return QuotaAnswer(self._term)
         claims = {(use.subject, use.limit): _claim(use) for use in asked.uses}
+        if known is not None and (asked.session, asked.number) <= (known.session, known.number):
+            if (asked.session, asked.number) != (known.session, known.number):
+                # The server does not wait for this answer any more.
+                return QuotaAnswer(self._term)
+            # It repeats its question, through another metadata node, and may take either answer.
+            claims = known.claims
         self._askers[server] = _Asker(asked.session, asked.number, now, claims, is_certain)
         may_enlarge = now >= self._begun + self._lease_seconds or all(map(self._is_certain, {*servers, server}))
         shares = []
