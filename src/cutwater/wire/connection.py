@@ -17,7 +17,14 @@ from typing import TypeVar, cast
 
 from msgspec import Raw
 
-from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted, Unavailable
+from cutwater.errors import (
+    CutwaterError,
+    DeadlineExceeded,
+    ProtocolViolation,
+    QuotaExceeded,
+    ResourceExhausted,
+    Unavailable,
+)
 from cutwater.protocol.errors import ConnectionLost, Unproven, encode_error, from_wire, why_lost
 from cutwater.protocol.methods import Method, Notice, Payload, Received, StreamMethod
 from cutwater.runtime.event_loop import receive_buffer
@@ -293,9 +300,9 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection because of what the peer did: send the peer the error, and process no more frames."""
         if self.state in (ConnectionState.FAILED, ConnectionState.CLOSED):
             return
-        if self.peer is not None and not isinstance(error, Unproven):
+        if self.peer is not None and not isinstance(error, Unproven | QuotaExceeded):
             # Peers that have not greeted are logged by the listener, and peers that fail to prove that they are servers
-            # by a guard. Both limit how often they log.
+            # by a guard. Both limit how often they log. Metrics count those that a quota refuses.
             _log.info("%r closed: %s", self, error.message)
         self._fall(error)
         told = encode_error(error, self._outbox.header_bytes_max - 1)
