@@ -35,6 +35,7 @@ from tests.spark.secured_kit import SecuredCluster, secret_in, secured_cluster
 ROOT = Path(__file__).parents[2]
 ROWS = 300
 LOOK_SECONDS = 0.05
+ARGUMENTS_SECONDS = 0.2
 WAIT_SECONDS = 200
 
 
@@ -69,7 +70,7 @@ class Arguments(threading.Thread):
         self.found: dict[str, str] = {}
 
     def run(self) -> None:
-        while not self._over.wait(LOOK_SECONDS):
+        while not self._over.wait(ARGUMENTS_SECONDS):
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 with suppress(OSError):
                     text = path.read_bytes().decode(errors="replace")
@@ -185,8 +186,11 @@ def test_a_supervised_pipeline_with_a_token_from_the_environment(secured: Secure
         assert log.table("counted").num_rows == before + ROWS
     assert files_with(tmp_path, secret_in(token)) == set()
     assert list(scratch.iterdir()) == []
-    with started([*command, "--checkpoint", str(tmp_path / "c")], tmp_path, CUTWATER_TOKEN="") as process:
+    file.write_text("def built():\n    return 1 / 0\n\np = built()\n")
+    with started(command, tmp_path, CUTWATER_TOKEN=token.read_text().strip(), TMPDIR=str(scratch)) as process:
         assert process.wait(WAIT_SECONDS) != 0
+    assert "ZeroDivisionError" in (tmp_path / "stderr").read_text()
+    assert files_with(tmp_path, secret_in(token)) == set()
     assert set(arguments.end()) == {str(file)}
 
 

@@ -79,6 +79,10 @@ class JobOptions(Struct, frozen=True):
     tls: tuple[str, str, str] = ("", "", "")
     """Files: the authority of the servers, the certificate of this client, and its key."""
 
+    def __repr__(self) -> str:
+        """Leave out the token: this text gets into messages and logs."""
+        return f"JobOptions(file={self.file!r}, variable={self.variable!r}, log={self.log!r})"
+
     def credentials(self) -> dict[str, str]:
         """Return the environment by which the program gets the credentials. What is in the environment of this process
         does not count, because the command may have been given others."""
