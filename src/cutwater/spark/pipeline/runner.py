@@ -306,7 +306,7 @@ def run_pipeline(
     if retain is not None and retain < RETAIN_MIN:
         raise InvalidArgument(f"retain is {retain}: a checkpoint keeps at least {RETAIN_MIN} micro-batches")
     wish = wish_of(from_savepoint, replay_output, allow_non_restored_state)
-    settings = {"spark.master": "local"} if spark is None else settings_of(spark)
+    settings = settings_of(spark) if token and spark is not None else {"spark.master": "local"}
     where = where_of_run(pipeline, file_of(token, settings), (tls_ca, tls_certificate, tls_key))
     began_with = None if wish.savepoint is None else absolute(wish.savepoint)
     if checkpoint is None:
@@ -322,7 +322,8 @@ def run_pipeline(
             program = checked(pipeline, client, tasks, pieces)
             end = until_position(client, until)
             spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{tasks}]")
-            refuse_unprotected(where, why_no_tokens(settings_of(spark)))
+            if where.token():
+                refuse_unprotected(where, why_no_tokens(settings_of(spark)))
             provide_format(spark, PipelineSource)
             provide_format(spark, PipelineSink)
             check_transforms(pipeline.graph, program.plan, spark)
