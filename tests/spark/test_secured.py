@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource
 
 import cutwater
 import cutwater.spark
-from cutwater.errors import PermissionDenied
+from cutwater.errors import InvalidArgument, PermissionDenied
 from cutwater.pipeline import Pipeline
 from cutwater.spark.pipeline import runner
 from cutwater.spark.pipeline.sink import PipelineSink, PipelineWriter
@@ -357,6 +357,11 @@ def test_a_token_is_refused_where_spark_is_not_protected(spark: SparkSession, se
     made = source_class(os.getpid(), "spark.authenticate=true is missing")
     unprotected = type("Unprotected", (made,), {"name": classmethod(lambda cls: "cutwater-unprotected")})
     provide_format(spark, unprotected)
+    spark.conf.set("spark.mine", f"--token {token_of(secured, 'reader').read_text()}")
+    with pytest.raises(InvalidArgument, match=r"the setting 'spark\.mine' of Spark contains a token"):
+        cutwater.spark.register(spark)
+    spark.conf.unset("spark.mine")
+    cutwater.spark.register(spark)
     common = {"servers": secured.servers, "tls.ca": str(secured.ca), "subscribe": "orders"}
     for more, told in (
         ({"token.file": str(token_of(secured, "reader"))}, r"Refused: spark\.authenticate=true is missing"),

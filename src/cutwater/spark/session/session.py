@@ -111,6 +111,7 @@ def _quieten(spark: SparkSession) -> None:
 
 def register(spark: SparkSession) -> None:
     """Register the format ``cutwater`` in a session that was made without ``session``."""
+    refuse_tokens_in(spark.conf.getAll)
     provide_format(spark, source_class(os.getpid(), why_no_tokens(settings_of(spark))))
 
 
