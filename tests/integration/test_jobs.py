@@ -427,11 +427,9 @@ def test_metrics_of_a_detached_job(kit: Kit, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_where_metrics_of_a_job_are_not_served(address: str, expected: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(expected)):
-        pipeline.PipelineRunOptions(metrics=address).asked("p.py", None, "")
-    assert (
-        pipeline.PipelineRunOptions(metrics="0.0.0.0:0", insecure=True).asked("p.py", None, "").metrics == "0.0.0.0:0"
-    )
-    assert pipeline.PipelineRunOptions().asked("p.py", None, "").metrics == ""
+        pipeline.PipelineRunOptions(metrics=address).asked("p.py", None)
+    assert pipeline.PipelineRunOptions(metrics="0.0.0.0:0", insecure=True).asked("p.py", None).metrics == "0.0.0.0:0"
+    assert pipeline.PipelineRunOptions().asked("p.py", None).metrics == ""
 
 
 def cutwater(*arguments: str, code: int = 0) -> str:

@@ -17,7 +17,6 @@ from cutwater.admin.cluster_certificates import (
     HOSTS,
     make_certificates,
     owner_access,
-    read_token_file,
     server_flags,
 )
 from cutwater.admin.cluster_security import save_token
@@ -28,6 +27,7 @@ from cutwater.cli.commands.quota import parse_amount
 from cutwater.cli.commands.token import parse_expiry
 from cutwater.cli.framework import config_file, security
 from cutwater.cli.framework.security import Security
+from cutwater.client.cluster.credentials import read_token_file
 from cutwater.client.cluster.log_directory import FILES_OF_CLUSTER, other_files
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode

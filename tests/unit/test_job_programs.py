@@ -92,21 +92,17 @@ def test_the_name_after_a_file() -> None:
 
 
 def test_options_of_a_run() -> None:
-    asked = PipelineRunOptions(until="17", drain=True, parallelism=3, restart="none").asked(
-        "a/f.py:p", Path("jobs"), "t"
-    )
+    asked = PipelineRunOptions(until="17", drain=True, parallelism=3, restart="none").asked("a/f.py:p", Path("jobs"))
     assert (asked.file, asked.variable, asked.root) == (
         str(Path("a/f.py").absolute()),
         "p",
         str(Path("jobs").absolute()),
     )
     assert (asked.start.until, asked.start.drain, asked.start.parallelism) == (17, True, 3)
-    asked = PipelineRunOptions(available_now=True, checkpoint="c", from_savepoint="hdfs://h/s").asked(
-        "f.py", Path(), ""
-    )
+    asked = PipelineRunOptions(available_now=True, checkpoint="c", from_savepoint="hdfs://h/s").asked("f.py", Path())
     assert (asked.start.until, asked.start.from_savepoint) == ("now", "hdfs://h/s")
     assert asked.start.checkpoint == str(Path("c").absolute())
-    assert PipelineRunOptions(until="@2026-01-01").asked("f.py", Path(), "").start.until == "2026-01-01T00:00:00+00:00"
+    assert PipelineRunOptions(until="@2026-01-01").asked("f.py", Path()).start.until == "2026-01-01T00:00:00+00:00"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +123,7 @@ def test_options_of_a_run() -> None:
 )
 def test_options_that_make_no_sense(options: PipelineRunOptions, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
-        options.asked("f.py", Path(), "")
+        options.asked("f.py", Path())
 
 
 def test_a_command_tells_of_no_savepoint_that_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

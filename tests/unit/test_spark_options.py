@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 
@@ -80,7 +81,13 @@ def test_where_to_begin(given: dict[str, str], start: LogPoint) -> None:
             "'watermark.bound' is '5s': what is declared",
         ),
         ({"columns": "glsn,,value"}, True, "'columns' is 'glsn,,value': names are separated by commas"),
-        ({"tls.key": "key.pem"}, True, "'tls.certificate' is missing: TLS needs all of"),
+        ({"tls.key": "key.pem"}, True, "'tls.ca' is missing: TLS needs the PEM file of the servers' authority"),
+        (
+            {"tls.ca": "a.pem", "tls.key": "k.pem"},
+            True,
+            "'tls.certificate' is missing: a certificate and its private key",
+        ),
+        ({"token": "hunter2"}, True, "'token' is refused, .* name it with option 'token.file'"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_is_allowed(given: dict[str, str], streaming: bool, message: str) -> None:
@@ -111,19 +118,43 @@ def test_the_guide_explains_every_option() -> None:
     assert [name for name in READING if f"`{name}`" not in text] == []
 
 
-def test_a_token_is_not_shown() -> None:
-    secured = {"servers": SERVERS, "token": "hunter2", "insecure": "true", "timeout": "5s"}
+def test_a_token_is_never_part_of_options_or_of_what_is_sent_to_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options name a file. A process reads it when it connects, so it may be replaced meanwhile."""
+    file = tmp_path / "token"
+    file.write_text("hunter2\n")
+    file.chmod(0o600)
+    secured = {"servers": SERVERS, "token.file": str(file), "insecure": "true", "timeout": "5s"}
     files = {"tls.certificate": "/c.pem", "tls.key": "/k.pem", "tls.ca": "/a.pem"}
-    for given in (secured, {**secured, **files}, {"path": "/data"}):
+    for given in (secured, {**secured, **files}, {**secured, "tls.ca": "/a.pem"}, {"path": "/data"}):
         where = where_of(given)
         assert where_of(where.options()) == where
-        assert where.options().get("token") == given.get("token")
-        assert "hunter2" not in repr(where)
-    assert SERVERS in repr(where_of(secured))
-    assert "hunter2" not in repr(where_of(secured).access())
-    with pytest.raises(InvalidArgument, match="there is no option 'tokens'") as raised:
-        read_options({"servers": SERVERS, "subscribe": "t", "tokens": "hunter2"}, streaming=True)
-    assert "hunter2" not in str(raised.value)
+        assert b"hunter2" not in pickle.dumps(where)
+    access = where_of(secured).access()
+    assert (access.shown_token(), access.insecure) == ("hunter2", True)
+    assert "hunter2" not in repr(access)
+    file.write_text("hunter3")
+    assert access.shown_token() == "hunter3"
+    file.chmod(0o644)
+    with pytest.raises(InvalidArgument, match="can be used by other users"):
+        access.shown_token()
+    monkeypatch.chdir(tmp_path)
+    assert where_of({"servers": SERVERS, "token.file": "token"}).token_file == str(file)
+    for name in ("token", "tokens"):
+        with pytest.raises(InvalidArgument, match=f"option '{name}'") as raised:
+            read_options({"servers": SERVERS, "subscribe": "t", name: "hunter2"}, streaming=True)
+        assert "hunter2" not in str(raised.value)
+
+
+def test_a_token_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest place counts, and an embedded log has a secret of its own."""
+    monkeypatch.setenv("CUTWATER_TOKEN", "hunter2")
+    assert where_of({"servers": SERVERS}).token() == "hunter2"
+    monkeypatch.setenv("CUTWATER_TOKEN_FILE", "/one")
+    assert where_of({"servers": SERVERS}).token() == Path("/one")
+    assert where_of({"servers": SERVERS, "token.file": "/two"}).token() == Path("/two")
+    assert where_of({"path": "/data"}).token() == where_of({"servers": f"{SERVERS}/data"}).token() == ""
 
 
 def test_the_examples_make_the_topics_that_they_write_to() -> None:

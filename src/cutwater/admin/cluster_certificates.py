@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from cutwater.client.cluster.credentials import Access
+from cutwater.client.cluster.credentials import Access, read_token_file
 from cutwater.core.access.principals import token_id
-from cutwater.errors import InvalidArgument
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.runtime import system
-from cutwater.runtime.local_files import MachineFiles, read_secret
+from cutwater.runtime.local_files import MachineFiles
 from cutwater.wire.identity.server_certificates import ServerName
 from cutwater.wire.identity.tls import client_tls
 
@@ -88,21 +87,6 @@ def admin_token(directory: Path) -> str:
     """Return the token in the cluster's directory; empty if there is none."""
     path = directory / ADMIN_TOKEN
     return read_token_file(path) if path.exists() else ""
-
-
-def read_token_file(path: Path) -> str:
-    """Read a file with one token, which other users must not be able to read."""
-    data = read_secret(path, "a file with a token", "revoke the token and make another one")
-    if data is None:
-        raise InvalidArgument(f"{path}, the file with the token, does not exist")
-    # The message does not repeat the text: it may be a secret.
-    try:
-        text = data.decode("ascii").strip()
-    except UnicodeDecodeError:
-        text = ""
-    if not text or any(character.isspace() for character in text):
-        raise InvalidArgument(f"{path} holds no token: write one into it, in one line, and nothing else")
-    return text
 
 
 def token_id_in(path: Path) -> str:

@@ -23,7 +23,7 @@ from cutwater.client.append.router import Appends, check_stream
 from cutwater.client.append.sender import Shipping
 from cutwater.client.arguments import check_not_called, check_number, check_topic
 from cutwater.client.cluster.catalog_cache import Catalogs
-from cutwater.client.cluster.credentials import Access, check_tls
+from cutwater.client.cluster.credentials import Access, check_tls, token_access
 from cutwater.client.cluster.cursors import AsyncCursor
 from cutwater.client.cluster.holder_file import with_secret
 from cutwater.client.cluster.metadata_client import SCHEME, Repository, check_no_path, parse_servers
@@ -124,7 +124,7 @@ class AsyncClient(PublishingCalls):
         timeout: float = TIMEOUT_SECONDS,
         compression: Compression | None = None,
         cluster: int | None = None,
-        token: str = "",
+        token: str | os.PathLike[str] = "",
         tls: ssl.SSLContext | None = None,
         insecure: bool = False,
         limits: Limits | None = None,
@@ -132,10 +132,11 @@ class AsyncClient(PublishingCalls):
         """Connect to the metadata repository at any of the addresses in ``cutwater://host:port,host:port``.
 
         ``timeout`` is what each call may take unless it says otherwise. ``compression`` (``"lz4"`` or ``"zstd"``) is
-        applied to appended records. ``cluster``: refuse to talk to any other cluster than this one.
+        applied to appended records. ``cluster``: refuse to talk to any other cluster than this one. ``token`` is the
+        token itself, or the ``pathlib.Path`` of a file with it, which every new connection reads again.
         """
         check_no_path(servers)
-        access = Access(check_tls(tls), token, insecure)
+        access = token_access(check_tls(tls), token, insecure)
         number = ANY_CLUSTER if cluster is None else check_number("cluster", cluster, "the number of a cluster")
         return await cls._connect(servers, access, timeout, compression, limits, number)
 

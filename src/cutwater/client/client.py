@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import ssl
 import threading
 from collections import deque
@@ -371,7 +372,7 @@ def connect(
     timeout: float = TIMEOUT_SECONDS,
     compression: Compression | None = None,
     cluster: int | None = None,
-    token: str = "",
+    token: str | os.PathLike[str] = "",
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
     limits: Limits | None = None,

@@ -74,6 +74,21 @@ class JobOptions(Struct, frozen=True):
     token: str = ""
     metrics: str = ""
     """The address where Prometheus can read metrics; empty for none."""
+    token_file: str = ""
+    """A file with the token, in place of the token itself."""
+    tls: tuple[str, str, str] = ("", "", "")
+    """Files: the authority of the servers, the certificate of this client, and its key."""
+
+    def __repr__(self) -> str:
+        """Leave out the token: this text gets into messages and logs."""
+        return f"JobOptions(file={self.file!r}, variable={self.variable!r}, log={self.log!r})"
+
+    def credentials(self) -> dict[str, str]:
+        """Return the environment by which the program gets the credentials. What is in the environment of this process
+        does not count, because the command may have been given others."""
+        names = ("CUTWATER_TLS_CA", "CUTWATER_TLS_CERTIFICATE", "CUTWATER_TLS_KEY")
+        found = dict(zip(names, self.tls, strict=True))
+        return found | {"CUTWATER_TOKEN": self.token, "CUTWATER_TOKEN_FILE": self.token_file}
 
 
 class _Pending(Struct):
@@ -188,7 +203,7 @@ class Supervisor:
     def _spawn(self) -> None:
         self._restart_at, self._last_word, self._progress = None, None, None
         asked = self._asked
-        more = {"CUTWATER_TOKEN": asked.token} if asked.token else {}
+        more = asked.credentials()
         if not asked.root:
             more[messages.TELLS_LOG] = "yes"
         arguments = [asked.file, asked.variable, asked.log]

@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
@@ -46,8 +47,8 @@ from cutwater.savepoints.files import LocalFiles, is_local
 from cutwater.savepoints.savepoint import place_of
 from cutwater.spark.savepoint.checkpoints import Checkpoint, FinishedBatch, Note, Origin
 
-TOKEN = "CUTWATER_TOKEN"
-OPEN_SECONDS = 60.0
+TOKEN, TOKEN_FILE = "CUTWATER_TOKEN", "CUTWATER_TOKEN_FILE"
+TLS_FILES = ("CUTWATER_TLS_CA", "CUTWATER_TLS_CERTIFICATE", "CUTWATER_TLS_KEY")
 WAIT_SECONDS = 1.0
 """How often it looks for commands and reports progress."""
 LEAST_SECONDS = 0.001
@@ -122,18 +123,22 @@ def _log_key(pipeline: Pipeline) -> str:
     return log_key(_where(pipeline))
 
 
-def _where(pipeline: Pipeline) -> Any:
-    from cutwater.spark.options import Where  # noqa: PLC0415
-    from cutwater.spark.session.log_holder import servers_of  # noqa: PLC0415
+def _where(pipeline: Pipeline, master: str = "") -> Any:
+    """Return the log, and files with the credentials for it. ``master`` is where Spark runs, if not in this process."""
+    from cutwater.spark.pipeline.runner import where_of_run  # noqa: PLC0415
+    from cutwater.spark.session.token_safety import file_of  # noqa: PLC0415
 
     if not pipeline.log:
         raise InvalidArgument(
             f"pipeline {pipeline.name!r} does not say which log it reads: name one with --log, or in the file"
         )
-    if "://" not in pipeline.log:
-        # The log stays open as long as the supervisor lives, so a restart finds it open.
-        pipeline.log = servers_of(pipeline.log, os.getppid(), OPEN_SECONDS)
-    return Where(servers=pipeline.log, token=os.environ.get(TOKEN, ""))
+    file = os.environ.get(TOKEN_FILE)
+    token = Path(file) if file else os.environ.get(TOKEN, "")
+    files = tuple(os.environ.get(name) for name in TLS_FILES)
+    # The log stays open as long as the supervisor lives, so a restart finds it open.
+    where = where_of_run(pipeline, file_of(token, {"spark.master": master or "local"}), files, os.getppid())
+    pipeline.log = where.servers
+    return where
 
 
 def _print_to(path: str) -> None:
@@ -158,6 +163,13 @@ def restored(checkpoint: Checkpoint, done: FinishedBatch | None, origin: Origin 
     if done is not None:
         return Restored(checkpoint.path, done.offset.glsn, done.batch)
     return None if origin is None else Restored(origin.savepoint, origin.glsn)
+
+
+def _tls_of(where: Any) -> dict[str, Any]:
+    tls = where.tls
+    if tls is None:
+        return {}
+    return {"tls_ca": tls.authority, "tls_certificate": tls.certificate, "tls_key": tls.key}
 
 
 class SavepointWish:
@@ -192,9 +204,10 @@ class _Program:
         from cutwater.spark.session.session import session  # noqa: PLC0415
 
         start, pipeline = self._start, self._pipeline
-        where = _where(pipeline)
-        # Spark's processes get the token with the query, and no other process needs it.
-        os.environ.pop(TOKEN, "")
+        where = _where(pipeline, start.master)
+        # Spark's processes read the file that the query names, and no other process needs the token.
+        for name in (TOKEN, TOKEN_FILE):
+            os.environ.pop(name, "")
         # A remote checkpoint is read through Spark, which then has the requested number of threads.
         note = Checkpoint(start.checkpoint, LocalFiles()).note() if is_local(start.checkpoint) else None
         threads, slices = sizes(start, note)
@@ -218,7 +231,8 @@ class _Program:
             start=start.start,
             max_records_per_trigger=start.max_records_per_trigger,
             spark=spark,
-            token=where.token,
+            token=Path(where.token_file) if where.token_file else "",
+            **_tls_of(where),
             retain=start.retain,
             wait=False,
             **self._beginning(checkpoint),

@@ -4,17 +4,17 @@ allowed."""
 from __future__ import annotations
 
 import json
+import os
 import re
-import ssl
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
-from cutwater.client.cluster.credentials import Access
+from cutwater.client.cluster.credentials import Access, tls_context, token_access
+from cutwater.client.cluster.holder_file import directory_of
 from cutwater.client.cluster.metadata_client import parse_servers
 from cutwater.client.convert.encoding import COMPRESSIONS, Compression
 from cutwater.client.convert.times import time_us
@@ -22,8 +22,6 @@ from cutwater.client.subscribe.stream_readers import Selection
 from cutwater.core.read.watermark import IDLE_AFTER_US_DEFAULT, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime
-from cutwater.wire.identity.certificate_files import TlsFiles
-from cutwater.wire.identity.tls import client_tls
 
 MIB = 1024 * 1024
 PARTITION_BYTES_DEFAULT = 96 * MIB
@@ -49,7 +47,8 @@ _SIZES = {"": 1, "b": 1, "k": 1024, "m": MIB, "g": 1024 * MIB}
 End = Literal["earliest", "latest"]
 
 TLS = ("tls.certificate", "tls.key", "tls.ca")
-WHERE = ("servers", "path", "token", *TLS, "insecure", "timeout")
+TOKEN_FILE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE = "token.file", "CUTWATER_TOKEN_FILE", "CUTWATER_TOKEN"
+WHERE = ("servers", "path", "token", TOKEN_FILE, *TLS, "insecure", "timeout")
 """Options that name the log and the way to reach it, for reading and for writing."""
 WHAT = ("subscribe", "subscribePattern", "columns", "includeHeaders")
 FROM_TO = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss")
@@ -59,15 +58,31 @@ READING = (*WHERE, *WHAT, *FROM_TO, *HOW, *EVENT_TIME)
 WRITING = (*WHERE, "topic", "name", "positionColumn", "compression", "replayOutput")
 SPARKS_OWN = ("checkpointLocation", "queryName")
 """Options for writing that Spark itself reads and also passes on."""
+TOKEN_IN_OPTIONS = (
+    "option 'token' is refused, because Spark keeps options in plans, and shows them in logs and to other programs: "
+    "put the token into a file that only its owner can use (chmod 600), on every machine with a task of the query, and "
+    "name it with option 'token.file', or with CUTWATER_TOKEN_FILE in the environment of Spark's processes. If others "
+    "may have seen the token, revoke it (`cutwater token revoke`) and make another one"
+)
+
+
+class TlsPaths(Struct, frozen=True):
+    """PEM files: the authority of the servers, and the certificate of this client with its key, if it has one. Each
+    process reads them where it runs."""
+
+    authority: Path
+    certificate: Path | None = None
+    key: Path | None = None
 
 
 class Where(Struct, frozen=True):
-    """Which log, and how to reach it. Either ``servers`` or ``path`` is not empty."""
+    """Which log, and how to reach it. Either ``servers`` or ``path`` is not empty. Spark sends this to tasks, so it
+    names files with secrets, and has no secret itself."""
 
     servers: str = ""
     path: str = ""
-    token: str = ""
-    tls: TlsFiles | None = None
+    token_file: str = ""
+    tls: TlsPaths | None = None
     insecure: bool = False
     timeout_us: int = TIMEOUT_US_DEFAULT
 
@@ -76,26 +91,30 @@ class Where(Struct, frozen=True):
         """The timeout in seconds."""
         return self.timeout_us / SECOND
 
-    def __repr__(self) -> str:
-        """Leave out the token, because this text gets into messages and logs."""
-        shown = (f"{name}={value!r}" for name, value in asdict(self).items() if name != "token")
-        return f"Where({', '.join(shown)})"
-
     def options(self) -> dict[str, str]:
-        """Return Spark options for ``where_of``. The token has its own option, which Spark hides because of its
-        name."""
-        found = {"servers": self.servers, "path": self.path, "token": self.token, "timeout": f"{self.timeout_us}us"}
-        found["insecure"] = "true" if self.insecure else ""
+        """Return Spark options for ``where_of``."""
+        found = {"servers": self.servers, "path": self.path, "timeout": f"{self.timeout_us}us"}
+        found |= {TOKEN_FILE: self.token_file, "insecure": "true" if self.insecure else ""}
         if self.tls is not None:
             files = (self.tls.certificate, self.tls.key, self.tls.authority)
-            found |= {name: str(file) for name, file in zip(TLS, files, strict=True)}
+            found |= {name: "" if file is None else str(file) for name, file in zip(TLS, files, strict=True)}
         return {name: value for name, value in found.items() if value}
 
+    def token(self) -> str | Path:
+        """Return the token of this process, or the file that has it; empty if there is none. An embedded log has a
+        secret of its own, so the environment does not count for it."""
+        if self.token_file:
+            return Path(self.token_file)
+        if self.path or directory_of(self.servers) is not None:
+            return ""
+        file = os.environ.get(TOKEN_FILE_VARIABLE)
+        return Path(file) if file else os.environ.get(TOKEN_VARIABLE, "")
+
     def access(self) -> Access:
-        tls: ssl.SSLContext | None = None
-        if self.tls is not None:
-            tls = client_tls(self.tls.authority, self.tls.certificate, self.tls.key)
-        return Access(tls, self.token, self.insecure)
+        """Return the credentials, as the process has them that calls this."""
+        tls = self.tls
+        context = None if tls is None else tls_context(tls.authority, certificate=tls.certificate, key=tls.key)
+        return token_access(context, self.token(), self.insecure)
 
 
 class LogPoint(Struct, frozen=True):
@@ -213,6 +232,8 @@ def where_of(given: Mapping[str, str]) -> Where:
 
 def where(options: _Given) -> Where:
     options.one_of("servers", "path", needed=True)
+    if options.get("token") is not None:
+        raise InvalidArgument(TOKEN_IN_OPTIONS)
     servers = options.get("servers") or ""
     if servers:
         parse_servers(servers)
@@ -220,7 +241,7 @@ def where(options: _Given) -> Where:
     return Where(
         servers,
         str(Path(path).absolute()) if path else "",
-        options.get("token") or "",
+        options.file(TOKEN_FILE),
         options.tls(),
         options.flag("insecure", False),
         options.duration("timeout", TIMEOUT_US_DEFAULT),
@@ -320,15 +341,25 @@ class _Given:
             self.wrong(name, "a time is wanted, such as 500ms, 5s, 5 seconds, 10 minutes or 1h")
         return int(found[1]) * _UNITS_US[unit]
 
-    def tls(self) -> TlsFiles | None:
+    def file(self, name: str) -> str:
+        """Return the absolute path of a file, because executors have other working directories."""
+        value = self.get(name)
+        return str(Path(value).absolute()) if value else ""
+
+    def tls(self) -> TlsPaths | None:
         files = [self.get(name) for name in TLS]
         if not any(files):
             return None
-        for name, file in zip(TLS, files, strict=True):
-            if not file:
-                raise InvalidArgument(f"option {name!r} is missing: TLS needs all of {', '.join(TLS)}, PEM files")
-        certificate, key, authority = (Path(file or "") for file in files)
-        return TlsFiles(certificate, key, authority)
+        certificate, key, authority = (Path(file) if file else None for file in files)
+        if authority is None:
+            raise InvalidArgument("option 'tls.ca' is missing: TLS needs the PEM file of the servers' authority")
+        if (certificate is None) != (key is None):
+            missing = "tls.certificate" if certificate is None else "tls.key"
+            raise InvalidArgument(
+                f"option {missing!r} is missing: a certificate and its private key belong together, PEM files. A "
+                "client that has a token needs neither"
+            )
+        return TlsPaths(authority, certificate, key)
 
     def point(self, prefix: str, default: End, *, allowed: Literal["earliest", "latest", "both"]) -> LogPoint:
         offsets, timestamp = f"{prefix}Offsets", f"{prefix}Timestamp"

@@ -18,7 +18,7 @@ import typer
 
 from cutwater.cli.framework.command import Bundle, command, noun, under
 from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
-from cutwater.cli.framework.security import TokenOption
+from cutwater.cli.framework.security import NO_CREDENTIALS, Security
 from cutwater.cli.framework.target import TimeoutOption
 from cutwater.cli.framework.times import parse_position
 from cutwater.cli.io.output import show, table
@@ -130,8 +130,15 @@ class PipelineRunOptions(Bundle):
     metrics: Annotated[str | None, _metrics(metavar="HOST:PORT", help="Where Prometheus can read metrics.")] = None
     insecure: Annotated[bool, _metrics("--insecure", help="--metrics may be reached from other machines.")] = False
 
-    def asked(self, file: str, root: Path | None, token: str) -> JobOptions:
+    def asked(self, file: str, root: Path | None, security: Security = NO_CREDENTIALS) -> JobOptions:
         path, variable = split_name(file)
+        # Wrong credentials are refused here, before a process is started that would log the error.
+        security.access()
+        token = security.token_or_file()
+        authority, certificate, key = (
+            "" if path is None else str(path.absolute())
+            for path in (security.tls_ca, security.tls_certificate, security.tls_key)
+        )
         if self.metrics is not None:
             check_metrics(self.metrics, insecure=self.insecure)
         return JobOptions(
@@ -141,8 +148,10 @@ class PipelineRunOptions(Bundle):
             "" if root is None else str(root.absolute()),
             parse(self.restart),
             self._start(),
-            token,
+            token if isinstance(token, str) else "",
             self.metrics or "",
+            "" if isinstance(token, str) else str(token.absolute()),
+            (authority, certificate, key),
         )
 
     def _start(self) -> Start:
@@ -216,15 +225,15 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", help="Return when it runs, and leave it running.")] = False,
     jobs_dir: JobsOption = None,
     timeout: TimeoutOption = 300.0,
-    token: TokenOption = "",
     *,
     options: PipelineRunOptions,
+    security: Security,
 ) -> None:
     """Run a pipeline, and start it again when it fails. Continues with its checkpoint, if there is one.
 
     On a terminal a line shows the progress; elsewhere there are lines of JSON. Ctrl-C or SIGTERM stop it.
     """
-    asked = options.asked(file, jobs_dir, token)
+    asked = options.asked(file, jobs_dir, security)
     if find_spec("pyspark") is None:
         raise Refused(no_spark("pipelines run on Spark", "No module named 'pyspark'"))
     if detach:

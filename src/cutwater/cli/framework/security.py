@@ -9,9 +9,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from cutwater.admin.cluster_certificates import read_token_file
 from cutwater.cli.framework.command import Bundle, under
-from cutwater.client.cluster.credentials import Access
+from cutwater.client.cluster.credentials import Access, read_token_file
 from cutwater.errors import InvalidArgument
 from cutwater.wire.identity.tls import client_tls
 
@@ -75,6 +74,11 @@ class Security(Bundle):
 
     def shown_token(self) -> str:
         """Return the token, from wherever it was given; empty if it was not. The closest place counts."""
+        found = self.token_or_file()
+        return found if isinstance(found, str) else read_token_file(found)
+
+    def token_or_file(self) -> str | Path:
+        """Return the token, or the file that was given in its place."""
         if self.token_file is None:
             return self.token
         if self.token:
@@ -83,7 +87,7 @@ class Security(Bundle):
                 raise InvalidArgument("--token and --token-file are both given in the same place: leave one out")
             if by_token in _PRECEDENCE[: _PRECEDENCE.index(by_file) if by_file in _PRECEDENCE else None]:
                 return self.token
-        return ask_token() if self.token_file == PROMPT else read_token_file(self.token_file)
+        return ask_token() if self.token_file == PROMPT else self.token_file
 
     def access(self) -> Access:
         token = self.shown_token()

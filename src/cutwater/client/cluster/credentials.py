@@ -13,6 +13,7 @@ from msgspec import Struct
 from cutwater.client.errors import ClientClosed
 from cutwater.errors import InvalidArgument
 from cutwater.protocol.errors import ConnectionLost, Unproven
+from cutwater.runtime.local_files import read_secret
 from cutwater.wire.addresses import is_loopback, parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
@@ -25,17 +26,27 @@ class Access(Struct, frozen=True):
     """Credentials, and how servers are verified. ``insecure``: a token may be sent unencrypted to another machine.
     ``end``: called when no server can be reached; returns why none ever will be, or an empty text. ``server_keys``:
     public keys of an embedded log. Its servers must prove that they hold one of them, which a process that took over
-    the port of an ended log cannot. None: no proof is wanted."""
+    the port of an ended log cannot. None: no proof is wanted. ``token_file``: a file with the token, which each new
+    connection reads, so it may be replaced meanwhile."""
 
     tls: ssl.SSLContext | None = None
     token: str = ""
     insecure: bool = False
     end: Callable[[], str] | None = None
     server_keys: tuple[str, ...] | None = None
+    token_file: Path | None = None
+
+    @property
+    def has_token(self) -> bool:
+        return bool(self.token) or self.token_file is not None
+
+    def shown_token(self) -> str:
+        """Return the token to show now; empty if there is none."""
+        return self.token if self.token or self.token_file is None else read_token_file(self.token_file)
 
     def __repr__(self) -> str:
         """Leave out the token: this text gets into messages and logs."""
-        return f"Access(tls={self.tls!r}, insecure={self.insecure!r})"
+        return f"Access(tls={self.tls!r}, insecure={self.insecure!r}, token_file={self.token_file!r})"
 
 
 ANYONE = Access()
@@ -66,6 +77,34 @@ def check_tls(given: object) -> ssl.SSLContext | None:
     )
 
 
+def token_access(tls: ssl.SSLContext | None, token: object, insecure: bool) -> Access:
+    """Return the access with a token, or with a file that has it."""
+    if isinstance(token, str):
+        return Access(tls, token, insecure)
+    if not isinstance(token, os.PathLike):
+        # The message does not repeat the value: it may be a secret.
+        raise InvalidArgument(
+            "token= is neither a text nor a path: give the token itself, or the pathlib.Path of a file with it"
+        )
+    # The program may change its directory before it connects again.
+    return Access(tls, insecure=insecure, token_file=Path(os.fspath(token)).absolute())
+
+
+def read_token_file(path: Path) -> str:
+    """Read a file with one token, which other users must not be able to read."""
+    data = read_secret(path, "a file with a token", "revoke the token and make another one")
+    if data is None:
+        raise InvalidArgument(f"{path}, the file with the token, does not exist")
+    # The message does not repeat the text: it may be a secret.
+    try:
+        text = data.decode("ascii").strip()
+    except UnicodeDecodeError:
+        text = ""
+    if not text or any(character.isspace() for character in text):
+        raise InvalidArgument(f"{path} holds no token: write one into it, in one line, and nothing else")
+    return text
+
+
 async def open_connection(endpoint: Endpoint, address: str, access: Access, *, timeout_ms: int) -> Connection:
     host, port = parse_address(address)
     try:
@@ -76,7 +115,7 @@ async def open_connection(endpoint: Endpoint, address: str, access: Access, *, t
             timeout_ms=timeout_ms,
             tls=access.tls,
             server_hostname=host if access.tls is not None else None,
-            token=access.token,
+            token=access.shown_token(),
             insecure=access.insecure,
             expect=None if access.server_keys is None else _wants(address, access.server_keys),
         )

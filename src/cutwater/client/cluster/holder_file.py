@@ -75,7 +75,7 @@ def with_secret(servers: str, access: Access) -> Access:
     """Return the access for these servers. For an embedded log, add the secret and the keys from its directory. A
     closed log has none; then no server at its address is trusted."""
     directory = directory_of(servers)
-    if directory is None or access.token:
+    if directory is None or access.has_token:
         return access
     holder = read_holder(directory)
     if holder is None or holder.servers != servers:

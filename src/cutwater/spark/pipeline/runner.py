@@ -37,7 +37,7 @@ from cutwater.savepoints.evolution import Restoration
 from cutwater.savepoints.files import is_local
 from cutwater.savepoints.savepoint import Path, Savepoint
 from cutwater.schema_text import shown
-from cutwater.spark.options import Where
+from cutwater.spark.options import TOKEN_FILE, Where, where_of
 from cutwater.spark.pipeline.envelope import COLUMNS
 from cutwater.spark.pipeline.error_translation import translated
 from cutwater.spark.pipeline.operator import LevelProcessor, left_timers, observed
@@ -55,6 +55,7 @@ from cutwater.spark.savepoint.savepoints import TIMEOUT_SECONDS, absolute, setti
 from cutwater.spark.session.log_holder import servers_of
 from cutwater.spark.session.session import LATE_WORKER, STARTS_MAX, provide_format, session
 from cutwater.spark.session.session import start as start_query
+from cutwater.spark.session.token_safety import file_of, refuse_unprotected, settings_of, why_no_tokens
 
 OPEN_SECONDS = 60.0
 RETAIN_MIN = 2
@@ -87,7 +88,6 @@ class Query:
 
     def start(self) -> StreamingQuery:
         spark, program = self.spark, self.program
-        # The location of the log goes into separate options, because Spark hides a token that it knows by its name.
         reader = spark.readStream.format(SOURCE_FORMAT).options(**self.where.options())
         rows = self.transforms.after(reader.option("given", pickled(program, self.options)).load(), 0)
         for level in range(len(program.plan.levels)):
@@ -260,7 +260,10 @@ def run_pipeline(
     max_records_per_trigger: int | None = None,
     slices: int | None = None,
     spark: SparkSession | None = None,
-    token: str = "",
+    token: str | os.PathLike[str] = "",
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_certificate: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
     wait: bool = True,
     from_savepoint: Path | Savepoint | None = None,
     replay_output: bool = False,
@@ -281,6 +284,9 @@ def run_pipeline(
     published under this name, a new checkpoint starts only with ``replay_output``, or at a ``start`` beyond the input
     of that output. ``allow_non_restored_state`` drops state that belongs to no operator of the program. ``retain`` is
     the number of micro-batches that a checkpoint keeps, to take savepoints from.
+
+    ``token`` is the token, or the ``pathlib.Path`` of a file with it. ``tls_ca`` is the authority of the servers;
+    ``tls_certificate`` and ``tls_key`` are for a client without a token. All are files that each task reads.
     """
     if available_now and (until is not None or drain):
         raise InvalidArgument("available_now is until='now' without drain: give one or the other")
@@ -300,7 +306,8 @@ def run_pipeline(
     if retain is not None and retain < RETAIN_MIN:
         raise InvalidArgument(f"retain is {retain}: a checkpoint keeps at least {RETAIN_MIN} micro-batches")
     wish = wish_of(from_savepoint, replay_output, allow_non_restored_state)
-    where = _where(pipeline, token)
+    settings = settings_of(spark) if token and spark is not None else {"spark.master": "local"}
+    where = where_of_run(pipeline, file_of(token, settings), (tls_ca, tls_certificate, tls_key))
     began_with = None if wish.savepoint is None else absolute(wish.savepoint)
     if checkpoint is None:
         hold = Hold(pipeline.name, None, began_with, root_of(log_key(where), pipeline.name))
@@ -315,6 +322,8 @@ def run_pipeline(
             program = checked(pipeline, client, tasks, pieces)
             end = until_position(client, until)
             spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{tasks}]")
+            if where.token():
+                refuse_unprotected(where, why_no_tokens(settings_of(spark)))
             provide_format(spark, PipelineSource)
             provide_format(spark, PipelineSink)
             check_transforms(pipeline.graph, program.plan, spark)
@@ -376,7 +385,12 @@ def sizes_of(checkpoint: Checkpoint, parallelism: int | None, slices: int | None
     return note.parallelism, note.slices
 
 
-def _where(pipeline: Pipeline, token: str) -> Where:
+Files = tuple[str | os.PathLike[str] | None, ...]
+
+
+def where_of_run(pipeline: Pipeline, token_file: str, tls: Files = (), application: int = 0) -> Where:
+    """Return the log of a pipeline, and files with the credentials for it: authority, certificate and key. An embedded
+    log stays open for the process ``application``, by default this one."""
     if not pipeline.log:
         raise InvalidArgument(
             f"pipeline {pipeline.name!r} does not say which log it reads: Pipeline({pipeline.name!r}, log='./data') or "
@@ -384,13 +398,15 @@ def _where(pipeline: Pipeline, token: str) -> Where:
         )
     servers = pipeline.log
     if "://" not in servers:
-        servers = servers_of(servers, os.getpid(), OPEN_SECONDS)
-    return Where(servers=servers, token=token)
+        servers = servers_of(servers, application or os.getpid(), OPEN_SECONDS)
+    names = ("tls.ca", "tls.certificate", "tls.key")
+    files = {name: os.path.abspath(path) for name, path in zip(names, tls, strict=False) if path}
+    return where_of({"servers": servers, TOKEN_FILE: token_file, **files})
 
 
 def connected(where: Where) -> Client:
-    access = where.access()
-    return connect(where.servers, token=access.token, tls=access.tls, insecure=access.insecure, timeout=where.timeout)
+    tls, token = where.access().tls, where.token()
+    return connect(where.servers, token=token, tls=tls, insecure=where.insecure, timeout=where.timeout)
 
 
 def log_key(where: Where) -> str:

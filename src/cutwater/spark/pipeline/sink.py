@@ -60,7 +60,7 @@ class PipelineWriter(DataSourceStreamArrowWriter):
                         for part in unpacked(data.as_buffer()).to_batches():
                             self._add(staging, topics[node], part)
             position = None if self._last_moment < 0 else int(glsn_of(self._last_moment))
-            return Staged(run, batch, staging.finish(), position)
+            return Staged(run, batch, staging.finish(), position, tuple(sorted(staging.topics)))
 
     def _add(self, staging: TaskStaging, topic: str, batch: pa.RecordBatch) -> None:
         position = batch.column(RESERVED_COLUMN)

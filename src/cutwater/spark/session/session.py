@@ -20,6 +20,7 @@ from cutwater.errors import InvalidArgument, Unavailable
 from cutwater.jobs.child import how_it_ended
 from cutwater.spark.session.java import provide_java
 from cutwater.spark.session.spark_home import provide_home
+from cutwater.spark.session.token_safety import refuse_tokens_in, settings_of, why_no_tokens
 from cutwater.spark.source.source import source_class
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
@@ -79,6 +80,7 @@ def session(
         # The default, 200, is meant for clusters. A streaming query pays for each partition in every micro-batch.
         settings["spark.sql.shuffle.partitions"] = str(min(os.cpu_count() or 1, 8))
     settings |= config or {}
+    refuse_tokens_in(settings)
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -109,7 +111,8 @@ def _quieten(spark: SparkSession) -> None:
 
 def register(spark: SparkSession) -> None:
     """Register the format ``cutwater`` in a session that was made without ``session``."""
-    provide_format(spark, source_class(os.getpid()))
+    refuse_tokens_in(spark.conf.getAll)
+    provide_format(spark, source_class(os.getpid(), why_no_tokens(settings_of(spark))))
 
 
 def provide_format(spark: SparkSession, source: type[DataSource]) -> None:

@@ -41,7 +41,7 @@ class WorkerConnection:
             self.where.servers,
             timeout=self.where.timeout,
             compression=compression,
-            token=access.token,
+            token=self.where.token(),
             tls=access.tls,
             insecure=access.insecure,
         )

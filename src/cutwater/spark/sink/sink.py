@@ -21,7 +21,8 @@ from pyspark.sql.types import StructType
 from cutwater.client.cluster.topics import Topic
 from cutwater.client.convert.encoding import Compression
 from cutwater.client.publish.runs import Run, RunStart
-from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
+from cutwater.core.access.denials import quoted
+from cutwater.errors import InvalidArgument, PermissionDenied, ProtocolViolation, Refused
 from cutwater.spark.options import Where, WriteOptions
 from cutwater.spark.plain_errors import plainly
 from cutwater.spark.session.worker_connections import WorkerConnection, link_to
@@ -50,6 +51,8 @@ class Staged(WriterCommitMessage):
     parts: tuple[Part, ...]
     position: int | None = None
     """The last log position that a row comes from, if known."""
+    topics: tuple[str, ...] = ()
+    """The topics of the parts, for errors: the log names no topic to a client that may no longer describe it."""
 
 
 Stage = Callable[[Iterator[pa.RecordBatch], Run, int], Staged]
@@ -70,6 +73,7 @@ class TaskStaging:
         self._bytes = 0
         self._under_way: concurrent.futures.Future[Part | None] | None = None
         self._parts: list[Part] = []
+        self.topics: set[str] = set()
 
     def __enter__(self) -> TaskStaging:
         return self
@@ -83,6 +87,7 @@ class TaskStaging:
         Either all rows of a topic have positions, or none has."""
         if not rows.num_rows:
             return
+        self.topics.add(topic)
         piece = self._growing.setdefault(topic, _Piece())
         piece.add(rows, positions)
         self._bytes += rows.nbytes
@@ -156,7 +161,7 @@ class _Writer:
             for rows in batches:
                 for topic, own, positions in router.divide(rows):
                     staging.add(topic, own, positions)
-            return Staged(run, batch, staging.finish())
+            return Staged(run, batch, staging.finish(), topics=tuple(sorted(staging.topics)))
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -248,7 +253,32 @@ def publish_staged(where: Where, messages: Sequence[WriterCommitMessage | None],
     # Returns when all of it is in the log; retries until then, or until the time is up.
     seconds = where.timeout + sum(part.bytes for part in parts) / PUBLISHED_BYTES_PER_SECOND_MIN
     position = max(positions, default=None)
-    link.loop.run(link.client().publish(run, batch, parts, position=position, timeout=seconds))
+    try:
+        link.loop.run(link.client().publish(run, batch, parts, position=position, timeout=seconds))
+    except PermissionDenied as error:
+        topics = {topic for message in staged for topic in message.topics}
+        raise _naming(error, topics, run, link) from None
+
+
+def _naming(error: PermissionDenied, topics: set[str], run: Run, link: WorkerConnection) -> PermissionDenied:
+    """Return the error with the names of what the principal may no longer use. The log does not name what a client may
+    not describe, but a batch knows its own topics and its run."""
+    if error.resource == "topic":
+        known = link.loop.run(link.ranges.view(link.where.timeout)).topics
+        resources = [f"topic:{name}" for name in sorted(topics - set(known)) or sorted(topics)]
+    elif error.resource == "run" and run.name:
+        resources = [f"run:{run.name}"]
+    else:
+        return error
+    who, right = error.principal, error.right
+    commands = ", ".join(f"`cutwater acl allow {quoted(who)} {right} {quoted(resource)}`" for resource in resources)
+    return PermissionDenied(
+        f"{who} lacks the right {right} on {', '.join(resources)}: no rule gives it any more, so nothing of this batch "
+        f"is published; an administrator can, with {commands}",
+        principal=who,
+        right=right,
+        resource=", ".join(resources),
+    )
 
 
 def _topic(link: WorkerConnection, name: str) -> Topic:

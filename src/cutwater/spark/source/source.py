@@ -29,6 +29,7 @@ from cutwater.client.loop_thread import LoopThread
 from cutwater.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from cutwater.spark.plain_errors import each_plainly, plainly
 from cutwater.spark.session.log_holder import servers_of
+from cutwater.spark.session.token_safety import refuse_unprotected
 from cutwater.spark.session.worker_connections import WorkerConnection, link_to
 from cutwater.spark.sink.sink import BatchWriter, StreamWriter
 from cutwater.spark.source.offsets import SourceOffset
@@ -42,9 +43,10 @@ Options = TypeVar("Options", ReadOptions, WriteOptions)
 
 class CutwaterSource(DataSource):
     """The data source. Spark makes one whenever it needs it. An embedded log stays open for the process
-    ``application``."""
+    ``application``. ``unprotected`` says why tokens are refused in this application, if they are."""
 
     application = 0
+    unprotected = ""
 
     @classmethod
     def name(cls) -> str:
@@ -76,15 +78,16 @@ class CutwaterSource(DataSource):
     def _reached(self, options: Options) -> Options:
         """Return the options with servers in place of a path."""
         where = options.where
+        refuse_unprotected(where, self.unprotected)
         if where.path:
             servers = servers_of(where.path, self.application or os.getppid(), where.timeout)
             where = replace(where, servers=servers, path="")
         return replace(options, where=where)
 
 
-def source_class(application: int) -> type[DataSource]:
+def source_class(application: int, unprotected: str = "") -> type[DataSource]:
     """Return the data source class for a Spark application that this process has started."""
-    return type("CutwaterSource", (CutwaterSource,), {"application": application})
+    return type("CutwaterSource", (CutwaterSource,), {"application": application, "unprotected": unprotected})
 
 
 class _Reader:
