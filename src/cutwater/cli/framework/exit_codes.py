@@ -18,6 +18,7 @@ from typing import NoReturn
 import typer
 
 from cutwater.errors import CutwaterError, InvalidArgument
+from cutwater.runtime.redaction import without_secrets
 
 INTERNAL_ERROR = 1
 UNHEALTHY = 3
@@ -70,15 +71,17 @@ def exit_code_of(error: CutwaterError) -> int:
 
 
 def show(error: CutwaterError) -> int:
-    """Print an error on standard error; return the exit code."""
+    """Print an error on standard error; return the exit code. An error may repeat a secret that was given in the wrong
+    place."""
     exit_code = exit_code_of(error)
+    message = without_secrets(error.message)
     if Settings.is_debug:
-        traceback.print_exception(error)
+        print(without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     if Settings.is_json:
-        told = {"code": error.code, "message": error.message, "retriable": error.retriable, "exit_code": exit_code}
+        told = {"code": error.code, "message": message, "retriable": error.retriable, "exit_code": exit_code}
         print(json.dumps({"error": told}), file=sys.stderr)
     else:
-        print(f"error: {error.message}\n  code {error.code}, exit code {exit_code}", file=sys.stderr)
+        print(f"error: {message}\n  code {error.code}, exit code {exit_code}", file=sys.stderr)
     return exit_code
 
 
@@ -135,5 +138,8 @@ def ended_well(work: Callable[[], None]) -> None:
     except Exception as error:
         if Settings.is_debug or (isinstance(error, OSError) and is_of_output(error)):
             raise
-        print(f"internal error: {error!r}\n  this is a bug; say --debug to see where", file=sys.stderr)
+        print(
+            f"internal error: {without_secrets(repr(error))}\n  this is a bug; say --debug to see where",
+            file=sys.stderr,
+        )
         raise typer.Exit(INTERNAL_ERROR) from None

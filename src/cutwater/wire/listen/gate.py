@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import ssl
 from collections import Counter
 from collections.abc import Callable
 
@@ -190,7 +191,7 @@ class Gate:
         """Forget a connection whose TLS handshake failed, or whose peer closed it before it was attached."""
         guest = self._forget_waiting(connection)
         if guest is not None:
-            self._not_let_in[TLS_FAILED] += 1
+            self._not_let_in[TLS_FAILED if isinstance(error, ssl.SSLError) else CLOSED] += 1
             self.strangers.note(guest.address, str(error) or "it closed the connection before it had greeted")
         connection.abort()
 
