@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -24,6 +24,14 @@ from cutwater.errors import CutwaterError, InvalidArgument
 app = noun("Tokens: how clients prove for which principal they act.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the token, the 16 digits after 'cwt_'.")]
+ExpiresOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="When it ends: how long from now, such as '90d', or as 2026-01-31T12:00Z."),
+]
+SaveOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Put the token into this new file (0600) instead of printing it."),
+]
 
 
 def unconfirmed(servers: tuple[str, ...]) -> str:
@@ -44,14 +52,8 @@ def create(
             "repeated.",
         ),
     ] = None,
-    expires: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="When it ends: how long from now, such as '90d', or as 2026-01-31T12:00Z."),
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Put the token into this new file (0600) instead of printing it."),
-    ] = None,
+    expires: ExpiresOption = None,
+    save: SaveOption = None,
     *,
     log: ClusterTarget,
 ) -> None:
@@ -60,15 +62,24 @@ def create(
         check_new(save)
     until = parse_expiry(expires, datetime.now(UTC)) if expires is not None else NEVER
     made = log.administer(lambda admin: admin.control.create_token(principal, scopes=scope or (), expires_us=until))
-    if save is not None:
-        try:
-            save_token(save, made.token)
-        except CutwaterError as error:
-            error.message += f". The token was made, and nobody has it now: `cutwater token revoke {made.id}`"
-            raise
+    _keep(made, save)
+    show(_fields(made, save), _told_of(made, save))
+
+
+def _keep(made: CreatedToken, save: Path | None) -> None:
+    if save is None:
+        return
+    try:
+        save_token(save, made.token)
+    except CutwaterError as error:
+        error.message += f". The token was made, and nobody has it now: `cutwater token revoke {made.id}`"
+        raise
+
+
+def _fields(made: CreatedToken, save: Path | None) -> dict[str, Any]:
     told = {"id": made.id, "principal": made.principal, "expires": _expiry(made.expires)}
     told |= {"file": str(save)} if save is not None else {"token": made.token}
-    show(told | {"unconfirmed": made.unconfirmed}, _told_of(made, save))
+    return told | {"unconfirmed": made.unconfirmed}
 
 
 def _told_of(made: CreatedToken, save: Path | None) -> str:
@@ -79,20 +90,48 @@ def _told_of(made: CreatedToken, save: Path | None) -> str:
     return f"{told}; it is shown only now, so keep it:{unconfirmed(made.unconfirmed)}\n{made.token}"
 
 
-def parse_expiry(text: str, now: datetime) -> int:
+def parse_expiry(text: str, now: datetime, option: str = "--expires") -> int:
     """Return when a token ends, in microseconds since 1970."""
     given = text.strip()
     if given[:1].isdigit() and given[-1:].isalpha() and "T" not in given and "Z" not in given:
-        until_us = round(now.timestamp() * 1_000) * 1_000 + milliseconds(given, "--expires", least=1) * 1_000
+        until_us = round(now.timestamp() * 1_000) * 1_000 + milliseconds(given, option, least=1) * 1_000
     else:
         until_us = round(parse_time(given, now).timestamp() * 1_000_000)
     if until_us <= now.timestamp() * 1_000_000:
-        raise InvalidArgument(f"--expires is {text!r}, which is past: give a later time, or how long from now ('90d')")
+        raise InvalidArgument(f"{option} is {text!r}, which is past: give a later time, or how long from now ('90d')")
     return until_us
 
 
 def _expiry(until_us: int) -> datetime | None:
     return datetime.fromtimestamp(until_us / 1_000_000, UTC) if until_us else None
+
+
+@command(app)
+def rotate(
+    identifier: IdArgument,
+    old_ends: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="When the old token ends: how long from now, or a time."),
+    ] = "1d",
+    expires: ExpiresOption = None,
+    save: SaveOption = None,
+    *,
+    log: ClusterTarget,
+) -> None:
+    """Make a token that takes the place of this one, with another id and secret.
+
+    It has the same principal and scopes. Both work until the old one ends, so programs can change over meanwhile.
+    """
+    if save is not None:
+        check_new(save)
+    now = datetime.now(UTC)
+    until = parse_expiry(expires, now) if expires is not None else NEVER
+    ends = parse_expiry(old_ends, now, "--old-ends")
+    made = log.administer(lambda admin: admin.control.rotate_token(identifier, ends, expires_us=until))
+    _keep(made, save)
+    old = log.administer(lambda admin: admin.control.token(identifier))
+    told = _fields(made, save) | {"old": identifier, "old_ends": _expiry(old.expires)}
+    show(told, f"{_told_of(made, save)}\ntoken {identifier} works until {time_of(old.expires)} UTC")
 
 
 @command(app, "list")
