@@ -29,7 +29,7 @@ class MarkWatch(logging.Handler):
             self.found.append(f"{record.name}:{record.lineno}")
 
 
-def marked_files(directory: Path, patterns: Iterable[str] = ("*.log", "*.denials*")) -> list[Path]:
+def marked_files(directory: Path, patterns: Iterable[str] = ("*.log", "*.denials", "denials.spool")) -> list[Path]:
     """Return the log files below the directory that have the mark."""
     found = []
     for path in (path for pattern in patterns for path in directory.rglob(pattern)):

@@ -10,9 +10,10 @@ import msgspec
 import typer
 
 from cutwater.admin.access_calls import NEVER, CreatedToken, last_used_us
-from cutwater.admin.cluster_security import check_new, save_token
+from cutwater.admin.cluster_security import check_new
 from cutwater.admin.operations import Admin
 from cutwater.admin.status_text import time_of
+from cutwater.admin.token_import import files_for, import_tokens, keep
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.target import ClusterTarget
 from cutwater.cli.framework.times import parse_time
@@ -62,18 +63,9 @@ def create(
         check_new(save)
     until = parse_expiry(expires, datetime.now(UTC)) if expires is not None else NEVER
     made = log.administer(lambda admin: admin.control.create_token(principal, scopes=scope or (), expires_us=until))
-    _keep(made, save)
+    if save is not None:
+        keep(made, save)
     show(_fields(made, save), _told_of(made, save))
-
-
-def _keep(made: CreatedToken, save: Path | None) -> None:
-    if save is None:
-        return
-    try:
-        save_token(save, made.token)
-    except CutwaterError as error:
-        error.message += f". The token was made, and nobody has it now: `cutwater token revoke {made.id}`"
-        raise
 
 
 def _fields(made: CreatedToken, save: Path | None) -> dict[str, Any]:
@@ -128,10 +120,39 @@ def rotate(
     until = parse_expiry(expires, now) if expires is not None else NEVER
     ends = parse_expiry(old_ends, now, "--old-ends")
     made = log.administer(lambda admin: admin.control.rotate_token(identifier, ends, expires_us=until))
-    _keep(made, save)
+    if save is not None:
+        keep(made, save)
     old = log.administer(lambda admin: admin.control.token(identifier))
     told = _fields(made, save) | {"old": identifier, "old_ends": _expiry(old.expires)}
     show(told, f"{_told_of(made, save)}\ntoken {identifier} works until {time_of(old.expires)} UTC")
+
+
+@command(app, "import")
+def import_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file that servers were given as --tokens.")],
+    save_in: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the new tokens are put: a file NAME.token (0600) for each name.")
+    ],
+    expires: ExpiresOption = None,
+    *,
+    log: ClusterTarget,
+) -> None:
+    """Make a token of the cluster for each name in a file of tokens, and so a principal of that name.
+
+    The tokens in the file stay as they are, and are stored nowhere. A name whose new file is there already is left
+    out, so the command can be run again.
+    """
+    files = files_for(file, save_in)
+    until = parse_expiry(expires, datetime.now(UTC)) if expires is not None else NEVER
+    done = log.administer(lambda admin: import_tokens(admin.control, files, expires_us=until))
+    told = [{"principal": made.principal, "id": made.id, "file": str(files[made.principal])} for made in done.made]
+    lines = [f"token {made.id} for {made.principal} is in {files[made.principal]}" for made in done.made]
+    lines += [f"{name} was left out: {files[name]} is there" for name in done.left_out]
+    lines.append(
+        "next: `cutwater acl allow NAME RIGHTS RESOURCE` for each; `cutwater audit search` shows what would be"
+    )
+    lines.append("denied; and then `cutwater cluster access enforced`")
+    show({"made": told, "left_out": done.left_out}, "\n".join(lines))
 
 
 @command(app, "list")
