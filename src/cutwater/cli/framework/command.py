@@ -20,9 +20,8 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cutwater.cli.framework.exit_codes import Settings, ended_well, show
+from cutwater.cli.framework.exit_codes import Settings, ended_well, hidden, show
 from cutwater.errors import InvalidArgument
-from cutwater.runtime.redaction import without_secrets
 
 B = TypeVar("B", bound="Bundle")
 Function = Callable[..., None]
@@ -147,7 +146,7 @@ def usage_told() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        error.message = without_secrets(error.message)
+        error.message = hidden(error.message)
         if not Settings.is_json:
             raise
         raise typer.Exit(show(InvalidArgument(error.format_message()))) from None

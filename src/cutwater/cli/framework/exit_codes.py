@@ -18,7 +18,6 @@ from typing import NoReturn
 import typer
 
 from cutwater.errors import CutwaterError, InvalidArgument
-from cutwater.runtime.redaction import without_secrets
 
 INTERNAL_ERROR = 1
 UNHEALTHY = 3
@@ -74,15 +73,23 @@ def show(error: CutwaterError) -> int:
     """Print an error on standard error; return the exit code. An error may repeat a secret that was given in the wrong
     place."""
     exit_code = exit_code_of(error)
-    message = without_secrets(error.message)
+    message = hidden(error.message)
     if Settings.is_debug:
-        print(without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        print(hidden("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     if Settings.is_json:
         told = {"code": error.code, "message": message, "retriable": error.retriable, "exit_code": exit_code}
         print(json.dumps({"error": told}), file=sys.stderr)
     else:
         print(f"error: {message}\n  code {error.code}, exit code {exit_code}", file=sys.stderr)
     return exit_code
+
+
+def hidden(text: str) -> str:
+    """Hide secrets in a text that may repeat what a user wrote."""
+    # Only errors need it, so help and completions do not load it.
+    from cutwater.runtime.redaction import without_secrets  # noqa: PLC0415
+
+    return without_secrets(text)
 
 
 def leave_at_once(error: CutwaterError) -> NoReturn:
@@ -139,7 +146,7 @@ def ended_well(work: Callable[[], None]) -> None:
         if Settings.is_debug or (isinstance(error, OSError) and is_of_output(error)):
             raise
         print(
-            f"internal error: {without_secrets(repr(error))}\n  this is a bug; say --debug to see where",
+            f"internal error: {hidden(repr(error))}\n  this is a bug; say --debug to see where",
             file=sys.stderr,
         )
         raise typer.Exit(INTERNAL_ERROR) from None
