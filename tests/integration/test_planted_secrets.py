@@ -153,6 +153,7 @@ def check_commands(planted: Planted) -> None:
     config = planted.path / "cutwater.toml"
     done = planted.run(*commands(planted))
     config.write_text(f'token = "{WRONG}"\n')
+    config.chmod(0o600)
     done += planted.run(*both("config", "show", "--origin"), *both("whoami", "--dir", "demo"))
     config.write_text(f'token = ["{WRONG}"]\n')
     done += planted.run(*both("whoami", "--dir", "demo"))
