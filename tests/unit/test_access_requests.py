@@ -639,6 +639,7 @@ def test_only_what_takes_rights_away_asks_for_another_judgement(secured: Cluster
         assert secured.changes(request, ROOT)
         assert state.narrowed_at == before < state.revision
     narrower: list[q.AccessRequest] = [
+        q.ExpireTokenRequest(OTHER_ID, CutTime(NOW + 10)),
         q.RevokeTokenRequest(OTHER_ID),
         q.RemoveRightsRequest("alice", ORDERS),
         q.CreateGroupRequest("g", ("alice", "bob")),
