@@ -17,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests.marked_secrets import MarkWatch, marked_files
+
 EXAMPLES = Path(__file__).resolve().parent.parent / ".hypothesis" / "examples"
 
 # No deadline, and no complaint about slow examples: neither says anything about the code on a machine that others use.
@@ -40,6 +42,17 @@ def same_log_level() -> Iterator[None]:
     before = logger.level
     yield
     logger.setLevel(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_secret_is_logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """See ``tests/marked_secrets.py``."""
+    watch = MarkWatch()
+    logging.getLogger().addHandler(watch)
+    yield
+    logging.getLogger().removeHandler(watch)
+    assert watch.found == [], "the secret of a token is in the log"
+    assert marked_files(tmp_path_factory.getbasetemp()) == [], "the secret of a token is in a log file"
 
 
 @pytest.fixture

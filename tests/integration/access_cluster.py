@@ -37,6 +37,7 @@ from cutwater.wire.identity.server_certificates import ServerName
 from cutwater.wire.identity.server_keys import ServerKey
 from cutwater.wire.identity.tls import Tls, client_tls, load_tls
 from tests.certificate_kit import CertificateKit
+from tests.marked_secrets import MARK
 
 CLUSTER = ClusterId(9)
 ORDER = OrderOptions(node_dead_after_us=1_000_000, reopen_patience_us=300_000, retry_us_min=50_000)
@@ -193,7 +194,7 @@ class AccessCluster:
 
 
 def new_token(principal: str, scopes: tuple[Scope, ...] = (), expires: int = 0) -> tuple[str, q.CreateTokenRequest]:
-    token = make_token(secrets.token_bytes(8), secrets.token_bytes(32))
+    token = make_token(secrets.token_bytes(8), MARK + secrets.token_bytes(32 - len(MARK)))
     found = token_id(token)
     assert found is not None
     return token, q.CreateTokenRequest(found, token_hash(token), principal, scopes, CutTime(expires))

@@ -261,6 +261,7 @@ def test_a_running_cluster_is_secured_through_permissive_mode(tmp_path: Path) ->
         place.shell("cutwater token create ann --save ann.token --dir demo")
         append = "echo x | cutwater append orders --dir demo --token-file ann.token"
         assert "appended 1 record" in place.shell(append)
+        import_tokens(place)
         place.shell("cutwater cluster access enforced --dir demo")
         assert "there is no topic 'orders'" in place.shell(append, code=30)
         assert place.shell("cutwater subscribe orders --dir demo -o value") == "before\nx\n"
@@ -326,6 +327,25 @@ def test_a_token_of_an_earlier_cluster_does_not_pass_for_access_control(tmp_path
         assert "`cutwater cluster restart" in place.shell("cutwater cluster secure --dir demo", code=34)
     finally:
         place.stop()
+
+
+def import_tokens(place: Place) -> None:
+    """The names in the file of tokens become principals, with tokens of the cluster in new files."""
+    old = place.path / "old.tokens"
+    old.write_text("billing a-token-that-nobody-guesses\nann/x another-token-nobody-guesses\n")
+    old.chmod(0o600)
+    command = "cutwater token import old.tokens --save-in tokens --dir demo"
+    assert "'ann/x' cannot be the name of a file" in place.shell(command, code=2)
+    assert place.json("cutwater token list billing") == []
+    old.write_text("billing a-token-that-nobody-guesses\nmail another-token-nobody-guesses\n")
+    told = place.shell(command)
+    assert ("for billing is in tokens/billing.token" in told, "a-token" in told) == (True, False)
+    again = place.json("cutwater token import old.tokens --save-in tokens")
+    assert (again["made"], again["left_out"]) == ([], ["billing", "mail"])
+    for name in ("billing", "mail"):
+        path = place.path / "tokens" / f"{name}.token"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert place.json(f"cutwater whoami --token-file tokens/{name}.token")["principal"] == name
 
 
 def test_a_key_from_the_disk_of_a_metadata_node_is_needed(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from cutwater.admin.cluster_security import check_names
 from cutwater.admin.local_cluster import LocalCluster, health, reserved_names
 from cutwater.admin.operations import Admin
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster import topics as client_topics
+from cutwater.client.cluster.credentials import ANYONE
 from cutwater.core.internal_topics import AUDIT, PROGRAMS
 from cutwater.core.order import request_handling
 from cutwater.core.requests import DescribeRequest, Description, InternalTopics, MakeInternalTopicsRequest
@@ -181,6 +183,8 @@ def test_users_make_no_reserved_topics_and_keep_those_that_they_have(
         assert (warned["verdict"], warned["advice"]) == ("warning", way_out)
         with pytest.raises(Refused, match="Nothing was changed"):
             await make(cluster)
+        with pytest.raises(Refused, match=r"Nothing was changed\. topic '_audit': copy its records, then delete it"):
+            await check_names(cluster.servers, ANYONE)
         assert [topic.name for topic in await log.topics(internal=True)] == ["_audit"]
         await log.delete_topic("_audit")
         assert isinstance(await make(cluster), InternalTopics)

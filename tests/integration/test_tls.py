@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import subprocess
 from collections.abc import Iterator
@@ -16,9 +17,12 @@ import trustme
 
 import cutwater
 from cutwater.admin.operations import Admin
+from cutwater.cli.framework.server_options import ServerOptions
 from cutwater.client.cluster.credentials import Access
 from cutwater.errors import CutwaterError, InvalidArgument, Refused
 from cutwater.protocol.errors import ConnectionLost, Unauthenticated, Untrusted
+from cutwater.wire.identity.tls import TOKEN_FILE_UNTIL
+from tests.certificate_kit import CertificateKit, storage
 from tests.integration.sn_process import COMMAND, SECONDS_MAX, environment, run
 
 pytestmark = pytest.mark.timeout(180)
@@ -248,3 +252,24 @@ def test_a_listener_that_strangers_could_reach_is_refused(tmp_path: Path, flags:
     )
     for ended in (metadata, node):
         assert (ended.returncode, told in ended.stderr) == (2, True), ended.stderr
+
+
+def test_a_server_with_a_file_of_tokens_says_until_when(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = CertificateKit(tmp_path / "authorities").server(storage(1))
+    tokens = tmp_path / "tokens"
+    tokens.write_text("billing a-token-that-nobody-guesses\n")
+    tokens.chmod(0o600)
+    options = ServerOptions(
+        tls_certificate=files.certificate,
+        tls_key=files.key,
+        tls_ca=files.authority,
+        tls_client_ca=files.client_authority,
+        tokens=tokens,
+    )
+    with caplog.at_level(logging.WARNING, "cutwater"):
+        assert options.tls() is not None
+    (record,) = caplog.records
+    told = record.getMessage()
+    assert f"supported until {TOKEN_FILE_UNTIL}" in told
+    assert "cutwater token import" in told
+    assert "nobody-guesses" not in told

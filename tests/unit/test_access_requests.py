@@ -110,6 +110,7 @@ def sample(kind: type) -> q.AccessRequest:
     samples: list[q.AccessRequest] = [
         create(2, "alice"),
         q.RevokeTokenRequest(ID),
+        q.ExpireTokenRequest(ID, CutTime(NOW + 10)),
         q.ListTokensRequest(),
         q.DescribeTokenRequest(ID),
         q.NoteTokenUseRequest({ID: 20_000}),
@@ -188,6 +189,7 @@ def test_a_mapped_certificate_or_a_group_makes_an_administrator_too(off: Cluster
     "request_",
     [
         q.RevokeTokenRequest(ID),
+        q.ExpireTokenRequest(ID, CutTime(NOW + 10)),
         q.RemoveRightsRequest("root", THE_CLUSTER),
     ],
 )
@@ -233,6 +235,25 @@ def test_a_token_is_created_once_listed_described_and_revoked(secured: Cluster) 
     assert secured.ask(q.ListTokensRequest(after=ID)) == q.TokenList((expected,))
     assert secured.changes(q.RevokeTokenRequest(request.id), ROOT)
     assert not secured.state.view.is_current(request.id, NOW)
+
+
+def test_a_token_gets_an_earlier_end_and_never_a_later_one(secured: Cluster) -> None:
+    request = create(2, "alice")
+    secured.ask(request, ROOT)
+    assert secured.changes(q.ExpireTokenRequest(request.id, CutTime(NOW + 10)), ROOT)
+    assert not secured.changes(q.ExpireTokenRequest(request.id, CutTime(NOW + 10)), ROOT), "it ends then already"
+    view = secured.state.view
+    assert (view.is_current(request.id, NOW + 9), view.is_current(request.id, NOW + 10)) == (True, False)
+    assert secured.changes(q.ExpireTokenRequest(request.id, CutTime(NOW + 5)), ROOT)
+    for expires, error, says in (
+        (NOW + 6, Refused, "never gets more time"),
+        (NOW, InvalidArgument, f"cutwater token revoke {request.id}"),
+        (0, InvalidArgument, "which is past"),
+    ):
+        with pytest.raises(error, match=says):
+            secured.ask(q.ExpireTokenRequest(request.id, CutTime(expires)), ROOT)
+    with pytest.raises(NotFound, match="cutwater token list"):
+        secured.ask(q.ExpireTokenRequest("none", CutTime(NOW + 5)), ROOT)
 
 
 def test_no_answer_and_no_event_shows_a_hash(secured: Cluster) -> None:
@@ -452,6 +473,7 @@ def life() -> list[a.AccessDecision]:
         q.RemoveRightsRequest("group:w", ORDERS, ("append",)),
         q.SetQuotaRequest("alice", QuotaLimits(requests_per_s=7)),
         q.SetCertificateRulesRequest((CertificateRule("cn", "*", "{1}"),)),
+        q.ExpireTokenRequest(OTHER_ID, CutTime(NOW + 10)),
         q.RevokeTokenRequest(OTHER_ID),
         q.SetAccessModeRequest(AccessMode.ENFORCED),
         q.RemoveQuotaRequest("alice"),
@@ -511,7 +533,8 @@ def test_requests_and_answers_come_back_from_the_wire(kind: type, secured: Clust
     try:
         answer = secured.ask(request, ROOT)
     except Refused:
-        assert kind in (q.RevokeTokenRequest, q.RemoveRightsRequest), "that would remove the last administrator"
+        known = (q.RevokeTokenRequest, q.ExpireTokenRequest, q.RemoveRightsRequest)
+        assert kind in known, "that would remove the last administrator"
         return
     except AlreadyExists:
         assert kind is q.CreateGroupRequest
@@ -532,6 +555,7 @@ def test_rules_travel_to_servers_as_they_are() -> None:
     [
         a.CreateToken(ID, "0" * 64, "alice"),
         a.RevokeToken("none"),
+        a.ExpireToken("none", CutTime(1)),
         a.RemoveRights("alice", ("read",), ORDERS),
         a.RemoveRights("root", ("audit-read",), THE_CLUSTER),
         a.DeleteGroup("none"),
@@ -615,6 +639,7 @@ def test_only_what_takes_rights_away_asks_for_another_judgement(secured: Cluster
         assert secured.changes(request, ROOT)
         assert state.narrowed_at == before < state.revision
     narrower: list[q.AccessRequest] = [
+        q.ExpireTokenRequest(OTHER_ID, CutTime(NOW + 10)),
         q.RevokeTokenRequest(OTHER_ID),
         q.RemoveRightsRequest("alice", ORDERS),
         q.CreateGroupRequest("g", ("alice", "bob")),

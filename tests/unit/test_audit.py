@@ -86,6 +86,7 @@ EXAMPLES: tuple[tuple[d.Decision, str], ...] = (
     (d.ForgetOutput("daily", by=BY, at=AT), "run:daily"),
     (a.CreateToken("0" * 16, SECRET, "bob", by=BY, at=AT), "principal:bob"),
     (a.RevokeToken("0" * 16, by=BY, at=AT), "token:" + "0" * 16),
+    (a.ExpireToken("0" * 16, CutTime(1_000_000), by=BY, at=AT), "token:" + "0" * 16),
     (a.NoteTokenUse({"0" * 16: 1}, by=BY), ""),
     (a.AllowRights("bob", ("read",), parse_pattern("topic:orders"), by=BY, at=AT), "principal:bob"),
     (a.RemoveRights("group:ops", ("read",), parse_pattern("topic:orders"), by=BY, at=AT), "group:ops"),

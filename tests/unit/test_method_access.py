@@ -243,6 +243,7 @@ REQUEST_QUESTIONS: list[tuple[Any, str]] = [
     (r.DescribeRequest(), ""),
     (made(q.CreateTokenRequest), "cluster-admin cluster"),
     (made(q.RevokeTokenRequest), "cluster-admin cluster"),
+    (made(q.ExpireTokenRequest), "cluster-admin cluster"),
     (q.ListTokensRequest(), "cluster-admin cluster"),
     (q.ListTokensRequest("alice"), "describe principal:alice"),
     (q.DescribeTokenRequest("t"), "describe principal:alice"),

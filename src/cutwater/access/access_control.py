@@ -68,7 +68,7 @@ class AccessControl:
     ) -> None:
         self.copy, self.names = copy, names
         self.denials = DenialCounts()
-        self._book, self._connections = book, connections
+        self.book, self._connections = book, connections
         self.quotas = QuotaControl(copy, connections, book.knows, limits)
         self.is_on = copy.is_on
         """Read for every call, so it is an attribute."""
@@ -77,7 +77,7 @@ class AccessControl:
     def caller(self, peer: Peer | None) -> Caller:
         if peer is None:
             return Caller()
-        if peer.server is not None and self._book.knows(peer):
+        if peer.server is not None and self.book.knows(peer):
             return Caller(name=str(peer.server), address=peer.address, server=peer.server.kind)
         one = peer.identity
         return Caller(one.principal, one.token, one.name, peer.address, is_judged=one.is_judged)
@@ -89,7 +89,7 @@ class AccessControl:
         if access.answers is ClientAnswers.CARRIED:
             return
         view, identity = self.copy.view, peer.identity if peer is not None else _UNKNOWN
-        if peer is not None and peer.server is not None and self._book.knows(peer):
+        if peer is not None and peer.server is not None and self.book.knows(peer):
             if access.is_free_for(peer.server.kind):
                 return
             identity = _UNKNOWN
@@ -191,7 +191,7 @@ class AccessControl:
         now = system.wall_time_ns() // 1_000
         for connection in list(self._connections()):
             peer = connection.peer
-            if peer is None or self._book.knows(peer):
+            if peer is None or self.book.knows(peer):
                 continue
             problem = self._problem(peer.identity, now, is_enforced=is_enforced)
             if problem is not None:

@@ -72,16 +72,33 @@ class AccessCalls:
     ) -> CreatedToken:
         """Make a token for a principal. A scope is written ``append,describe topic:orders``; with scopes, the token has
         only those rights of its principal that one of them covers. ``expires_us``: microseconds since 1970, UTC."""
-        parsed = tuple(parse_scope(scope) for scope in scopes)
+        return await self._create_token(principal, tuple(parse_scope(scope) for scope in scopes), expires_us)
+
+    async def _create_token(self, principal: str, scopes: tuple[Scope, ...], expires_us: int) -> CreatedToken:
         text = new_token()
         identifier = id_of_token(text)
-        request = q.CreateTokenRequest(identifier, hash_of_token(text), principal, parsed, CutTime(expires_us))
+        request = q.CreateTokenRequest(identifier, hash_of_token(text), principal, scopes, CutTime(expires_us))
         changed = await self._ask(request, q.AccessChanged)
         return CreatedToken(identifier, principal, expires_us, text, changed.unconfirmed)
 
     async def revoke_token(self, identifier: str) -> q.AccessChanged:
         """Revoke a token. Returns when every server that is in contact acts by it; ``unconfirmed`` names the others."""
         return await self._ask(q.RevokeTokenRequest(checked_id(identifier)), q.AccessChanged, idempotent=False)
+
+    async def expire_token(self, identifier: str, expires_us: int) -> q.AccessChanged:
+        """Let a token end at this time, in microseconds since 1970, UTC; earlier than it would have."""
+        return await self._ask(q.ExpireTokenRequest(checked_id(identifier), CutTime(expires_us)), q.AccessChanged)
+
+    async def rotate_token(self, identifier: str, old_ends_us: int, *, expires_us: int = NEVER) -> CreatedToken:
+        """Make a token that takes the place of this one: with its principal and scopes, and a new id and secret. The
+        old one works until ``old_ends_us``, or until it would have ended. If this is interrupted, both work."""
+        old = await self.token(identifier)
+        made = await self._create_token(old.principal, old.scopes, expires_us)
+        if old.expires and old.expires <= old_ends_us:
+            return made
+        changed = await self.expire_token(identifier, old_ends_us)
+        left = tuple(sorted({*made.unconfirmed, *changed.unconfirmed}))
+        return CreatedToken(made.id, made.principal, made.expires, made.token, left)
 
     async def tokens(self, principal: str = "") -> tuple[q.TokenInfo, ...]:
         """Return all tokens, or those of one principal."""

@@ -48,13 +48,13 @@ def make_certificates(directory: Path, servers: Iterable[ServerName]) -> None:
         system.made(MachineFiles).sync_dir(directory)
     now = private_authority.now()
     for server in servers:
-        place = _place(folder, f"{_PREFIXES[server.kind]}{server.number}")
+        place = certificate_place(folder, server)
         if not _lasts(place, now):
             # The keys of the authorities are needed only to issue, so they may be kept elsewhere.
             authority = private_authority.load_authority(folder, AuthorityKind.SERVERS)
             issued = certificate_builder.issue_server(authority, server, HOSTS, now=now)
             private_authority.write_issued(private_authority.CertificatePaths(*place), issued, replace=True)
-    place = _place(folder, OWNER)
+    place = certificate_place(folder, OWNER)
     if not _lasts(place, now):
         authority = private_authority.load_authority(folder, AuthorityKind.CLIENTS)
         issued = certificate_builder.issue_client(authority, OWNER, now=now)
@@ -64,7 +64,7 @@ def make_certificates(directory: Path, servers: Iterable[ServerName]) -> None:
 def server_flags(directory: Path, server: ServerName) -> list[str]:
     """Return the options of a server that uses its certificate."""
     folder = directory / CERTIFICATES
-    certificate, key = _place(folder, f"{_PREFIXES[server.kind]}{server.number}")
+    certificate, key = certificate_place(folder, server)
     return [
         *("--tls-certificate", str(certificate), "--tls-key", str(key)),
         *("--tls-ca", str(authority_file(directory)), "--tls-client-ca", str(folder / "clients-ca.pem")),
@@ -73,13 +73,13 @@ def server_flags(directory: Path, server: ServerName) -> list[str]:
 
 def owner_access(directory: Path, token: str = "") -> Access:
     """Return the credentials of the cluster's owner, or of the holder of ``token``, if it is given."""
-    certificate, key = _place(directory / CERTIFICATES, OWNER)
+    certificate, key = certificate_place(directory / CERTIFICATES, OWNER)
     return Access(client_tls(authority_file(directory), certificate, key), token or admin_token(directory))
 
 
 def node_access(directory: Path, metadata_node: int) -> Access:
     """Return TLS as this metadata node uses it."""
-    certificate, key = _place(directory / CERTIFICATES, f"{_PREFIXES[METADATA_NODE]}{metadata_node}")
+    certificate, key = certificate_place(directory / CERTIFICATES, f"{_PREFIXES[METADATA_NODE]}{metadata_node}")
     return Access(client_tls(authority_file(directory), certificate, key))
 
 
@@ -94,7 +94,9 @@ def token_id_in(path: Path) -> str:
     return token_id(read_token_file(path)) or ""
 
 
-def _place(folder: Path, name: str) -> tuple[Path, Path]:
+def certificate_place(folder: Path, owner: ServerName | str) -> tuple[Path, Path]:
+    """Return the files of the certificate and the key of a server, or of the client with this name."""
+    name = owner if isinstance(owner, str) else f"{_PREFIXES[owner.kind]}{owner.number}"
     return folder / f"{name}.pem", folder / f"{name}.key"
 
 

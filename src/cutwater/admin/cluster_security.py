@@ -14,10 +14,12 @@ from cutwater.admin import local_cluster
 from cutwater.admin.access_calls import AccessCalls
 from cutwater.admin.cluster_certificates import ADMIN_TOKEN, OWNER, authority_file, node_access, token_id_in
 from cutwater.admin.proven_admin import proven_admin, read_server_key
+from cutwater.client.cluster.credentials import Access
 from cutwater.client.cluster.log_directory import CLUSTER_FILE, METADATA
 from cutwater.client.cluster.metadata_client import parse_servers
 from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.rights import CLUSTER, Right
+from cutwater.core.internal_topics import AUDIT, PROGRAMS
 from cutwater.errors import AlreadyExists, InvalidArgument, Refused, Unavailable
 from cutwater.runtime import system
 from cutwater.runtime.local_files import MachineFiles
@@ -112,7 +114,7 @@ async def _secure(ways: _WaysIn, mode: AccessMode, principal: str, token_file: P
 
 async def _kept_token(ways: _WaysIn, token_file: Path, principal: str) -> str:
     """Return the id of the token that an interrupted run has made and saved; empty if there is none. Raises if access
-    control is on, or if the file has something else."""
+    control is on, if users have topics that the cluster needs, or if the file has something else."""
     control = await ways.control()
     now = await control.who_am_i()
     if now.mode is not AccessMode.OFF:
@@ -120,6 +122,7 @@ async def _kept_token(ways: _WaysIn, token_file: Path, principal: str) -> str:
             f"access control is on already ({now.mode}): an administrator changes the mode with `cutwater cluster "
             "access`. If no administrator has a token any more, `cutwater mr recover-admin` makes one"
         )
+    await check_names(ways.servers, Access(ways.tls))
     if token_file.is_file():
         identifier = token_id_in(token_file)
         # While access control is off, only a caller with the key of a metadata node can have made it.
@@ -127,6 +130,17 @@ async def _kept_token(ways: _WaysIn, token_file: Path, principal: str) -> str:
             return identifier
     check_new(token_file)
     return ""
+
+
+async def check_names(servers: str, access: Access) -> None:
+    """Refuse, before anything is changed, a cluster with topics of users under names that it needs for itself."""
+    found = await local_cluster.reserved_names(local_cluster.LocalCluster(servers, [], []), access)
+    taken = [f"topic {name!r}: {way}" for name, way in found if name in (AUDIT.name, PROGRAMS.name)]
+    if taken:
+        raise Refused(
+            "with access control, the cluster needs topics with reserved names that users took with an earlier "
+            f"version. Nothing was changed. {'. '.join(taken)}"
+        )
 
 
 def check_no_stale_token(directory: Path) -> None:

@@ -182,7 +182,7 @@ def start(
         try:
             _stop_all(cluster, STOP_SECONDS)
             if cluster.has_tls:
-                make_certificates(directory, [_name(cluster, node) for node in cluster.nodes])
+                make_certificates(directory, [server_name(cluster, node) for node in cluster.nodes])
             local_etcd.start_etcd(directory / "etcd", cluster.etcd, on_start=lambda: cluster.save(directory))
             for node, process in _start_nodes(directory, cluster, cluster.nodes):
                 node.address = process.served()
@@ -334,14 +334,14 @@ def _start_process(directory: Path, cluster: LocalCluster, member: ClusterMember
         make_directory(own)
         arguments = ["sn", *common, "--volumes", str(own), "--metadata", ",".join(cluster.addresses)]
     if cluster.has_tls:
-        arguments += server_flags(directory, _name(cluster, member))
+        arguments += server_flags(directory, server_name(cluster, member))
     command = [sys.executable, *cluster.options["program"], *arguments, *cluster.options[kind], *member.flags]
     process = processes.Starting(command, Path(f"{own}.log"))
     member.pid, member.started = process.pid, processes.started_at(process.pid)
     return process
 
 
-def _name(cluster: LocalCluster, member: ClusterMember) -> ServerName:
+def server_name(cluster: LocalCluster, member: ClusterMember) -> ServerName:
     return ServerName(CLUSTER_ID, METADATA_NODE if member in cluster.metadata else STORAGE_NODE, member.id)
 
 

@@ -27,7 +27,8 @@ class InternalTopic(Struct, frozen=True):
 
 AUDIT = InternalTopic("_audit", retention=Retention(time_us=AUDIT_DAYS * 86_400 * SECOND))
 PROGRAMS = InternalTopic("_programs")
-"""Programs are kept until a decision trims them."""
+"""Programs are kept until a decision trims them. The first one that is submitted makes the topic; the name is reserved,
+and access control is not turned on while a user's topic has it (ADR 0056)."""
 
 
 def way_out(name: str, *, is_typed: bool) -> str:

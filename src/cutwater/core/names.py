@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cutwater.core.text import is_token_text
 from cutwater.errors import InvalidArgument
 
 NAME_LENGTH_MAX = 255
@@ -40,6 +41,11 @@ def check_name(kind: str, name: str) -> None:
     rules."""
     if not isinstance(name, str):
         raise InvalidArgument(f"the name of a {kind} is text, not {name!r} ({type(name).__name__})")
+    if is_token_text(name):
+        raise InvalidArgument(
+            f"this is a whole token, with its secret, and no name of a {kind}: others may have seen it, so revoke it "
+            "and make another one"
+        )
     if not 1 <= len(name) <= NAME_LENGTH_MAX:
         raise InvalidArgument(f"the name of a {kind} has 1 to {NAME_LENGTH_MAX} characters, not {len(name)}")
     if not name.isprintable():

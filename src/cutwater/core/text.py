@@ -7,6 +7,13 @@ from collections.abc import Iterable
 from cutwater.types import SECOND
 
 
+def is_token_text(text: str) -> bool:
+    """Whether the text has the form of a token with its secret, and must not be shown."""
+    prefix, _, rest = text.partition("_")
+    identifier, _, secret = rest.partition("_")
+    return prefix == "cwt" and len(identifier) == 16 and len(secret) >= 32
+
+
 def listed(items: Iterable[object]) -> str:
     """Join items: ``1``, ``1 and 2``, ``1, 2 and 3``."""
     *most, last = map(str, items)

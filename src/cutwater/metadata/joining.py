@@ -30,6 +30,15 @@ class Joining:
         server = call.connection.peer.server if call.connection.peer is not None else None
         assert server is not None
         joining = structs.replace(call.argument, server_key=server.key)
+        try:
+            return await self._join(call, joining)
+        except WrongIdentity:
+            self._trust.book.refused[storage_api.JOIN.name] += 1
+            raise
+
+    async def _join(
+        self, call: Call[storage_api.JoinArguments], joining: storage_api.JoinArguments
+    ) -> storage_api.JoinAnswer:
         term = await self._search.leader_within(call.deadline)
         if term is not None:
             return await self._admit(term, joining)
@@ -37,7 +46,7 @@ class Joining:
         answer = await upstream.call(api.JOIN_LEADER, joining, timeout_ms=min(timeout_ms, JOIN_MS_MAX))
         if answer.value.known:
             # Its reports arrive before the leader's next heartbeat brings its key.
-            self._trust.book.note(STORAGE_NODE, {joining.node: server.key})
+            self._trust.book.note(STORAGE_NODE, {joining.node: joining.server_key})
         return answer.value
 
     async def join_leader(self, call: Call[storage_api.JoinArguments]) -> storage_api.JoinAnswer:

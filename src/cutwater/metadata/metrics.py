@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cutwater.access.access_metrics import access_metrics
 from cutwater.access.quota_metrics import quota_metrics
 from cutwater.metadata.server import MetadataServer
 from cutwater.runtime.counter_metrics import counter_metrics
@@ -27,6 +28,7 @@ class MetadataCollector(Collector):
         yield from counter_metrics(PREFIX, self._server.counters)
         yield from gate_metrics(PREFIX, self._server.gate)
         yield from quota_metrics(PREFIX, self._server.control.quotas.counters)
+        yield from access_metrics(PREFIX, self._server.control)
         yield from certificate_metrics(PREFIX, self._server.options.tls)
         yield GaugeMetricFamily(PREFIX + "leads", "1 if this node leads", value=self._server.leads)
         term = self._server.term

@@ -153,6 +153,7 @@ REQUEST_ACCESS: dict[type, MethodAccess] = {
     r.DescribeRequest: FILTERED,
     q.CreateTokenRequest: ADMINISTERS,
     q.RevokeTokenRequest: ADMINISTERS,
+    q.ExpireTokenRequest: ADMINISTERS,
     q.ListTokensRequest: client(n.on_principal_or_all("principal")),
     q.DescribeTokenRequest: client(n.DESCRIBE_OWNER),
     q.NoteTokenUseRequest: FROM_SERVERS,

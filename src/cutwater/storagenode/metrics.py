@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cutwater.access.access_metrics import access_metrics
 from cutwater.access.quota_metrics import quota_metrics
 from cutwater.runtime.counter_metrics import counter_metrics
 from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
@@ -32,6 +33,7 @@ class NodeCollector(Collector):
         yield from self._node()
         yield from gate_metrics(PREFIX, self._server.gate)
         yield from quota_metrics(PREFIX, self._server.access.control.quotas.counters)
+        yield from access_metrics(PREFIX, self._server.access.control)
         yield from certificate_metrics(PREFIX, self._server.options.tls)
         yield from self._volumes()
         yield from _queues(drivers)

@@ -112,6 +112,10 @@ class Hello(Struct, frozen=True, array_like=True):
     key: bytes = b""
     dialled: str = ""
 
+    def __repr__(self) -> str:
+        """Leave out the token."""
+        return f"Hello(cluster={self.cluster!r}, role={self.role!r}, name={self.name!r})"
+
 
 class Welcome(Struct, frozen=True, array_like=True):
     """The answer to a HELLO: the chosen version, twice, and the identity of this side.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from types import ModuleType
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -31,6 +33,9 @@ from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument
 
 app = noun("Start and stop a local cluster; look at any cluster.")
+
+certificates_app = noun("Certificates of a local cluster: shown, and renewed while it runs.")
+app.add_typer(certificates_app, name="certificates")
 
 RequiredDir = Annotated[
     Path, typer.Option("--dir", envvar="CUTWATER_DIR", help="Where everything of the cluster lies.")
@@ -250,3 +255,49 @@ def events(
     found = log.administer(lambda admin: admin.events(after))
     rows = [(e.index, time_of(e.time), e.what, e.reason or "-") for e in found.events]
     show(found, table(["decision", "time (UTC)", "what", "why"], rows))
+
+
+@command(certificates_app, "list")
+def list_certificates(directory: RequiredDir) -> None:
+    """Show the certificates of a local cluster, and when they expire."""
+    found = _renewal().list_certificates(directory.absolute())
+    rows = [(one.name, time_of(round(one.until * 1_000_000)), one.file) for one in found]
+    show(found, table(["certificate", "expires (UTC)", "file"], rows))
+
+
+@command(certificates_app)
+def renew(
+    directory: RequiredDir,
+    authority: Annotated[
+        Literal["begin", "finish"] | None,
+        typer.Option(
+            help="begin: make new authorities, which servers trust beside the old ones. finish: when clients trust "
+            "them, too, use and trust only the new ones."
+        ),
+    ] = None,
+) -> None:
+    """Give all servers of a local cluster and its owner new certificates, while it runs.
+
+    Returns when the servers use them. Open connections go on. Clients elsewhere need the authority's new file between
+    `--authority begin` and `--authority finish`.
+    """
+    where, renewal = directory.absolute(), _renewal()
+    steps = {None: renewal.renew, "begin": renewal.begin_authority, "finish": renewal.finish_authority}
+    done = steps[authority](where)
+    told = f"{counted(len(done.servers), 'server')} use{'' if len(done.servers) > 1 else 's'} a new certificate"
+    if done.stopped:
+        told += f"; {', '.join(done.stopped)}: not running, and a new certificate is there for the next start"
+    if authority == "begin":
+        told += (
+            "\nservers trust the old and the new authorities. Now give clients elsewhere the file "
+            f"{done.authority}, and then:\n"
+            f"  cutwater cluster certificates renew --authority finish --dir {shlex.quote(str(directory))}"
+        )
+    if authority == "finish":
+        told += f"\nonly the new authorities are trusted; clients trust {done.authority}"
+    show(done, told)
+
+
+def _renewal() -> ModuleType:
+    # Loads a large library, which other commands do not need.
+    return import_module("cutwater.admin.certificate_renewal")

@@ -19,11 +19,9 @@ from cutwater.cli.io.json_values import encode
 from cutwater.cli.io.output import show as show_result
 from cutwater.cli.io.output import table
 from cutwater.errors import InvalidArgument
+from cutwater.runtime.redaction import without_secrets
 
 app = noun("Show what is configured, and where.")
-
-
-SECRETS = frozenset({"token"})
 
 
 class Configured(Struct, frozen=True):
@@ -53,7 +51,7 @@ def show(
             key = option, encode(setting.value), setting.origin
             if key not in commands:
                 commands[key] = []
-                value = "(secret)" if option in SECRETS else setting.value
+                value = "(secret)" if option in config_file.SECRETS else _shown(setting.value)
                 found.append(Configured(option, value, setting.origin, commands[key]))
             commands[key].append(" ".join(words))
     found.sort(key=lambda one: (one.option, str(one.value), one.origin))
@@ -65,6 +63,10 @@ def show(
     columns = ["option", "value", *(["from"] if origin else []), "commands"]
     rows = [(f.option, f.value, *([f.origin] if origin else []), f.commands) for f in found]
     show_result(found, table(columns, rows, f"files: {looked}") if rows else f"nothing is set; files: {looked}")
+
+
+def _shown(value: Any) -> Any:
+    return without_secrets(value) if isinstance(value, str) else value
 
 
 def _leaves(words: tuple[str, ...], commands: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from cutwater.admin.access_calls import NEVER, CreatedToken, last_used_us
-from cutwater.admin.cluster_security import check_new, save_token
+from cutwater.admin.cluster_security import check_new
 from cutwater.admin.operations import Admin
 from cutwater.admin.status_text import time_of
+from cutwater.admin.token_import import files_for, import_tokens, keep
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.target import ClusterTarget
 from cutwater.cli.framework.times import parse_time
@@ -24,6 +25,14 @@ from cutwater.errors import CutwaterError, InvalidArgument
 app = noun("Tokens: how clients prove for which principal they act.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the token, the 16 digits after 'cwt_'.")]
+ExpiresOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="When it ends: how long from now, such as '90d', or as 2026-01-31T12:00Z."),
+]
+SaveOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Put the token into this new file (0600) instead of printing it."),
+]
 
 
 def unconfirmed(servers: tuple[str, ...]) -> str:
@@ -44,14 +53,8 @@ def create(
             "repeated.",
         ),
     ] = None,
-    expires: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="When it ends: how long from now, such as '90d', or as 2026-01-31T12:00Z."),
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Put the token into this new file (0600) instead of printing it."),
-    ] = None,
+    expires: ExpiresOption = None,
+    save: SaveOption = None,
     *,
     log: ClusterTarget,
 ) -> None:
@@ -61,14 +64,14 @@ def create(
     until = parse_expiry(expires, datetime.now(UTC)) if expires is not None else NEVER
     made = log.administer(lambda admin: admin.control.create_token(principal, scopes=scope or (), expires_us=until))
     if save is not None:
-        try:
-            save_token(save, made.token)
-        except CutwaterError as error:
-            error.message += f". The token was made, and nobody has it now: `cutwater token revoke {made.id}`"
-            raise
+        keep(made, save)
+    show(_fields(made, save), _told_of(made, save))
+
+
+def _fields(made: CreatedToken, save: Path | None) -> dict[str, Any]:
     told = {"id": made.id, "principal": made.principal, "expires": _expiry(made.expires)}
     told |= {"file": str(save)} if save is not None else {"token": made.token}
-    show(told | {"unconfirmed": made.unconfirmed}, _told_of(made, save))
+    return told | {"unconfirmed": made.unconfirmed}
 
 
 def _told_of(made: CreatedToken, save: Path | None) -> str:
@@ -79,20 +82,77 @@ def _told_of(made: CreatedToken, save: Path | None) -> str:
     return f"{told}; it is shown only now, so keep it:{unconfirmed(made.unconfirmed)}\n{made.token}"
 
 
-def parse_expiry(text: str, now: datetime) -> int:
+def parse_expiry(text: str, now: datetime, option: str = "--expires") -> int:
     """Return when a token ends, in microseconds since 1970."""
     given = text.strip()
     if given[:1].isdigit() and given[-1:].isalpha() and "T" not in given and "Z" not in given:
-        until_us = round(now.timestamp() * 1_000) * 1_000 + milliseconds(given, "--expires", least=1) * 1_000
+        until_us = round(now.timestamp() * 1_000) * 1_000 + milliseconds(given, option, least=1) * 1_000
     else:
         until_us = round(parse_time(given, now).timestamp() * 1_000_000)
     if until_us <= now.timestamp() * 1_000_000:
-        raise InvalidArgument(f"--expires is {text!r}, which is past: give a later time, or how long from now ('90d')")
+        raise InvalidArgument(f"{option} is {text!r}, which is past: give a later time, or how long from now ('90d')")
     return until_us
 
 
 def _expiry(until_us: int) -> datetime | None:
     return datetime.fromtimestamp(until_us / 1_000_000, UTC) if until_us else None
+
+
+@command(app)
+def rotate(
+    identifier: IdArgument,
+    old_ends: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="When the old token ends: how long from now, or a time."),
+    ] = "1d",
+    expires: ExpiresOption = None,
+    save: SaveOption = None,
+    *,
+    log: ClusterTarget,
+) -> None:
+    """Make a token that takes the place of this one, with another id and secret.
+
+    It has the same principal and scopes. Both work until the old one ends, so programs can change over meanwhile.
+    """
+    if save is not None:
+        check_new(save)
+    now = datetime.now(UTC)
+    until = parse_expiry(expires, now) if expires is not None else NEVER
+    ends = parse_expiry(old_ends, now, "--old-ends")
+    made = log.administer(lambda admin: admin.control.rotate_token(identifier, ends, expires_us=until))
+    if save is not None:
+        keep(made, save)
+    old = log.administer(lambda admin: admin.control.token(identifier))
+    told = _fields(made, save) | {"old": identifier, "old_ends": _expiry(old.expires)}
+    show(told, f"{_told_of(made, save)}\ntoken {identifier} works until {time_of(old.expires)} UTC")
+
+
+@command(app, "import")
+def import_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file that servers were given as --tokens.")],
+    save_in: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the new tokens are put: a file NAME.token (0600) for each name.")
+    ],
+    expires: ExpiresOption = None,
+    *,
+    log: ClusterTarget,
+) -> None:
+    """Make a token of the cluster for each name in a file of tokens, and so a principal of that name.
+
+    The tokens in the file stay as they are, and are stored nowhere. A name whose new file is there already is left
+    out, so the command can be run again.
+    """
+    files = files_for(file, save_in)
+    until = parse_expiry(expires, datetime.now(UTC)) if expires is not None else NEVER
+    done = log.administer(lambda admin: import_tokens(admin.control, files, expires_us=until))
+    told = [{"principal": made.principal, "id": made.id, "file": str(files[made.principal])} for made in done.made]
+    lines = [f"token {made.id} for {made.principal} is in {files[made.principal]}" for made in done.made]
+    lines += [f"{name} was left out: {files[name]} is there" for name in done.left_out]
+    lines.append(
+        "next: `cutwater acl allow NAME RIGHTS RESOURCE` for each; `cutwater audit search` shows what would be"
+    )
+    lines.append("denied; and then `cutwater cluster access enforced`")
+    show({"made": told, "left_out": done.left_out}, "\n".join(lines))
 
 
 @command(app, "list")

@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cutwater.cli.framework.exit_codes import Settings, ended_well, show
+from cutwater.cli.framework.exit_codes import Settings, ended_well, hidden, show
 from cutwater.errors import InvalidArgument
 
 B = TypeVar("B", bound="Bundle")
@@ -146,6 +146,7 @@ def usage_told() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
+        error.message = hidden(error.message)
         if not Settings.is_json:
             raise
         raise typer.Exit(show(InvalidArgument(error.format_message()))) from None

@@ -48,6 +48,8 @@ COMMON: Mapping[str, Any] = {
 }
 """Options that may be set for all commands at once, and their types."""
 SECURITY = frozenset({"tls-ca", "tls-certificate", "tls-key", "token", "token-file"})
+SECRETS = frozenset({"token"})
+"""Options whose values are not shown."""
 PLACES = frozenset({"servers", "dir", "path"})
 """Only one of these can hold, so setting one of them resets the others that were set with lower precedence."""
 
@@ -183,7 +185,8 @@ def _check_value(where: object, key: str, value: Any, wanted: Any) -> None:
     try:
         msgspec.convert(value, wanted, dec_hook=lambda kind, given: kind(given))
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidArgument(f"{where}: {key} = {value!r} is invalid: {error}") from None
+        shown = "(secret)" if key in SECRETS else repr(value)
+        raise InvalidArgument(f"{where}: {key} = {shown} is invalid: {error}") from None
 
 
 def _listed(names: Collection[str]) -> str:

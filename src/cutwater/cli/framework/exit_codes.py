@@ -71,16 +71,26 @@ def exit_code_of(error: CutwaterError) -> int:
 
 
 def show(error: CutwaterError) -> int:
-    """Print an error on standard error; return the exit code."""
+    """Print an error on standard error; return the exit code. An error may repeat a secret that was given in the wrong
+    place."""
     exit_code = exit_code_of(error)
+    message = hidden(error.message)
     if Settings.is_debug:
-        traceback.print_exception(error)
+        print(hidden("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     if Settings.is_json:
-        told = {"code": error.code, "message": error.message, "retriable": error.retriable, "exit_code": exit_code}
+        told = {"code": error.code, "message": message, "retriable": error.retriable, "exit_code": exit_code}
         print(json.dumps({"error": told}), file=sys.stderr)
     else:
-        print(f"error: {error.message}\n  code {error.code}, exit code {exit_code}", file=sys.stderr)
+        print(f"error: {message}\n  code {error.code}, exit code {exit_code}", file=sys.stderr)
     return exit_code
+
+
+def hidden(text: str) -> str:
+    """Hide secrets in a text that may repeat what a user wrote."""
+    # Only errors need it, so help and completions do not load it.
+    from cutwater.runtime.redaction import without_secrets  # noqa: PLC0415
+
+    return without_secrets(text)
 
 
 def leave_at_once(error: CutwaterError) -> NoReturn:
@@ -136,5 +146,8 @@ def ended_well(work: Callable[[], None]) -> None:
     except Exception as error:
         if Settings.is_debug or (isinstance(error, OSError) and is_of_output(error)):
             raise
-        print(f"internal error: {error!r}\n  this is a bug; say --debug to see where", file=sys.stderr)
+        print(
+            f"internal error: {hidden(repr(error))}\n  this is a bug; say --debug to see where",
+            file=sys.stderr,
+        )
         raise typer.Exit(INTERNAL_ERROR) from None

@@ -11,6 +11,7 @@ import typer
 
 from cutwater.cli.framework.command import Bundle, under
 from cutwater.client.cluster.credentials import Access, read_token_file
+from cutwater.core.text import is_token_text
 from cutwater.errors import InvalidArgument
 from cutwater.wire.identity.tls import client_tls
 
@@ -87,6 +88,11 @@ class Security(Bundle):
                 raise InvalidArgument("--token and --token-file are both given in the same place: leave one out")
             if by_token in _PRECEDENCE[: _PRECEDENCE.index(by_file) if by_file in _PRECEDENCE else None]:
                 return self.token
+        if is_token_text(str(self.token_file)):
+            raise InvalidArgument(
+                "--token-file got a token, and the name of a file is wanted: put the token into a file (0600), or into "
+                "CUTWATER_TOKEN. Others may have seen it on the command line, so make another one and revoke it"
+            )
         return ask_token() if self.token_file == PROMPT else self.token_file
 
     def access(self) -> Access:

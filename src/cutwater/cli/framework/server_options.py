@@ -19,8 +19,10 @@ from cutwater.cli.framework.exit_codes import Settings
 from cutwater.cli.framework.security import TlsAuthorityOption, TlsCertificateOption, TlsKeyOption, security_option
 from cutwater.errors import InvalidArgument
 from cutwater.wire.identity.certificate_files import TlsFiles
-from cutwater.wire.identity.tls import Tls, load_tls, read_tokens
+from cutwater.wire.identity.tls import TOKEN_FILE_UNTIL, Tls, load_tls, read_tokens
 from cutwater.wire.options import ListenerOptions
+
+_log = logging.getLogger(__name__)
 
 _LIMITS = ListenerOptions()
 
@@ -67,7 +69,8 @@ class ServerOptions(Bundle):
         Path | None,
         security_option(
             envvar="CUTWATER_TOKENS",
-            help="A file with a NAME and a TOKEN in each line: clients that show one need no certificate.",
+            help="A file with a NAME and a TOKEN in each line: clients that show one need no certificate. Supported "
+            f"until {TOKEN_FILE_UNTIL}; see `cutwater token import`.",
         ),
     ] = None
     connections_max: Annotated[int, _limit("CONNECTIONS_MAX", 1, "Connections of clients, after the handshake.")] = (
@@ -118,7 +121,16 @@ class ServerOptions(Bundle):
         if self.tls_certificate is None or self.tls_key is None or self.tls_ca is None:
             raise InvalidArgument("TLS needs all of --tls-certificate, --tls-key and --tls-ca")
         files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca, self.tls_client_ca)
-        return load_tls(files, None if self.tokens is None else read_tokens(self.tokens))
+        if self.tokens is None:
+            return load_tls(files)
+        tokens = read_tokens(self.tokens)
+        _log.warning(
+            "--tokens %s: files of tokens are supported until %s, and their %s tokens do not count where access "
+            "control is enforced: `cutwater cluster secure --permissive`, and then `cutwater token import` with this "
+            "file, make tokens of the cluster instead (docs/access.md)",
+            *(self.tokens, TOKEN_FILE_UNTIL, len(tokens)),
+        )
+        return load_tls(files, tokens)
 
     def listener(self) -> ListenerOptions:
         names = ListenerOptions.__struct_fields__

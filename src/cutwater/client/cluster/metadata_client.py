@@ -18,6 +18,7 @@ from cutwater.protocol.storage_api import A_CLIENT, COMPLAINT, Complaint
 from cutwater.runtime import system
 from cutwater.runtime.deadlines import Deadline
 from cutwater.runtime.local_files import MachineFiles
+from cutwater.runtime.redaction import without_secrets
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.connection import Connection
@@ -42,7 +43,9 @@ def parse_servers(url: str) -> tuple[str, ...]:
     """Return the addresses in ``cutwater://host:port,host:port``; that of an embedded log ends with its directory."""
     given: object = url
     if not isinstance(given, str) or not url.startswith(SCHEME):
-        raise InvalidArgument(f"{url!r} does not name a cluster: write {SCHEME}HOST:PORT[,HOST:PORT…]")
+        raise InvalidArgument(
+            f"{without_secrets(repr(url))} does not name a cluster: write {SCHEME}HOST:PORT[,HOST:PORT…]"
+        )
     addresses = tuple(part for part in url.removeprefix(SCHEME).partition("/")[0].split(",") if part)
     for address in addresses:
         parse_address(address)

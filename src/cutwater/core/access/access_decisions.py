@@ -37,6 +37,13 @@ class RevokeToken(Dated, frozen=True, tag=True):
     id: str
 
 
+class ExpireToken(Dated, frozen=True, tag=True):
+    """A token ends at this time, earlier than it would have."""
+
+    id: str
+    expires: CutTime
+
+
 class NoteTokenUse(Dated, frozen=True, tag=True):
     """Tokens were used on these days, counted from 1970-01-01. This changes no right, and so no revision."""
 
@@ -93,6 +100,7 @@ class SetAccessMode(Dated, frozen=True, tag=True):
 AccessDecision = (
     CreateToken
     | RevokeToken
+    | ExpireToken
     | NoteTokenUse
     | AllowRights
     | RemoveRights

@@ -44,6 +44,7 @@ are taken, an administrator can still be made that removes some."""
 Change = (
     q.CreateTokenRequest
     | q.RevokeTokenRequest
+    | q.ExpireTokenRequest
     | q.AllowRequest
     | q.RemoveRightsRequest
     | q.CreateGroupRequest
@@ -77,7 +78,7 @@ def decide_access(
     if decision is None:
         return (), q.AccessChanged(state.revision)
     after = state.after(decision)
-    _check_admin(state, after, now)
+    _check_admin(state, after, decision.expires if isinstance(decision, a.ExpireToken) else now)
     if not is_local:
         _check_size(state, after)
     return (decision,), q.AccessChanged(Revision(state.revision + 1))
@@ -119,6 +120,8 @@ def _change(request: Change, state: s.AccessState, now: CutTime, room: int) -> a
         case q.RevokeTokenRequest():
             _token(state, request.id)
             return a.RevokeToken(request.id)
+        case q.ExpireTokenRequest():
+            return _expire_token(request, state, now)
         case q.AllowRequest():
             return _allow(request, state, room)
         case q.RemoveRightsRequest():
@@ -169,6 +172,23 @@ def _create_token(request: q.CreateTokenRequest, state: s.AccessState, now: CutT
     if len(state.tokens) >= s.TOKENS_MAX + room:
         raise Refused(f"there are {len(state.tokens)} tokens, which is the most: revoke those that are not needed")
     return a.CreateToken(request.id, *asked)
+
+
+def _expire_token(request: q.ExpireTokenRequest, state: s.AccessState, now: CutTime) -> a.ExpireToken | None:
+    known = _token(state, request.id)
+    if request.expires <= now:
+        raise InvalidArgument(
+            f"token {request.id} would end at {request.expires}, which is past (now: {now}, microseconds UTC): "
+            f"`cutwater token revoke {request.id}` ends it at once"
+        )
+    if request.expires == known.expires:
+        return None
+    if 0 < known.expires < request.expires:
+        raise Refused(
+            f"token {request.id} ends at {known.expires} already (microseconds UTC), and a token never gets more time: "
+            "make another one"
+        )
+    return a.ExpireToken(request.id, request.expires)
 
 
 def _checked_scope(scope: Scope) -> Scope:

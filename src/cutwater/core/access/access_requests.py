@@ -40,6 +40,13 @@ class RevokeTokenRequest(Struct, frozen=True, tag=True):
     id: str
 
 
+class ExpireTokenRequest(Struct, frozen=True, tag=True):
+    """Let a token end at this time. It may only be earlier than the token would have ended."""
+
+    id: str
+    expires: CutTime
+
+
 class ListTokensRequest(Struct, frozen=True, tag=True):
     """Ask for tokens by id, of one principal if it is given."""
 
@@ -173,6 +180,7 @@ class ConfirmAccessRequest(Struct, frozen=True, tag=True):
 AccessRequest = (
     CreateTokenRequest
     | RevokeTokenRequest
+    | ExpireTokenRequest
     | ListTokensRequest
     | DescribeTokenRequest
     | NoteTokenUseRequest

@@ -79,7 +79,7 @@ class AccessState:
         match decision:
             case a.CreateToken():
                 return "there is a token with this id" if decision.id in self.tokens else ""
-            case a.RevokeToken():
+            case a.RevokeToken() | a.ExpireToken():
                 return "" if decision.id in self.tokens else "there is no such token"
             case a.RemoveRights():
                 rule = self.rules.get((decision.subject, decision.pattern))
@@ -106,6 +106,8 @@ class AccessState:
                 )
             case a.RevokeToken():
                 del self.tokens[decision.id]
+            case a.ExpireToken():
+                self.tokens[decision.id] = structs.replace(self.tokens[decision.id], expires=decision.expires)
             case a.NoteTokenUse():
                 self._note_use(decision)
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cutwater.core.access import access_decisions as a
 from cutwater.core.text import counted
+from cutwater.types import SECOND
 
 
 def tell_access(decision: a.AccessDecision) -> str:
@@ -13,6 +14,8 @@ def tell_access(decision: a.AccessDecision) -> str:
             return f"token {decision.id} created for {decision.principal}{scopes}"
         case a.RevokeToken():
             return f"token {decision.id} revoked"
+        case a.ExpireToken():
+            return f"token {decision.id} ends {decision.expires // SECOND} seconds after the beginning of 1970"
         case a.NoteTokenUse():
             return f"{counted(len(decision.days), 'token')} used"
         case a.AllowRights():

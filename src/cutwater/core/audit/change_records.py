@@ -47,6 +47,7 @@ ALWAYS = (
     | d.DeleteTopic
     | a.CreateToken
     | a.RevokeToken
+    | a.ExpireToken
     | a.AllowRights
     | a.RemoveRights
     | a.SetGroup
@@ -135,7 +136,7 @@ def _resource(decision: d.Decision, names: AuditNames) -> str:
             return f"group:{decision.group.name}"
         case a.DeleteGroup():
             return f"group:{decision.name}"
-        case a.RevokeToken():
+        case a.RevokeToken() | a.ExpireToken():
             return f"token:{decision.id}"
     return "cluster"
 

@@ -6,7 +6,7 @@ from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.audit.audit_requests import AUDIT_PRODUCER, AuditRequest, NoteAuditedRequest
-from cutwater.core.internal_topics import AUDIT, way_out
+from cutwater.core.internal_topics import AUDIT, PROGRAMS, way_out
 from cutwater.core.order import decisions as d
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.state import OrderState
@@ -49,12 +49,13 @@ def check_audit(request: r.Request, state: OrderState, origin: RequestOrigin | N
             retry_ms=RETRY_MS,
         )
     if isinstance(request, q.SetAccessModeRequest) and request.mode is not AccessMode.OFF:
-        taken = state.topic_named(AUDIT.name)
-        if taken is not None and not taken.is_internal:
-            raise Refused(
-                f"access control needs a topic {AUDIT.name!r} for its audit, and a user created one with an earlier "
-                f"version. Nothing was changed. {way_out(taken.name, is_typed=bool(taken.schemas))}"
-            )
+        for topic in (AUDIT, PROGRAMS):
+            taken = state.topic_named(topic.name)
+            if taken is not None and not taken.is_internal:
+                raise Refused(
+                    f"with access control, the cluster needs a topic {topic.name!r} of its own, and a user created one "
+                    f"with an earlier version. Nothing was changed. {way_out(taken.name, is_typed=bool(taken.schemas))}"
+                )
 
 
 def check_producer(request: r.OpenProducerRequest, origin: RequestOrigin | None) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
+from cutwater.runtime.redaction import without_secrets
 
 PREFIX = "cutwater"
 FORM = "etcd://HOST:PORT,HOST:PORT/PREFIX, and for TLS ?tls.ca=FILE, with &tls.cert=FILE&tls.key=FILE if need be"
@@ -33,13 +34,15 @@ def parse_address(url: str) -> EtcdAddress:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
-        raise _no_address(url, str(error)) from error
+        raise _no_address(url, str(error)) from None
     if parts.scheme != "etcd" or parts.fragment:
         raise _no_address(url, "it is of another form")
     endpoints = tuple(parts.netloc.split(","))
+    if "@" in parts.netloc:
+        raise _no_address(url, "it has a login: a metadata node logs in with the certificate tls.cert")
     for endpoint in endpoints:
         host, _, port = endpoint.rpartition(":")
-        if not host or "@" in host or not port.isdigit() or not 0 < int(port) < 65_536:
+        if not host or not port.isdigit() or not 0 < int(port) < 65_536:
             raise _no_address(url, f"{endpoint!r} is not HOST:PORT")
     if len(set(endpoints)) != len(endpoints):
         raise _no_address(url, "an endpoint is named twice")
@@ -61,4 +64,5 @@ def _tls(url: str, options: dict[str, str]) -> EtcdTls | None:
 
 
 def _no_address(url: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"{url!r} is no address of etcd, because {why}: write {FORM}")
+    # The text may hold a password, though an address has no place for one.
+    return InvalidArgument(without_secrets(f"{url!r} is no address of etcd, because {why}: write {FORM}"))

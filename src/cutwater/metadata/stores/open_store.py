@@ -9,6 +9,7 @@ from cutwater.metadata.etcd.address import parse_address
 from cutwater.metadata.stores.memory_store import MemoryStore
 from cutwater.metadata.stores.sqlite_store import SqliteStore
 from cutwater.metadata.stores.store_interface import TIMEOUT_MS, MetadataStore
+from cutwater.runtime.redaction import without_secrets
 from cutwater.types import ClusterId
 
 FORMS = "sqlite:PATH, etcd://HOST:PORT,HOST:PORT/PREFIX or memory:"
@@ -32,7 +33,7 @@ async def open_store(
             return await SqliteStore.open(Path(rest), cluster, timeout_ms=timeout_ms, may_wait=may_wait)
         case "etcd" if colon:
             return _open_etcd(url, cluster)
-    raise InvalidArgument(f"{url!r} names no metadata store: write {FORMS}")
+    raise InvalidArgument(f"{without_secrets(url)!r} names no metadata store: write {FORMS}")
 
 
 def _open_etcd(url: str, cluster: ClusterId) -> MetadataStore:

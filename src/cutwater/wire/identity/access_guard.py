@@ -107,7 +107,10 @@ class Guard:
             raise self._refusal(peer, self._why_not(peer))
         if not access.is_admission and not self._book.is_known(server):
             if self._book.has(server.kind, server.name):
-                raise self._refusal(peer, f"{server} of this cluster has another key than this peer")
+                raise self._refusal(
+                    peer,
+                    f"{server} of this cluster has another key than this peer: start each server with its own data",
+                )
             # This side may not know yet of a server that was added a moment ago.
             raise self._refusal(peer, f"the key of {server} is not known here", is_certain=False)
 
@@ -127,7 +130,9 @@ class Guard:
                 return
             self._check_server(peer)
         if peer is None or peer.server is None or peer.server.name != str(number):
-            raise self._refusal(peer, f"it speaks for number {number}, and its caller is not that server")
+            raise self._refusal(
+                peer, f"it speaks for number {number}, and its caller is not that server: each speaks for itself"
+            )
 
     def check_again(self, peer: Peer | None, argument: Any, *, is_stream: bool) -> None:
         """Raise if the call of a client, which is being served, has lost its right, and may be ended."""
@@ -136,16 +141,19 @@ class Guard:
 
     def _why_not(self, peer: Peer | None) -> str:
         if self._access.is_internal:
-            return "the metadata repository alone decides that"
+            return "the metadata repository alone decides that, and does so by itself: nobody needs to ask for it"
         why = (
             f"it is for a {' or a '.join(self._access.servers)} of the cluster, and this peer has not proved to be one"
         )
         if peer is not None and peer.role in self._access.servers and peer.server is None:
             why += f"; {peer.role} {peer.name} may be of an earlier version: upgrade it"
+        else:
+            why += ": only a server that runs with its own data calls this, with the key that lies there"
         return why
 
     def _refusal(self, peer: Peer | None, why: str, *, is_certain: bool = True) -> CutwaterError:
         self._refused += 1
+        self._book.refused[self._name] += 1
         now = system.monotonic()
         if now >= self._log_after:
             caller = (

@@ -29,6 +29,10 @@ class Credentials(Struct, frozen=True):
     address: str
     server: str = ""
 
+    def __repr__(self) -> str:
+        """Leave out the token."""
+        return f"Credentials(role={self.role!r}, name={self.name!r}, address={self.address!r})"
+
 
 class PeerIdentity(Struct, frozen=True):
     """The identity of a peer, as the listener has established it. Without an authenticator, every peer is anonymous.

@@ -7,6 +7,7 @@ certificate decide nothing here, since clients have those too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,10 +26,12 @@ class ServerBook:
     They come from decisions and the store, by way of servers that proved their identity.
     """
 
-    __slots__ = ("_keys",)
+    __slots__ = ("_keys", "refused")
 
     def __init__(self) -> None:
         self._keys: dict[str, dict[str, str]] = {STORAGE_NODE: {}, METADATA_NODE: {}}
+        self.refused: Counter[str] = Counter()
+        """By method: calls that only servers may make, of peers that have not proved to be the right one."""
 
     def note(self, kind: str, keys: Mapping[N, str], *, is_all: bool = False) -> None:
         """Note the keys of these servers, by number. ``is_all``: there are no other servers of this kind."""

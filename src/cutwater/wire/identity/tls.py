@@ -29,6 +29,8 @@ from cutwater.wire.identity.server_certificates import ClusterContext, ServerNam
 from cutwater.wire.identity.tls_reload import FollowingContext, WatchedFiles
 
 TOKEN_LENGTH_MIN = 16
+TOKEN_FILE_UNTIL = "2027-06-30"
+"""Files of tokens are read by versions until this day. Tokens of the cluster take their place."""
 
 
 class TlsContexts(Struct, frozen=True):

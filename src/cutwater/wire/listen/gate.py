@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import ssl
 from collections import Counter
 from collections.abc import Callable
 
@@ -35,6 +36,9 @@ LOG_SECONDS = 1.0
 
 IN_PROCESS = ""
 """The address of a connection from the same event loop. It has no limit per address and is never evicted."""
+
+TLS_FAILED, CLOSED = "tls", "closed"
+"""Why a connection was not let in, if there is no error with a code."""
 
 SERVER_ROLES = frozenset({STORAGE_NODE, METADATA_NODE})
 """Roles of servers. A peer that claims one gets the room of a server until it has proved that it is one."""
@@ -67,6 +71,8 @@ class GateSnapshot(Struct, frozen=True):
     evicted_total: int
     late_total: int
     bytes: int
+    not_let_in: dict[str, int]
+    """Connections that ended before their handshake was done, by the code of the error. ``tls``: TLS failed."""
 
 
 class _Guest:
@@ -131,6 +137,7 @@ class Gate:
         self._clients = 0
         self._servers = 0
         self._refused_total = self._evicted_total = self._late_total = 0
+        self._not_let_in: Counter[str] = Counter()
         self.strangers = Strangers()
 
     @property
@@ -147,6 +154,7 @@ class Gate:
             self._evicted_total,
             self._late_total,
             self.budget.used,
+            dict(self._not_let_in),
         )
 
     def enter(self, address: str) -> Connection:
@@ -183,6 +191,7 @@ class Gate:
         """Forget a connection whose TLS handshake failed, or whose peer closed it before it was attached."""
         guest = self._forget_waiting(connection)
         if guest is not None:
+            self._not_let_in[TLS_FAILED if isinstance(error, ssl.SSLError) else CLOSED] += 1
             self.strangers.note(guest.address, str(error) or "it closed the connection before it had greeted")
         connection.abort()
 
@@ -321,7 +330,9 @@ class Gate:
     def _left(self, connection: Connection) -> None:
         waiting = self._forget_waiting(connection)
         if waiting is not None:
-            self.strangers.note(waiting.address, connection.error.message if connection.error else "it was closed")
+            error = connection.error
+            self._not_let_in[error.code if error is not None else CLOSED] += 1
+            self.strangers.note(waiting.address, error.message if error is not None else "it was closed")
         self._refusals.pop(connection, None)
         guest = self._open.pop(connection, None)
         if guest is None:

@@ -23,3 +23,9 @@ def gate_metrics(prefix: str, gate: GateSnapshot | None) -> Iterator[Metric]:
         ("handshakes_late", "Connections whose handshake took too long", gate.late_total),
     ):
         yield CounterMetricFamily(prefix + name, text, value=value)
+    not_let_in = CounterMetricFamily(
+        prefix + "connections_not_let_in", "Connections that ended before their handshake was done", labels=["reason"]
+    )
+    for reason, count in sorted(gate.not_let_in.items()):
+        not_let_in.add_metric([reason], count)
+    yield not_let_in
