@@ -112,6 +112,9 @@ class AccessControl:
         view = copy.view
         if not copy.is_valid:
             raise copy.stale()
+        if not caller.is_judged and not caller.server and view.mode is AccessMode.ENFORCED:
+            # The server to which it is connected may not have ended the connection yet.
+            raise _turned_on()
         if caller.token and not view.is_current(caller.token, system.wall_time_ns() // 1_000):
             verdict = view.decide(caller.principal, Right.DESCRIBE, CLUSTER, caller.token)
             self._deny(_without(verdict, f"token {caller.token} was revoked or has expired"), caller, method)
@@ -204,7 +207,7 @@ class AccessControl:
         if not identity.is_judged:
             if not is_enforced:
                 return None
-            return Unavailable("access control was turned on: connect again, with a token or a client certificate")
+            return _turned_on()
         if identity.token:
             if view.is_current(identity.token, now):
                 return None
@@ -217,6 +220,10 @@ class AccessControl:
 
 
 _UNKNOWN = PeerIdentity("", is_judged=True)
+
+
+def _turned_on() -> Unavailable:
+    return Unavailable("access control was turned on: connect again, with a token or a client certificate")
 
 
 def _without(verdict: AccessVerdict, why: str) -> AccessVerdict:

@@ -129,7 +129,7 @@ class RequestDesk:
             return (await upstream.call(api.ASK_LEADER, request, timeout_ms=timeout_ms)).value
         if not self._control.copy.is_valid and not caller.server:
             raise self._control.copy.stale()
-        asked = api.RequestOf(request, origin, bool(caller.server), caller.address)
+        asked = api.RequestOf(request, origin, bool(caller.server), caller.address, caller.is_judged)
         return (await upstream.call(api.ASK_LEADER_AS, asked, timeout_ms=timeout_ms)).value
 
     async def ask_as_this_node(self, request: Request) -> Answer:
@@ -155,7 +155,7 @@ class RequestDesk:
 
     async def _ask_leader_as(self, call: Call[api.RequestOf]) -> Answer:
         asked = call.argument
-        caller = relayed(asked.origin, asked.address, is_server=asked.is_server)
+        caller = relayed(asked.origin, asked.address, is_server=asked.is_server, is_judged=asked.is_judged)
         return await self._decide_for(self._search.require_term(), asked.request, caller, asked.origin)
 
     async def _decide_for(self, term: Term, request: Request, caller: Caller, origin: RequestOrigin) -> Answer:
@@ -245,13 +245,13 @@ class RequestDesk:
             return await self._search.change_volumes(call.argument, call.deadline)
         caller, origin = self.caller(call.connection.peer)
         upstream, timeout_ms = self._search.require_upstream(call.deadline)
-        asked = api.VolumesOf(call.argument, origin, bool(caller.server), caller.address)
+        asked = api.VolumesOf(call.argument, origin, bool(caller.server), caller.address, caller.is_judged)
         return (await upstream.call(api.CHANGE_VOLUMES_AS, asked, timeout_ms=timeout_ms)).value
 
     async def _change_volumes_as(self, call: Call[api.VolumesOf]) -> NodeSelfDescription:
         asked = call.argument
         self._search.require_term()
-        caller = relayed(asked.origin, asked.address, is_server=asked.is_server)
+        caller = relayed(asked.origin, asked.address, is_server=asked.is_server, is_judged=asked.is_judged)
         self.judge(caller, api.CHANGE_VOLUMES.name, _CHANGE_VOLUMES, asked.change)
         return await self._search.change_volumes(asked.change, call.deadline)
 
@@ -267,9 +267,9 @@ def server_name(origin: RequestOrigin) -> str:
     return f"{kind.replace('-', ' ')} {number}"
 
 
-def relayed(origin: RequestOrigin, address: str, *, is_server: bool = False) -> Caller:
+def relayed(origin: RequestOrigin, address: str, *, is_server: bool = False, is_judged: bool = True) -> Caller:
     """Return the caller of a request that a metadata node passed on."""
     if not is_server:
-        return Caller(origin.principal, origin.token, "", address)
+        return Caller(origin.principal, origin.token, "", address, is_judged=is_judged)
     kinds = (kind for kind in (STORAGE_NODE, METADATA_NODE) if origin.principal.startswith(server_principal(kind, "")))
     return Caller(name=origin.principal, address=address, server=next(kinds, ""))

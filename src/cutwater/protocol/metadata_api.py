@@ -62,21 +62,24 @@ access control is on, it is refused, since it does not say for whom it is: see `
 
 class RequestOf(Struct, frozen=True):
     """A request, and the original caller. ``is_server``: the caller has proved to be a server of the cluster, and its
-    name is in ``origin``. ``address`` is where it comes from."""
+    name is in ``origin``. ``address`` is where it comes from. ``is_judged``: its credentials were judged while access
+    control was on."""
 
     request: Request
     origin: RequestOrigin
     is_server: bool = False
     address: str = ""
+    is_judged: bool = True
 
 
 class VolumesOf(Struct, frozen=True):
-    """A change of volumes, and the original caller."""
+    """A change of volumes, and the original caller, see ``RequestOf``."""
 
     change: ChangeVolumes
     origin: RequestOrigin
     is_server: bool = False
     address: str = ""
+    is_judged: bool = True
 
 
 class ComplaintOf(Struct, frozen=True):

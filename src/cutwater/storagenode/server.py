@@ -303,8 +303,8 @@ class StorageNodeServer:
         if server is not None and server.kind == STORAGE_NODE:
             self.peers.heard_from(server.name)
 
-    def _connections(self) -> frozenset[Connection]:
-        return self._listener.gate.connections if self._listener is not None else frozenset()
+    def _connections(self) -> tuple[Connection, ...]:
+        return self._listener.gate.connections if self._listener is not None else ()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.get_running_loop().create_task(cast(Coroutine[Any, Any, None], work))

@@ -104,6 +104,11 @@ class SimLog:
             case d.Trim():
                 self.trims.setdefault(decision.topic, []).append(decision.before)
 
+    def is_internal(self, stream: LogStreamId) -> bool:
+        """Whether servers append to the log stream, and not clients."""
+        topic = self.state.topics.get(self.topic_of[stream])
+        return topic is not None and topic.is_internal
+
     def trims_of(self, topic: TopicId) -> list[GLSN]:
         return self.trims.get(topic, [GLSN(1)])
 
@@ -196,8 +201,8 @@ def _check_held(log: SimLog, evidence: Evidence) -> None:
 def check_no_phantom(log: SimLog, evidence: Evidence) -> None:
     """4: an append that failed definitely never appears; one with an unknown outcome appears at most once."""
     times: dict[int, int] = {}
-    for glsn, _, _, _, batch in log.batches:
-        if batch.kind is BatchKind.FENCE:
+    for glsn, stream, _, _, batch in log.batches:
+        if batch.kind is BatchKind.FENCE or log.is_internal(stream):
             continue
         op = evidence.record.op_of(batch)
         if op is None:
@@ -504,6 +509,10 @@ def check_groups(log: SimLog, evidence: Evidence) -> None:
         for plan in decision.groups:
             what = f"batch {decision.batch} of run {decision.run} for topic {plan.topic}"
             rows = sorted(item for part in plan.parts for item in found.pop(part.part, []))
+            if record.stolen.intersection(part.part for part in plan.parts):
+                if rows:
+                    raise Violation("access", f"{what} is in the log, and its part was staged by another principal")
+                continue
             if not rows:
                 if plan.topic in log.state.topics:
                     raise Violation("groups", f"{what} was decided and is not in the log")

@@ -131,6 +131,8 @@ class SimHistory:
         self.opens: list[OpenOp] = []
         self.positions: dict[int, bytes] = {}
         """The position of each payload that was staged with one: ordered parts are merged by it."""
+        self.stolen: set[str] = set()
+        """Staged parts that another principal has tried to publish, and nobody else."""
         self.published: list[PublishOp] = []
         self.replays: set[str] = set()
         """Keys of runs that asked to publish again what their name has published."""

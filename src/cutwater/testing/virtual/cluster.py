@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 
 from cutwater.admin.operations import Admin
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.cluster.credentials import Access
 from cutwater.core.order.decisions import CreateTopic, GroupPublished
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.order.options import OrderOptions
@@ -74,6 +75,8 @@ class ClusterShape(Struct, frozen=True):
     min_replication: int = 1
     is_hasty: bool = False
     tells_changes: bool = False
+    access_lease: float = 10.0
+    """How long servers without contact may act by the rules of access control that they know."""
 
     @property
     def scrub(self) -> ScrubOptions:
@@ -110,6 +113,8 @@ class VirtualCluster:
         self._operator = self.new_process("operator", "127.0.3.1")
         self.counts: Counter[str] = Counter()
         """How often something happened that no history has."""
+        self.token = ""
+        """The token of all clients that may do everything, where access control is on."""
 
     @property
     def machines(self) -> list[SimMachine]:
@@ -133,7 +138,13 @@ class VirtualCluster:
         async def serve(machine: SimMachine) -> None:
             node = MetadataNodeId(number)
             options = MetadataOptions(
-                CLUSTER, node, machine.host, METADATA_PORT, order=self.shape.order, key=machine.key
+                CLUSTER,
+                node,
+                machine.host,
+                METADATA_PORT,
+                order=self.shape.order,
+                key=machine.key,
+                access_lease_seconds=self.shape.access_lease,
             )
             store = await self.store.open(machine.random, may_wait=self.shape.may_wait_for_disk)
             server = MetadataServer(options, store)
@@ -173,7 +184,11 @@ class VirtualCluster:
 
     async def connect(self, timeout: float) -> AsyncClient:
         """Connect to the cluster, in the current process."""
-        return await AsyncClient.connect(self.servers, timeout=timeout)
+        return await AsyncClient.connect(self.servers, timeout=timeout, token=self.token)
+
+    def admin(self, timeout_ms: int = 2_000) -> Admin:
+        """Return the calls of an operator, for the current process."""
+        return Admin(self.addresses, timeout_ms=timeout_ms, access=Access(token=self.token))
 
     async def live(self, client: VirtualClient) -> None:
         """Run the program of a client as soon as it is connected."""
@@ -210,7 +225,7 @@ class VirtualCluster:
         async def insist() -> T:
             for attempt in range(attempts):
                 try:
-                    async with Admin(self.addresses, timeout_ms=2_000) as admin:
+                    async with self.admin() as admin:
                         return await work(admin)
                 except CutwaterError:
                     if attempt == attempts - 1:

@@ -70,7 +70,7 @@ class EmbeddedCluster(VirtualCluster):
         self.store = SharedStore("sqlite", CLUSTER, Random(random.getrandbits(64)))
         self.host = SharedHost(loop, "host", LOOPBACK, Random(random.getrandbits(64)))
         self.metadata, self.nodes = [self.host], [self.host]
-        self.addresses, self.servers = (), ""
+        self.addresses, self.servers, self.token = (), "", ""
         self._opened: list[tuple[SimProcess, AsyncClient]] = []
         """Processes that have opened the log, with their clients."""
         self._may_hang = may_hang

@@ -35,6 +35,7 @@ class EvidenceRoom:
         self._raw: dict[tuple[LogStreamId, LLSN], bytes] = {}
         self.written: dict[tuple[LogStreamId, Epoch, LLSN], Batch] = {}
         self.applied: dict[LogStreamId, list[CommitContext]] = {}
+        self._internal = {topic.topic for topic in state.topics.values() if topic.is_internal}
 
     def collect(self, readers: Sequence[VirtualSubscriber]) -> Evidence:
         dumps = self._dumps()
@@ -90,13 +91,19 @@ class EvidenceRoom:
                 data = bytes(frame.data)
                 if self._raw.setdefault((stream, entry.first_llsn), data) != data:
                     raise Violation("1 unique", f"node {node} holds other bytes at {stream}/{entry.first_llsn}")
-                entries += self._history.entries(stream, entry, schemas)
+                entries += self._entries(stream, entry, schemas)
                 llsn = LLSN(entry.last_llsn + 1)
         for entry in entries:
             self.written[stream, entry.epoch, entry.first_llsn] = entry.batch
         contexts = tuple(storage.contexts)
         self.applied.setdefault(stream, []).extend(contexts)
         return ReplicaDump(node, storage.first_llsn, committed, tuple(entries), contexts)
+
+    def _entries(self, stream: LogStreamId, entry: Entry, schemas: Sequence[pa.Schema]) -> list[Entry]:
+        """Return an entry as one for each append in it. Servers append to internal topics, whole entries."""
+        if self._topics[stream] in self._internal:
+            return [entry]
+        return self._history.entries(stream, entry, schemas)
 
     def _read_writes(self) -> None:
         """Add what was written and is no longer there, because it was trimmed."""
@@ -117,7 +124,7 @@ class EvidenceRoom:
                 body = bytes(view[offset + header.header_bytes : offset + header.header_bytes + header.body_bytes])
                 if end > len(view):
                     return
-                for entry in self._history.entries(stream, header.entry(body), self._schemas(stream)):
+                for entry in self._entries(stream, header.entry(body), self._schemas(stream)):
                     self.written[stream, entry.epoch, entry.first_llsn] = entry.batch
             offset += header.frame_bytes
 

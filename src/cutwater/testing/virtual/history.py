@@ -184,7 +184,7 @@ class ClientHistory(SimHistory):
         i = 0
         while i < len(found):
             first = found[i]
-            batch = self._batch([_of_record(record) for record in found[i : i + _reach(found, i)]])
+            batch = self._batch([found_of(record) for record in found[i : i + _reach(found, i)]])
             runs.append(CommittedBatch(first.stream, first.llsn, first.glsn, CutTime(first.ingested_us), batch))
             i += batch.count
         return runs
@@ -254,7 +254,7 @@ def _without_append(found: Sequence[Found], what: str = "") -> Batch:
 def _reach(found: Sequence[Record], start: int) -> int:
     """Return how many records from here on are in one piece, at most those of the first one's append."""
     first = found[start]
-    wanted = max(1, _of_record(first).count)
+    wanted = max(1, found_of(first).count)
     size = 1
     while size < wanted and start + size < len(found):
         following = found[start + size]
@@ -264,7 +264,8 @@ def _reach(found: Sequence[Record], start: int) -> int:
     return size
 
 
-def _of_record(record: Record) -> Found:
+def found_of(record: Record) -> Found:
+    """Return which record of which append a reader got."""
     if record.row:
         row = record.row
         return Found(row["append"], row["place"], row["count"], record.timestamp_us)
@@ -334,7 +335,7 @@ def last_glsn(ack: Ack) -> GLSN:
 def first_of(record: Record, op: AppendOp) -> Batch:
     """Return the batch of an append if this is its first record, otherwise one that no client has sent."""
     wanted = Found(op.payload, 0, op.batch.count, op.batch.time_min)
-    if _of_record(record) == wanted:
+    if found_of(record) == wanted:
         return op.batch
     body = repr(record).encode()
     return Batch(1, body, crc32c(body), EventTime(record.timestamp_us), EventTime(record.timestamp_us))

@@ -106,7 +106,7 @@ class VirtualOperator(VirtualClient):
             self._add,
             self._remove,
         ]
-        async with Admin(self.world.cluster.addresses, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+        async with self.world.cluster.admin(ADMIN_TIMEOUT_MS) as admin:
             while not self.world.is_healed:
                 await self.pause(self.world.options.operate_every)
                 with suppress(CutwaterError):
@@ -126,7 +126,7 @@ class VirtualOperator(VirtualClient):
 
     async def _finish(self, admin: Admin) -> None:
         stream = await self._stream(admin)
-        if stream is not None and self.random.random() < 0.3:
+        if stream is not None and self.random.random() < 0.3 and not stream.topic.startswith("_"):
             self.world.note(f"the operator finishes log stream {stream.stream}")
             await admin.finalize(stream.stream)
 
@@ -209,7 +209,7 @@ class VirtualSealer(VirtualClient):
     """Seals log streams and opens them again soon, so that what was under way meets another epoch."""
 
     async def run(self, log: AsyncClient) -> None:
-        async with Admin(self.world.cluster.addresses, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+        async with self.world.cluster.admin(ADMIN_TIMEOUT_MS) as admin:
             while not self.world.is_healed:
                 await self.pause(self.world.options.seal_every)
                 with suppress(CutwaterError):

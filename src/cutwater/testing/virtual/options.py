@@ -135,6 +135,16 @@ class ShippedOptions(Struct, frozen=True):
     roll_back_store: bool = False
     """At the end an old copy of the store in memory is put back for a while."""
 
+    # Access control.
+    access: str = ""
+    """Whether access control is on: "enforced" from the beginning, "permissive" at first and enforced during the run,
+    or "off" at first; empty if it is never used."""
+    access_users: int = 3
+    access_changes_every: float = 0.3
+    """How often an administrator gives or takes rights, changes groups, or makes or revokes tokens."""
+    access_lease: float = 10.0
+    """How long servers without contact to the leader may act by the rules that they know."""
+
     def disk_rules(self) -> list[DiskFaultRule]:
         """Return the faults of each disk."""
         rules = [
@@ -242,6 +252,8 @@ CHOICES: dict[str, tuple[object, ...]] = {
 }
 
 
+ACCESS_SHARE, STORM_ACCESS_SHARE = 0.2, 0.4
+"""Share of the clusters that have access control."""
 STORM_RARER = 3.0
 STORM_MILD = (
     "delay_max",
@@ -271,7 +283,23 @@ def random_options(seed: int) -> ShippedOptions:
         timeout=random.choice((0.5, 3.0, 10.0)),
     )
     changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
-    return _consistent(structs.replace(options, tells_changes=_tells_changes(seed), **changes))
+    options = _with_access(structs.replace(options, tells_changes=_tells_changes(seed), **changes), seed, ACCESS_SHARE)
+    return _consistent(options)
+
+
+def _with_access(options: ShippedOptions, seed: int, share: float) -> ShippedOptions:
+    """Turn access control on in a share of the clusters. The choices are apart from the others, which stay as they are
+    in clusters without it."""
+    random = Random(f"access/{seed}")
+    if random.random() >= share:
+        return options
+    return structs.replace(
+        options,
+        access=random.choice(("enforced", "enforced", "permissive", "off")),
+        access_users=random.randint(1, 3),
+        access_changes_every=random.choice((0.1, 0.3, 1.0)),
+        access_lease=random.choice((1.5, 3.0, 10.0)),
+    )
 
 
 def _tells_changes(seed: int) -> bool:
@@ -306,7 +334,8 @@ def storm_options(seed: int) -> ShippedOptions:
         changes[name] = value * STORM_RARER if name.endswith("_every") and isinstance(value, float) else value
     changes |= {name: values[0] for name, values in CHOICES.items() if name in STORM_MILD}
     options = ShippedOptions(storage_nodes=4, metadata_nodes=3, streams=3, producers=2, subscribers=2, seconds=6.0)
-    return _consistent(structs.replace(options, tells_changes=_tells_changes(seed), **changes))
+    options = structs.replace(options, tells_changes=_tells_changes(seed), **changes)
+    return _consistent(_with_access(options, seed, STORM_ACCESS_SHARE))
 
 
 def quiet_options(seed: int) -> ShippedOptions:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster.catalog_cache import CatalogView
+from cutwater.client.cluster.credentials import Access
 from cutwater.client.read.range_reader import COUNT, FIRST_GLSN, FIRST_LLSN, SCHEMA, Ranges, Scanned
 from cutwater.client.read.records import ColumnLayout
 from cutwater.core.requests import StreamInfo, TopicInfo
@@ -53,7 +54,9 @@ class VirtualScanner(VirtualClient):
         ranges = None
         while ranges is None:
             try:
-                ranges = await Ranges.connect(log.servers, timeout=self.world.options.timeout)
+                ranges = await Ranges.connect(
+                    log.servers, Access(token=self.world.cluster.token), timeout=self.world.options.timeout
+                )
             except CutwaterError:
                 await asyncio.sleep(AGAIN_SECONDS)
         while not self.world.is_stopping:

@@ -19,10 +19,12 @@ from cutwater.core.order.decisions import Cut, Seal
 from cutwater.core.order.leader import OrderLayer
 from cutwater.core.replica.replica import Replica
 from cutwater.errors import CutwaterError, Damaged
+from cutwater.testing.checkers.access import ACCESS
 from cutwater.testing.checkers.guarantees import check_all
 from cutwater.testing.checkers.record import SimOutcome
 from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
+from cutwater.testing.virtual.access_workload import AccessAdmin, AccessWorld
 from cutwater.testing.virtual.careful_clients import CarefulAppender, CarefulReader, PromptSubscriber
 from cutwater.testing.virtual.client_checks import check_clients
 from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
@@ -121,6 +123,7 @@ class ShippedSimulation:
         """Number of storage nodes that operators have removed."""
         self.nemesis = VirtualNemesis(self, Random(self.random.getrandbits(64)))
         self.watchdog = Watchdog(self)
+        self.access = AccessWorld(self) if self.options.access else None
         for machine in self.cluster.machines:
             self.watch(machine)
         if isinstance(self.cluster, EmbeddedCluster):
@@ -140,6 +143,7 @@ class ShippedSimulation:
             options.min_replication,
             options.is_hasty,
             options.tells_changes,
+            options.access_lease,
         )
         return VirtualCluster(self.loop, shape, random)
 
@@ -171,6 +175,8 @@ class ShippedSimulation:
     async def run(self) -> None:
         await self.cluster.found()
         await self._create_topics()
+        if self.access is not None:
+            await self.access.found()
         self._start_clients()
         self.nemesis.start()
         watching = self.loop.create_task(self.watchdog.watch())
@@ -244,6 +250,10 @@ class ShippedSimulation:
             self._add(VirtualRival(self, "rival", "127.0.2.44"))
         for i in range(options.sinks):
             self._add_sink(i)
+        if self.access is not None:
+            self._add(AccessAdmin(self, self.access, "administrator", "127.0.3.6"))
+            for user in self.access.users:
+                self._add(user)
         for client in self.clients:
             client.start()
 
@@ -291,6 +301,12 @@ class ShippedSimulation:
         await asyncio.sleep(LATE_SECONDS)
         await self._until(self._unfinished, CONVERGE_SECONDS, "15 liveness")
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
+        if self.access is not None:
+            await self._until(self.access.unrest, CONVERGE_SECONDS, ACCESS)
+            # Servers tell the last denials.
+            await asyncio.sleep(LATE_SECONDS)
+            await self.access.read_audit()
+            await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         releasing.cancel()
 
     async def _open_after_a_power_cut(self, cluster: EmbeddedCluster) -> None:
@@ -433,6 +449,8 @@ class ShippedSimulation:
         room = EvidenceRoom(self.cluster, self.history, state)
         log = check_all(inspector.context.run(room.collect, self.readers))
         check_clients(log, self.cluster.store.history, self.history)
+        if self.access is not None:
+            self.access.check()
 
 
 def simulate_shipped(seed: int, options: ShippedOptions, lines: list[str] | None = None) -> ShippedResult:

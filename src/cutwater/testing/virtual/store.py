@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator
 from importlib import import_module
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from msgspec import Struct
 
+from cutwater.core.access.access_decisions import AccessDecision
 from cutwater.core.order.decisions import Cut, Decision
 from cutwater.core.order.state import Snapshot
 from cutwater.errors import Unavailable
@@ -29,6 +31,7 @@ from cutwater.metadata.stores.store_interface import (
     LoadedState,
     MetadataStore,
 )
+from cutwater.testing.checkers.access import CallTime, Decided
 from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.stores.etcd_model import EtcdFaults, EtcdModel
 from cutwater.testing.virtual.processes import current_process
@@ -75,6 +78,9 @@ class SharedStore:
         """Share of calls that are carried out and then fail."""
         self.failures = 0.0
         """Share of calls that fail before anything happens."""
+        self._offered: dict[DecisionIndex, tuple[Decision, CallTime]] = {}
+        self.access: dict[DecisionIndex, Decided] = {}
+        """The decisions about access control, and when they were made."""
 
     async def open(self, random: Random, *, may_wait: bool) -> WatchedStore:
         """Return the store of one metadata node, whose process opens it."""
@@ -121,6 +127,14 @@ class SharedStore:
     def heard(self, epoch: LeaderEpoch) -> None:
         self.epoch = max(self.epoch, epoch)
 
+    def offered(self, after: DecisionIndex, decisions: tuple[Decision, ...]) -> None:
+        """Note when decisions about access control were first given to the store."""
+        for index, decision in enumerate(decisions, after + 1):
+            if isinstance(decision, AccessDecision):
+                known = self._offered.get(DecisionIndex(index))
+                if known is None or known[0] != decision:
+                    self._offered[DecisionIndex(index)] = decision, _now()
+
     def confirmed(self, after: DecisionIndex, decisions: tuple[Decision, ...]) -> None:
         """Note decisions that the store has. What it has once, it never has otherwise."""
         if self.separate is not None:
@@ -132,6 +146,9 @@ class SharedStore:
             known = self._decisions.setdefault(DecisionIndex(index), decision)
             if known != decision:
                 raise Violation("12 one cut sequence", f"decision {index} was {known}, and is {decision}")
+            if isinstance(decision, AccessDecision) and index not in self.access:
+                _, offered = self._offered.get(DecisionIndex(index), (decision, _now()))
+                self.access[DecisionIndex(index)] = Decided(decision, offered, _now())
             if isinstance(decision, Cut):
                 self.high_watermark = max(self.high_watermark, decision.high_watermark)
 
@@ -192,6 +209,7 @@ class WatchedStore:
         *,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
+        self._shared.offered(after, decisions)
         await self._way_there()
         await self._inner.append(epoch, after, decisions, timeout_ms=timeout_ms)
         await self._disk_has_it()
@@ -202,6 +220,7 @@ class WatchedStore:
         self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
     ) -> bool:
         """Pass it on if the store is as near as it can be: then nothing is lost or delayed between the two."""
+        self._shared.offered(after, decisions)
 
         def heard(error: Exception | None) -> None:
             if error is None:
@@ -230,6 +249,11 @@ class WatchedStore:
 
     async def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
         await self._inner.close(timeout_ms=timeout_ms)
+
+
+def _now() -> CallTime:
+    loop: Any = asyncio.get_running_loop()
+    return CallTime(loop.callbacks, loop.now)
 
 
 async def _open_sqlite(cluster: ClusterId, *, may_wait: bool) -> SqliteStore:

@@ -90,10 +90,13 @@ class VirtualClient(ABC):
 
     async def _live(self) -> None:
         try:
-            await self.world.cluster.live(self)
+            await self.connect_and_run()
         except Exception as error:
             self.world.violations.append(Violation("crash", f"{self.name}: {error!r}{place_of(error)}"))
         self.is_done = True
+
+    async def connect_and_run(self) -> None:
+        await self.world.cluster.live(self)
 
     @abstractmethod
     async def run(self, log: AsyncClient) -> None: ...

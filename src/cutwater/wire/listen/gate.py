@@ -141,9 +141,9 @@ class Gate:
         self.strangers = Strangers()
 
     @property
-    def connections(self) -> frozenset[Connection]:
-        """Connections whose handshake is done."""
-        return frozenset(self._open)
+    def connections(self) -> tuple[Connection, ...]:
+        """Connections whose handshake is done, oldest first."""
+        return tuple(self._open)
 
     def snapshot(self) -> GateSnapshot:
         return GateSnapshot(
