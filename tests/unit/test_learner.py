@@ -692,3 +692,31 @@ def test_a_damaged_end_of_the_tail_goes_when_something_is_written_there() -> Non
 def test_a_new_beginning_keeps_the_tail_up_to_a_hole() -> None:
     bench = with_damage_in_the_tail(7)
     assert bench.do(begin(5, 10, restart_at=5))[-1] == Restart(LLSN(5), 1, LLSN(6))
+
+
+def test_what_it_has_of_an_earlier_epoch_is_removed_when_it_is_left_out_before_its_source_has_answered() -> None:
+    """The chain of the new epoch may give the same LLSN to another record, so the replica must not report that it has
+    it. It was found by storm seed 91000 of the simulator."""
+    bench = backup_with(2, 1, committed=2)
+    bench.crash()
+    assert bench.disk.end == 3
+    bench.do(learn())
+    assert bench.replica.state is LEARNING
+    effects = bench.do(exclude())
+    assert Truncate(LLSN(2), 1) in effects
+    bench.do(SyncFailed(STREAM, 1, "the source died"))
+    assert (bench.replica.state, bench.disk.end, bench.replica.written_end) == (SEALING, 2, 2)
+    # The others have committed another record in epoch 2, and are sealed after it.
+    bench.do(seal(3, epoch=2))
+    bench.do(commit(3, 1, epoch=2))
+    bench.sync()
+    assert bench.replica.state is SEALING, "it has to learn the record"
+    assert bench.replica.committed_end == 2
+    # A copy that has begun removes the rest by itself, as before.
+    bench.do(learn(epoch=2))
+    bench.do(begin(3, 3, attempt=2))
+    bench.do(some(entry(3, epoch=2), attempt=2))
+    bench.do(end(context(3, 1, epoch=2), attempt=2, dedup=DedupCheckpoint(LLSN(3), ())))
+    bench.sync()
+    assert (bench.replica.state, bench.replica.committed_end) == (SEALED, 3)
+    assert bench.disk.entries[-1] == entry(3, epoch=2)

@@ -405,7 +405,8 @@ class Replica(ReplicaLog):
             return []
         self._step(Step.EXCLUDE, f"epoch {event.epoch}")
         effects = self._save_order(event, sealed_at=None, chain=())
-        if self.trusted and self.state is not ReplicaState.LEARNING:
+        if self.trusted and not self.hard_state.learning:
+            # Also while a source has been asked and has not answered: if it never does, the tail would stay.
             effects += self._cut_tail(self.committed_end, definite=False)
         return [*effects, e.ReportNow()]
 
