@@ -23,6 +23,7 @@ from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.access_copy import AccessAsk
 from cutwater.protocol.method_access import REQUEST_ACCESS
 from cutwater.runtime import system
+from cutwater.storagenode.metadata_links import MetadataLinks
 from cutwater.types import GLSN, Batch, BatchNumber, EventTime, MetadataNodeId, Revision, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
@@ -243,6 +244,36 @@ async def test_a_storage_node_confirms_for_itself_only_and_nothing_that_is_not_d
         await connection.call(metadata_api.ACCESS, asked, timeout_ms=5_000)
         confirmed = cluster.leader.access._leader._confirmed
         assert all(revision < 10**9 for revision in confirmed.values())
+        connection.abort()
+
+
+async def test_a_new_node_serves_no_client_before_it_has_the_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = MetadataLinks.access
+
+    async def late(self: MetadataLinks, asked: AccessAsk, body: Any) -> Any:
+        if asked.number == 2:
+            raise Unavailable("the store is slow")
+        return await access(self, asked, body)
+
+    monkeypatch.setattr(MetadataLinks, "access", late)
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("describe", "cluster"))
+        cluster.node_addresses[2] = free_addresses(1)[0]
+        await cluster.add_node(2)
+        await cluster.start_node(2)
+        await until(lambda: cluster.nodes[2].metadata_joined == 1, "it has joined")
+        # It reports, so it may get log streams by now.
+        connection = await cluster.connection(cluster.node_addresses[2])
+        with pytest.raises(Unavailable, match="no contact to the leader"):
+            await connection.call(storage_api.STATUS, None, timeout_ms=5_000)
+        connection.abort()
+        monkeypatch.undo()
+        copy = cluster.nodes[2].access.copy
+        await until(lambda: copy.applied == cluster.leader.access.copy.view.revision, "it has the rules")
+        connection = await cluster.connection(cluster.node_addresses[2], ann)
+        await connection.call(storage_api.STATUS, None, timeout_ms=5_000)
         connection.abort()
 
 

@@ -123,6 +123,23 @@ async def test_after_a_start_a_secured_server_waits_for_the_rules(clock: Clock) 
     assert not copy.is_on
 
 
+async def test_a_server_that_hears_that_it_is_on_waits_for_the_rules(clock: Clock) -> None:
+    copy, leader = AccessCopy(), Leader(rules(3, AccessMode.OFF))
+    await copy.pull(leader.ask)
+    assert (copy.applied, copy.is_on, copy.is_valid) == (3, False, True)
+    copy.expect_rules()
+    assert (copy.applied, copy.is_on, copy.is_valid) == (-1, True, False)
+    # It was turned off meanwhile, without another change.
+    await copy.pull(leader.ask)
+    assert (copy.applied, copy.is_on, copy.is_valid) == (3, False, True)
+    copy.expect_rules()
+    leader.rules = rules(4)
+    await copy.pull(leader.ask)
+    assert (copy.applied, copy.is_on, copy.is_valid) == (4, True, True)
+    copy.expect_rules()
+    assert copy.applied == 4, "it has the rules"
+
+
 async def test_the_mode_is_durable_before_the_revision_counts_as_applied(clock: Clock) -> None:
     kept: list[tuple[bool, Revision]] = []
 

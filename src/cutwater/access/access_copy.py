@@ -87,6 +87,15 @@ class AccessCopy:
         if self.on_change is not None:
             self.on_change(before)
 
+    def expect_rules(self) -> None:
+        """The leader says that access control is on: serve no client before the rules are here."""
+        if not self.is_on:
+            before = self.view
+            self.view = AccessView(AccessRules(before.revision, AccessMode.ENFORCED))
+            self._applied, self.lease_until = Revision(-1), -inf
+            if self.on_change is not None:
+                self.on_change(before)
+
     def nudge(self, revision: Revision) -> None:
         """Note that there is a newer revision."""
         if revision > self.view.revision:

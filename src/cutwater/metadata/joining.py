@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, structs
 
+from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.requests import Joined, JoinRequest
 from cutwater.errors import Unavailable, WrongIdentity
 from cutwater.metadata.node_channels import Ways
@@ -73,5 +74,9 @@ class Joining:
         keys = self._ways.servers.metadata_keys
         heard = term.layer.heard_of(joining.node)
         return storage_api.JoinAnswer(
-            self.cluster_key, answer.known, keys if answer.known else {}, UNSET if heard is None else heard
+            self.cluster_key,
+            answer.known,
+            keys if answer.known else {},
+            UNSET if heard is None else heard,
+            term.layer.state.access.mode is not AccessMode.OFF or UNSET,
         )

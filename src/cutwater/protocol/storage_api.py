@@ -424,13 +424,14 @@ class JoinAnswer(Struct, frozen=True):
 
     ``known``: the node has been added to the cluster, and the repository accepts its reports. ``metadata_keys`` are the
     public keys of all metadata nodes. ``heard`` is the newest incarnation of the node whose reports the leader knows,
-    if there is one.
+    if there is one. ``secured``: access control is on, so the node serves no client before it has the rules.
     """
 
     cluster_key: str
     known: bool
     metadata_keys: dict[MetadataNodeId, str] = {}
     heard: Incarnation | UnsetType = UNSET
+    secured: bool | UnsetType = UNSET
 
 
 A_CLIENT = StorageNodeId(0)

@@ -61,6 +61,8 @@ class MetadataLinks:
     ) -> None:
         self._node, self._volumes, self._book, self._spawn = node, volumes, book, spawn
         self._on_joined, self._on_turned_away = on_joined, on_turned_away
+        self.on_secured: Callable[[], None] = lambda: None
+        """Called before this node has joined a cluster whose access control is on."""
         self._address = ""
         """The address at which others reach this node."""
         self._joined: dict[Connection, None] = {}
@@ -215,6 +217,8 @@ class MetadataLinks:
                 if answer.known:
                     await self.trust(answer.cluster_key, answer.metadata_keys)
                     await self._be_newer_than(answer.heard)
+                    if answer.secured is True:
+                        self.on_secured()
             except WrongIdentity as error:
                 self._on_turned_away(error)
                 return

@@ -70,6 +70,7 @@ class StorageAccess:
     ) -> None:
         self._node, self._volumes, self._links = node, volumes, links
         self.copy = AccessCopy(was_secured=bool(volumes.identity.secured), keep=self._keep)
+        links.on_secured = self.copy.expect_rules
         self.control = AccessControl(self.copy, book, names, connections)
         self.use = TokenUse()
         self.denials = DenialLog(f"{STORAGE_NODE} {node.node}", volumes.spool_file, node.in_thread)
