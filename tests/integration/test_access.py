@@ -433,7 +433,7 @@ async def test_a_change_names_the_servers_that_have_not_confirmed_it(
     monkeypatch.setattr("cutwater.metadata.request_desk.CONFIRM_SECONDS", 0.3)
     async with access_cluster(tmp_path, nodes=2, metadata=2, mode=ON) as cluster:
 
-        async def silent(asked: Any) -> Any:
+        async def silent(*asked: Any) -> Any:
             raise Unavailable("cut off")
 
         cluster.nodes[2]._metadata.access = silent  # type: ignore[method-assign]
@@ -446,7 +446,7 @@ async def test_a_change_is_confirmed_to_the_next_leader_if_the_leader_changes_me
         leader, follower, links = cluster.leader, cluster.follower, cluster.nodes[2]._metadata
         tell = links.access
 
-        async def silent(asked: Any) -> Any:
+        async def silent(*asked: Any) -> Any:
             raise Unavailable("cut off")
 
         links.access = silent  # type: ignore[method-assign]
@@ -470,7 +470,7 @@ async def test_the_cluster_says_which_servers_have_still_not_confirmed_a_change(
         links = cluster.nodes[1]._metadata
         tell = links.access
 
-        async def silent(asked: Any) -> Any:
+        async def silent(*asked: Any) -> Any:
             raise Unavailable("cut off")
 
         links.access = silent  # type: ignore[method-assign]
