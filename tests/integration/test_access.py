@@ -246,6 +246,19 @@ async def test_operators_see_what_others_do_not(tmp_path: Path) -> None:
             await cluster.ask(q.SetAccessModeRequest(AccessMode.OFF), ops)
 
 
+async def test_topics_of_a_principal_that_sees_no_storage_nodes_have_the_usual_copies(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=3, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("create,append", "topic:ann.*"))
+        assert (await cluster.ask(r.DescribeRequest(), ann)).nodes == ()
+        async with cluster.client(ann) as log:
+            made = await log.create_topic("ann.a")
+            one = await log.create_topic("ann.one", replication=1)
+        assert (made.replication, one.replication) == (3, 1)
+        catalog: r.Catalog = await cluster.admin(r.CatalogRequest())
+        replicas = {info.stream: info.replicas for info in catalog.streams}
+        assert len(set(replicas[made.streams[0]])) == 3
+
+
 async def test_decisions_carry_the_principal(tmp_path: Path) -> None:
     async with access_cluster(tmp_path, metadata=2, mode=ON) as cluster:
         ann = await cluster.principal("ann", ("create", "topic:*"))

@@ -86,6 +86,9 @@ class CreateTopicRequest(Struct, frozen=True, tag=True):
     retention: Retention = Retention()
     event_time_ahead_us: int = 0
     """How far event times may be ahead of cut time; 0 means without bound."""
+    is_replication_usual: bool = False
+    """The leader chooses the replication: ``REPLICATION_DEFAULT``, or the number of live storage nodes if there are
+    fewer. Not every client may see the storage nodes. A leader of an earlier version uses ``replication``."""
 
 
 class ChangeTopicRequest(Struct, frozen=True, tag=True):
