@@ -12,6 +12,8 @@ import pytest
 from msgspec import structs
 
 from cutwater.access.denial_counts import Denial
+from cutwater.client.cluster.credentials import Access
+from cutwater.client.read.range_reader import Ranges
 from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
@@ -186,6 +188,33 @@ async def test_a_client_does_what_rules_give_it_and_nothing_else(tmp_path: Path)
         counts += cluster.nodes[3].access.control.denials.refused
         assert counts["bob", "append"] >= 1
         assert cluster.leader.control.denials.refused["bob", "delete"] == 2
+
+
+async def test_a_denied_point_read_fails_at_once_and_is_recorded_once(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=3, mode=ON) as cluster:
+        carol = await cluster.principal("carol", ("append,create", "topic:orders"))
+
+        def denials() -> int:
+            controls = [node.access.control for node in cluster.nodes.values()]
+            return sum(n for control in controls for (who, _), n in control.denials.refused.items() if who == "carol")
+
+        async with cluster.client(carol) as log:
+            topic = await log.create_topic("orders", replication=3)
+            ack = await log.append("orders", b"1")
+            with pytest.raises(PermissionDenied, match="carol lacks the right read on topic:orders"):
+                await log.read(ack.glsn)
+            assert denials() == 1
+            with pytest.raises(PermissionDenied, match="carol lacks the right read on topic:orders"):
+                await log.watermark("orders", at=ack.glsn)
+            assert denials() == 2
+        ranges = await Ranges.connect(cluster.servers, Access(token=carol), timeout=20)
+        try:
+            with pytest.raises(PermissionDenied, match="carol lacks the right read on topic:orders"):
+                async for _ in ranges.pieces(topic.streams[0], ack.glsn, ack.glsn, {}, patience=20):
+                    pass
+            assert denials() == 3
+        finally:
+            await ranges.close()
 
 
 async def test_raw_calls_with_numbers_do_not_tell_names(tmp_path: Path) -> None:

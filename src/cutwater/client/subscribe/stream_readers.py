@@ -19,7 +19,7 @@ from cutwater.client.arguments import check_topic
 from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView, no_such_topic
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.errors import ClientClosed
-from cutwater.client.read.point_reads import LastingDamage
+from cutwater.client.read.point_reads import NOT_ALLOWED, LastingDamage
 from cutwater.client.read.records import ColumnLayout, runs_of
 from cutwater.core.names import is_reserved
 from cutwater.core.read.merge_reader import CommittedBatch, MergeReader, ReadAnswer
@@ -30,13 +30,11 @@ from cutwater.errors import (
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
-    PermissionDenied,
     ProtocolViolation,
     QuotaExceeded,
     Trimmed,
     Unavailable,
 )
-from cutwater.protocol.errors import Unauthenticated
 from cutwater.protocol.methods import Received
 from cutwater.protocol.storage_api import FOLLOW, Columns, ReadAnswerHeader, ReadArguments
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
@@ -64,9 +62,6 @@ QUIET_MS = round(SLOW_SECONDS * 1_000)
 CONNECT_SECONDS = 5.0
 RETRY_SECONDS_MIN = 0.01
 RETRY_SECONDS_MAX = 1.0
-
-NOT_ALLOWED = (PermissionDenied, Unauthenticated)
-"""The client has lost a right, or its token is not valid any more: no other replica will serve it."""
 
 _OF_PATTERNS = frozenset("*?+|^$()[]{}\\")
 """Characters that mark a pattern; topic names cannot contain them."""
