@@ -12,7 +12,11 @@ import pytest
 from msgspec import structs
 
 from cutwater.access.denial_counts import Denial
+from cutwater.admin.free_ports import free_addresses
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.cluster import tls_trouble
 from cutwater.client.cluster.credentials import Access
+from cutwater.client.cluster.tls_trouble import speaks_tls
 from cutwater.client.read.range_reader import Ranges
 from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
@@ -22,6 +26,7 @@ from cutwater.core.access.rights import parse_pattern
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.errors import (
     CutwaterError,
+    DeadlineExceeded,
     InvalidArgument,
     NoRecordHere,
     NotFound,
@@ -31,7 +36,7 @@ from cutwater.errors import (
 )
 from cutwater.protocol import metadata_api, storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
-from cutwater.protocol.errors import Unauthenticated, Unproven
+from cutwater.protocol.errors import Unauthenticated, Unproven, Untrusted
 from cutwater.runtime import system
 from cutwater.types import GLSN, LogStreamId, Revision, StorageNodeId
 from cutwater.wire.connection import Connection
@@ -666,3 +671,41 @@ async def test_the_day_of_use_is_noted_once(tmp_path: Path) -> None:
         node.use.note(token_id(ann) or "")
         assert not node.use._pending
         assert (await cluster.leader._store.load()).leader == before
+
+
+# TLS.
+
+
+async def test_a_subscription_without_tls_ends_once_the_servers_want_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_trouble, "PATIENCE_SECONDS", 0.2)
+    async with access_cluster(tmp_path) as cluster:
+        client = await AsyncClient.connect(cluster.servers)
+        try:
+            await client.create_topic("rides")
+            await client.append("rides", b"1")
+            subscription = await client.subscribe("rides", follow=True)
+            assert [record.value for record in await subscription.take()] == [b"1"]
+            await cluster.stop_node(1)
+            await cluster.stop_metadata()
+            # What is only down comes back: this alone ends nothing.
+            with pytest.raises(DeadlineExceeded):
+                await subscription.take(timeout=1.0)
+            cluster.kit = CertificateKit(tmp_path / "kit")
+            await cluster.start(0)
+            with pytest.raises(Untrusted, match="speaks TLS, and this client does not"):
+                async with asyncio.timeout(60):
+                    await subscription.take()
+        finally:
+            await client.close()
+
+
+async def test_a_server_that_only_closes_connections_is_not_taken_for_one_with_tls() -> None:
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    async with server:
+        assert not await speaks_tls(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert not await speaks_tls(free_addresses(1)[0])

@@ -105,6 +105,11 @@ class Catalogs:
             raise no_such_topic(name, self.view)
         return found
 
+    async def tls_problem(self) -> CutwaterError | None:
+        """Return the error that says why TLS keeps this client from all metadata nodes; None if it does not, or not for
+        certain."""
+        return await self._repository.tls_trouble.certain()
+
     async def description(self, deadline: Deadline) -> Description:
         """Return a description of the cluster, for error messages."""
         return await self._repository.ask(DescribeRequest(), Description, timeout_ms=deadline.left_ms(FETCH_MS_MAX))

@@ -139,6 +139,8 @@ class Feed:
         self._room = asyncio.Event()
         self.catalog_is_old = asyncio.Event()
         self._error: CutwaterError | None = None
+        self._catalog_trouble = ""
+        """Why the catalog could not be fetched; empty if it could."""
         self._loop = asyncio.get_running_loop()
         self._settled_hwm = GLSN(0)
         """The log reached this position a while ago, so every healthy replica should be complete up to it."""
@@ -181,6 +183,9 @@ class Feed:
         streams = [info for info in known if info.topic in topics and not info.final]
         if not streams or any(info.is_open or self.wanted(info.stream) for info in streams):
             return ""
+        if self._catalog_trouble:
+            # What is known of the log streams is old.
+            return f"all that was known of has been read, and no metadata node answers: {self._catalog_trouble}"
         them = ", ".join(str(info.stream) for info in streams)
         told = f"all there was has been read, and no log stream takes appends now (closed: {them})"
         return f"{told}. `cutwater cluster health` says what is wrong"
@@ -290,6 +295,7 @@ class Feed:
     # The catalog.
 
     async def _watch(self) -> None:
+        wait = RETRY_SECONDS_MIN
         while True:
             try:
                 async with asyncio.timeout(CATALOG_SECONDS if self._machine.topics else CATALOG_SECONDS_ALONE):
@@ -302,11 +308,17 @@ class Feed:
             except (ClientClosed, *NOT_ALLOWED) as error:
                 self.fail(error)
                 return
-            except CutwaterError:
+            except CutwaterError as error:
                 # Nothing is lost: the log streams that are being followed go on.
-                await asyncio.sleep(RETRY_SECONDS_MIN)
+                if (problem := await self.catalogs.tls_problem()) is not None:
+                    self.fail(problem)
+                    return
+                self._catalog_trouble = error.message
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, RETRY_SECONDS_MAX)
                 self.catalog_is_old.set()
                 continue
+            self._catalog_trouble, wait = "", RETRY_SECONDS_MIN
             self._take_catalog(view)
 
     def _take_catalog(self, view: CatalogView) -> None:
