@@ -264,6 +264,14 @@ def test_a_running_cluster_is_secured_through_permissive_mode(tmp_path: Path) ->
         place.shell("cutwater cluster access enforced --dir demo")
         assert "there is no topic 'orders'" in place.shell(append, code=30)
         assert place.shell("cutwater subscribe orders --dir demo -o value") == "before\nx\n"
+        # There is a way back from off, and the same token holds.
+        told = place.shell("cutwater cluster access off --dir demo")
+        assert "`cutwater cluster secure --dir demo` turns it on again" in told
+        told = place.shell("cutwater cluster access enforced --dir demo", code=32)
+        (way_back,) = re.findall(r"`(cutwater cluster secure[^`]*)`", told)
+        assert "access control is enforced" in place.shell(f"{way_back} --dir demo")
+        assert "there is no topic 'orders'" in place.shell(append, code=30)
+        assert place.json("cutwater whoami")["principal"] == "admin"
     finally:
         place.stop()
 
@@ -345,5 +353,11 @@ def test_a_key_from_the_disk_of_a_metadata_node_is_needed(tmp_path: Path) -> Non
         told = place.shell(f"cutwater whoami --servers {servers} --token-file admin.token")
         assert told.startswith("admin, an administrator\n")
         assert "give a token" in place.shell(f"cutwater token list --servers {servers}", code=40)
+        # It starts again, though no token lies where --dir looks for it.
+        place.shell("cutwater cluster stop --dir demo")
+        place.shell("cutwater cluster start --dir demo")
+        told = place.shell("cutwater whoami --dir demo --token-file admin.token")
+        assert told.startswith("admin, an administrator\n")
+        assert "give a token" in place.shell("cutwater token list --dir demo", code=40)
     finally:
         place.stop()

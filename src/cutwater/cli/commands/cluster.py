@@ -160,7 +160,14 @@ def access(
         wanted = parse_mode(mode)
         changed = log.administer(lambda admin: admin.control.set_mode(wanted))
         told = {"mode": wanted, "unconfirmed": changed.unconfirmed}
-        show(told, f"access control is {wanted}{unconfirmed(changed.unconfirmed)}")
+        back = ""
+        if wanted == parse_mode("off"):
+            key = "" if log.local is not None else " --key-file FILE"
+            back = (
+                f"\n`cutwater cluster secure {log.as_option}{key}` turns it on again, on the machine of a metadata node; "
+                "rules and tokens stay"
+            )
+        show(told, f"access control is {wanted}{unconfirmed(changed.unconfirmed)}{back}")
         return
     found = log.administer(lambda admin: admin.control.who_am_i())
     show({"mode": found.mode}, f"access control is {found.mode}")
