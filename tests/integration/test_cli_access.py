@@ -114,6 +114,23 @@ def test_a_restricted_producer_is_refused_elsewhere_with_the_command_that_helps(
     assert "there is no topic 'payments'" in secured.shell(append, code=30)
 
 
+def test_a_limited_view_is_not_told_as_the_whole(secured: Place) -> None:
+    restricted = "--dir demo --token-file orders-app.token"
+    told = secured.shell(f"cutwater verify {restricted}", code=40)
+    assert "orders-app lacks the right cluster-operate on cluster" in told
+    assert "nothing was verified" in told
+    for command in ("cluster status", "cluster events", "cluster health", "run list"):
+        note = "note: what you may not describe is left out"
+        told = secured.shell(f"cutwater {command} {restricted}")
+        assert (note in told, "all is well" in told) == (True, False), command
+        told = secured.shell(f"cutwater {command} --dir demo")
+        assert note not in told, command
+        json.loads(secured.shell(f"cutwater {command} {restricted} -o json"))
+    assert "all is intact" in secured.shell("cutwater verify --dir demo")
+    told = secured.shell(f"cutwater doctor {restricted}")
+    assert "nothing is wrong with what" in told
+
+
 def test_a_program_uses_the_token_over_tls(secured: Place) -> None:
     tls = tls_context(secured.cluster / "certificates" / "servers-ca.pem")
     token = (secured.path / "orders-app.token").read_text().strip()

@@ -485,6 +485,8 @@ class Events(Struct, frozen=True, tag=True):
 
     events: tuple[Event, ...]
     oldest: DecisionIndex
+    is_limited: bool = False
+    """The caller lacks the right to see all events."""
 
 
 class NodeDescription(Struct, frozen=True):
@@ -576,6 +578,8 @@ class Description(Struct, frozen=True, tag=True):
     outputs: tuple[OutputDescription, ...] = ()
     access: AccessSummary | UnsetType = UNSET
     """Access control, if anything about it was ever decided."""
+    is_limited: bool = False
+    """The caller lacks the right ``cluster-operate``: what it may not describe is left out."""
 
 
 Answer = (
