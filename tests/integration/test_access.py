@@ -181,10 +181,16 @@ async def test_a_client_does_what_rules_give_it_and_nothing_else(tmp_path: Path)
             with pytest.raises(NoRecordHere) as missing:
                 await other.read(secret.glsn)
             assert "ann.in" not in str(missing.value)
+            assert "a topic that you may not see" in str(missing.value)
             for name in ("ann.in", "no such topic"):
                 with pytest.raises(NotFound) as unknown:
                     await other.append(name, b"4")
-                assert unknown.value.message.replace(name, "X") == "there is no topic 'X'; topics: ann.out"
+                assert unknown.value.message.replace(name, "X") == (
+                    "there is no topic 'X'; topics: ann.out. There may be one that you may not see: an administrator "
+                    "gives rights on it with `cutwater acl allow`"
+                )
+            with pytest.raises(NotFound, match=r"there is no topic 'ann\.in'.* one that you may not see"):
+                await other.subscribe("ann.in")
             with pytest.raises(PermissionDenied, match=r"bob lacks the right delete on topic:ann\.in"):
                 await other.delete_topic("ann.in")
             with pytest.raises(PermissionDenied, match="bob lacks the right delete on topic:none"):

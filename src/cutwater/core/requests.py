@@ -455,6 +455,8 @@ class Catalog(Struct, frozen=True, tag=True):
     topics: tuple[TopicInfo, ...]
     streams: tuple[StreamInfo, ...]
     nodes: tuple[NodeInfo, ...] = ()
+    is_limited: bool = False
+    """The caller lacks the right ``cluster-operate``: topics that it may not describe are left out."""
 
 
 class ClockMarks(Struct, frozen=True, tag=True):

@@ -9,8 +9,16 @@ from typing import Any, TypeVar
 
 from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
 from cutwater.client.cluster.tls_trouble import TlsTrouble
-from cutwater.core.requests import Request
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotLeader, QuotaExceeded, Unavailable
+from cutwater.core.requests import Catalog, Request
+from cutwater.errors import (
+    CutwaterError,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    NotLeader,
+    QuotaExceeded,
+    Unavailable,
+)
 from cutwater.protocol.access import STORAGE_NODE
 from cutwater.protocol.errors import ConnectionLost, Untrusted
 from cutwater.protocol.metadata_api import ASK
@@ -206,6 +214,14 @@ class Repository:
                 )
             self._connection = connection
             return connection
+
+
+def no_such_topic(name: str, catalog: Catalog) -> NotFound:
+    names = ", ".join(sorted(topic.name for topic in catalog.topics)) or "none"
+    told = f"there is no topic {name!r}; topics: {names}"
+    if catalog.is_limited:
+        told += ". There may be one that you may not see: an administrator gives rights on it with `cutwater acl allow`"
+    return NotFound(told)
 
 
 def _was_not_done(error: CutwaterError) -> bool:

@@ -131,8 +131,9 @@ class PointReads:
             # With several topics, the record may have been in any of them; naming one could be wrong.
             first_left, name = min(trimmed)
             raise Trimmed(glsn, first_left, name if len({name for _, name in trimmed}) == 1 else "")
+        hidden = ", or holds a record of a topic that you may not see" if view.catalog.is_limited else ""
         raise NoRecordHere(
-            f"GLSN {glsn} holds no record of a topic: it marks time, a producer's beginning, or a deleted topic"
+            f"GLSN {glsn} holds no record of a topic: it marks time, a producer's beginning, or a deleted topic{hidden}"
         )
 
     async def find(self, time: CutTime, streams: Iterable[StreamInfo], view: CatalogView, deadline: Deadline) -> GLSN:

@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 from cutwater.client.arguments import check_topic
-from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView, no_such_topic
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
+from cutwater.client.cluster.metadata_client import no_such_topic
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.errors import ClientClosed
 from cutwater.client.read.point_reads import NOT_ALLOWED, LastingDamage
@@ -103,7 +104,7 @@ class Selection:
         topic = view.topics.get(name)
         chosen = self._chosen.get(name)
         if topic is None and chosen is None:
-            error = no_such_topic(name, view)
+            error = no_such_topic(name, view.catalog)
             if not _OF_PATTERNS.isdisjoint(name):
                 error.message += "; for topics by a pattern give re.compile('orders-.*'), or --pattern with a command"
             raise error

@@ -44,7 +44,10 @@ class AnswerFilter:
         topics = tuple(info for info in catalog.topics if self._sees(ResourceKind.TOPIC, info.name))
         known = {info.topic for info in topics}
         return structs.replace(
-            catalog, topics=topics, streams=tuple(info for info in catalog.streams if info.topic in known)
+            catalog,
+            topics=topics,
+            streams=tuple(info for info in catalog.streams if info.topic in known),
+            is_limited=not self._may(Right.CLUSTER_OPERATE, CLUSTER),
         )
 
     def _description(self, description: r.Description) -> r.Description:
