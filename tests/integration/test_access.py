@@ -13,6 +13,7 @@ from msgspec import structs
 
 from cutwater.access.denial_counts import Denial
 from cutwater.admin.free_ports import free_addresses
+from cutwater.admin.operations import Admin
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster import tls_trouble
 from cutwater.client.cluster.credentials import Access
@@ -478,6 +479,37 @@ async def test_a_revoked_token_ends_its_connections_before_the_answer(tmp_path: 
         for connection in connections:
             assert isinstance(connection.error, Unauthenticated)
             assert "was revoked or has expired: use another one" in connection.error.message
+
+
+async def test_a_client_may_revoke_its_own_token(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        second = await cluster.principal("second", ("cluster-admin", "cluster"))
+        third = await cluster.principal("third")
+        own, other = token_id(second) or "", token_id(third) or ""
+        async with Admin(tuple(cluster.addresses), access=Access(token=second)) as admin:
+            assert (await admin.control.revoke_token(other)).unconfirmed == ()
+            await admin.control.revoke_token(own)
+        known = {token.id for token in (await cluster.admin(q.ListTokensRequest())).tokens}
+        assert not known & {own, other}
+        with pytest.raises(Unauthenticated):
+            await cluster.ask(q.WhoAmIRequest(), second)
+
+
+async def test_a_token_that_expired_is_refused_like_one_that_was_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The connection stays, so that the call itself is judged.
+    monkeypatch.setattr("cutwater.metadata.node_access.SWEEP_SECONDS", 1_000.0)
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        expires = system.wall_time_ns() // 1_000 + 2_000_000
+        ann = await cluster.principal("ann", ("read", "topic:a"), expires=expires)
+        connection = await cluster.connection(cluster.leader.address, ann)
+        await connection.call(metadata_api.ASK, r.CatalogRequest(), timeout_ms=5_000)
+        await until(lambda: system.wall_time_ns() // 1_000 > expires, "the token has expired")
+        with pytest.raises(Unauthenticated, match=r"token \w+ was revoked or has expired: use another one"):
+            await connection.call(metadata_api.ASK, r.CatalogRequest(), timeout_ms=5_000)
+        assert cluster.leader.control.denials.refused["ann", "describe"] == 1
+        connection.abort()
 
 
 async def test_a_change_names_the_servers_that_have_not_confirmed_it(
