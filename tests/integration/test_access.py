@@ -12,6 +12,13 @@ import pytest
 from msgspec import structs
 
 from cutwater.access.denial_counts import Denial
+from cutwater.admin.free_ports import free_addresses
+from cutwater.admin.operations import Admin
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.cluster import tls_trouble
+from cutwater.client.cluster.credentials import Access
+from cutwater.client.cluster.tls_trouble import speaks_tls
+from cutwater.client.read.range_reader import Ranges
 from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
@@ -20,6 +27,7 @@ from cutwater.core.access.rights import parse_pattern
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.errors import (
     CutwaterError,
+    DeadlineExceeded,
     InvalidArgument,
     NoRecordHere,
     NotFound,
@@ -29,7 +37,7 @@ from cutwater.errors import (
 )
 from cutwater.protocol import metadata_api, storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
-from cutwater.protocol.errors import Unauthenticated, Unproven
+from cutwater.protocol.errors import Unauthenticated, Unproven, Untrusted
 from cutwater.runtime import system
 from cutwater.types import GLSN, LogStreamId, Revision, StorageNodeId
 from cutwater.wire.connection import Connection
@@ -174,10 +182,16 @@ async def test_a_client_does_what_rules_give_it_and_nothing_else(tmp_path: Path)
             with pytest.raises(NoRecordHere) as missing:
                 await other.read(secret.glsn)
             assert "ann.in" not in str(missing.value)
+            assert "a topic that you may not see" in str(missing.value)
             for name in ("ann.in", "no such topic"):
                 with pytest.raises(NotFound) as unknown:
                     await other.append(name, b"4")
-                assert unknown.value.message.replace(name, "X") == "there is no topic 'X'; topics: ann.out"
+                assert unknown.value.message.replace(name, "X") == (
+                    "there is no topic 'X'; topics: ann.out. There may be one that you may not see: an administrator "
+                    "gives rights on it with `cutwater acl allow`"
+                )
+            with pytest.raises(NotFound, match=r"there is no topic 'ann\.in'.* one that you may not see"):
+                await other.subscribe("ann.in")
             with pytest.raises(PermissionDenied, match=r"bob lacks the right delete on topic:ann\.in"):
                 await other.delete_topic("ann.in")
             with pytest.raises(PermissionDenied, match="bob lacks the right delete on topic:none"):
@@ -186,6 +200,33 @@ async def test_a_client_does_what_rules_give_it_and_nothing_else(tmp_path: Path)
         counts += cluster.nodes[3].access.control.denials.refused
         assert counts["bob", "append"] >= 1
         assert cluster.leader.control.denials.refused["bob", "delete"] == 2
+
+
+async def test_a_denied_point_read_fails_at_once_and_is_recorded_once(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=3, mode=ON) as cluster:
+        carol = await cluster.principal("carol", ("append,create", "topic:orders"))
+
+        def denials() -> int:
+            controls = [node.access.control for node in cluster.nodes.values()]
+            return sum(n for control in controls for (who, _), n in control.denials.refused.items() if who == "carol")
+
+        async with cluster.client(carol) as log:
+            topic = await log.create_topic("orders", replication=3)
+            ack = await log.append("orders", b"1")
+            with pytest.raises(PermissionDenied, match="carol lacks the right read on topic:orders"):
+                await log.read(ack.glsn)
+            assert denials() == 1
+            with pytest.raises(PermissionDenied, match="carol lacks the right read on topic:orders"):
+                await log.watermark("orders", at=ack.glsn)
+            assert denials() == 2
+        ranges = await Ranges.connect(cluster.servers, Access(token=carol), timeout=20)
+        try:
+            with pytest.raises(PermissionDenied, match="carol lacks the right read on topic:orders"):
+                async for _ in ranges.pieces(topic.streams[0], ack.glsn, ack.glsn, {}, patience=20):
+                    pass
+            assert denials() == 3
+        finally:
+            await ranges.close()
 
 
 async def test_raw_calls_with_numbers_do_not_tell_names(tmp_path: Path) -> None:
@@ -244,6 +285,19 @@ async def test_operators_see_what_others_do_not(tmp_path: Path) -> None:
         assert {"CreateToken", "AllowRights", "SetAccessMode"} <= {event.kind for event in events.events}
         with pytest.raises(PermissionDenied, match="ops lacks the right cluster-admin"):
             await cluster.ask(q.SetAccessModeRequest(AccessMode.OFF), ops)
+
+
+async def test_topics_of_a_principal_that_sees_no_storage_nodes_have_the_usual_copies(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, nodes=3, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("create,append", "topic:ann.*"))
+        assert (await cluster.ask(r.DescribeRequest(), ann)).nodes == ()
+        async with cluster.client(ann) as log:
+            made = await log.create_topic("ann.a")
+            one = await log.create_topic("ann.one", replication=1)
+        assert (made.replication, one.replication) == (3, 1)
+        catalog: r.Catalog = await cluster.admin(r.CatalogRequest())
+        replicas = {info.stream: info.replicas for info in catalog.streams}
+        assert len(set(replicas[made.streams[0]])) == 3
 
 
 async def test_decisions_carry_the_principal(tmp_path: Path) -> None:
@@ -425,6 +479,37 @@ async def test_a_revoked_token_ends_its_connections_before_the_answer(tmp_path: 
         for connection in connections:
             assert isinstance(connection.error, Unauthenticated)
             assert "was revoked or has expired: use another one" in connection.error.message
+
+
+async def test_a_client_may_revoke_its_own_token(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        second = await cluster.principal("second", ("cluster-admin", "cluster"))
+        third = await cluster.principal("third")
+        own, other = token_id(second) or "", token_id(third) or ""
+        async with Admin(tuple(cluster.addresses), access=Access(token=second)) as admin:
+            assert (await admin.control.revoke_token(other)).unconfirmed == ()
+            await admin.control.revoke_token(own)
+        known = {token.id for token in (await cluster.admin(q.ListTokensRequest())).tokens}
+        assert not known & {own, other}
+        with pytest.raises(Unauthenticated):
+            await cluster.ask(q.WhoAmIRequest(), second)
+
+
+async def test_a_token_that_expired_is_refused_like_one_that_was_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The connection stays, so that the call itself is judged.
+    monkeypatch.setattr("cutwater.metadata.node_access.SWEEP_SECONDS", 1_000.0)
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        expires = system.wall_time_ns() // 1_000 + 2_000_000
+        ann = await cluster.principal("ann", ("read", "topic:a"), expires=expires)
+        connection = await cluster.connection(cluster.leader.address, ann)
+        await connection.call(metadata_api.ASK, r.CatalogRequest(), timeout_ms=5_000)
+        await until(lambda: system.wall_time_ns() // 1_000 > expires, "the token has expired")
+        with pytest.raises(Unauthenticated, match=r"token \w+ was revoked or has expired: use another one"):
+            await connection.call(metadata_api.ASK, r.CatalogRequest(), timeout_ms=5_000)
+        assert cluster.leader.control.denials.refused["ann", "describe"] == 1
+        connection.abort()
 
 
 async def test_a_change_names_the_servers_that_have_not_confirmed_it(
@@ -624,3 +709,41 @@ async def test_the_day_of_use_is_noted_once(tmp_path: Path) -> None:
         node.use.note(token_id(ann) or "")
         assert not node.use._pending
         assert (await cluster.leader._store.load()).leader == before
+
+
+# TLS.
+
+
+async def test_a_subscription_without_tls_ends_once_the_servers_want_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_trouble, "PATIENCE_SECONDS", 0.2)
+    async with access_cluster(tmp_path) as cluster:
+        client = await AsyncClient.connect(cluster.servers)
+        try:
+            await client.create_topic("rides")
+            await client.append("rides", b"1")
+            subscription = await client.subscribe("rides", follow=True)
+            assert [record.value for record in await subscription.take()] == [b"1"]
+            await cluster.stop_node(1)
+            await cluster.stop_metadata()
+            # What is only down comes back: this alone ends nothing.
+            with pytest.raises(DeadlineExceeded):
+                await subscription.take(timeout=1.0)
+            cluster.kit = CertificateKit(tmp_path / "kit")
+            await cluster.start(0)
+            with pytest.raises(Untrusted, match="speaks TLS, and this client does not"):
+                async with asyncio.timeout(60):
+                    await subscription.take()
+        finally:
+            await client.close()
+
+
+async def test_a_server_that_only_closes_connections_is_not_taken_for_one_with_tls() -> None:
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    async with server:
+        assert not await speaks_tls(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert not await speaks_tls(free_addresses(1)[0])

@@ -114,6 +114,23 @@ def test_a_restricted_producer_is_refused_elsewhere_with_the_command_that_helps(
     assert "there is no topic 'payments'" in secured.shell(append, code=30)
 
 
+def test_a_limited_view_is_not_told_as_the_whole(secured: Place) -> None:
+    restricted = "--dir demo --token-file orders-app.token"
+    told = secured.shell(f"cutwater verify {restricted}", code=40)
+    assert "orders-app lacks the right cluster-operate on cluster" in told
+    assert "nothing was verified" in told
+    for command in ("cluster status", "cluster events", "cluster health", "run list"):
+        note = "note: what you may not describe is left out"
+        told = secured.shell(f"cutwater {command} {restricted}")
+        assert (note in told, "all is well" in told) == (True, False), command
+        told = secured.shell(f"cutwater {command} --dir demo")
+        assert note not in told, command
+        json.loads(secured.shell(f"cutwater {command} {restricted} -o json"))
+    assert "all is intact" in secured.shell("cutwater verify --dir demo")
+    told = secured.shell(f"cutwater doctor {restricted}")
+    assert "nothing is wrong with what" in told
+
+
 def test_a_program_uses_the_token_over_tls(secured: Place) -> None:
     tls = tls_context(secured.cluster / "certificates" / "servers-ca.pem")
     token = (secured.path / "orders-app.token").read_text().strip()
@@ -265,6 +282,14 @@ def test_a_running_cluster_is_secured_through_permissive_mode(tmp_path: Path) ->
         place.shell("cutwater cluster access enforced --dir demo")
         assert "there is no topic 'orders'" in place.shell(append, code=30)
         assert place.shell("cutwater subscribe orders --dir demo -o value") == "before\nx\n"
+        # There is a way back from off, and the same token holds.
+        told = place.shell("cutwater cluster access off --dir demo")
+        assert "`cutwater cluster secure --dir demo` turns it on again" in told
+        told = place.shell("cutwater cluster access enforced --dir demo", code=32)
+        (way_back,) = re.findall(r"`(cutwater cluster secure[^`]*)`", told)
+        assert "access control is enforced" in place.shell(f"{way_back} --dir demo")
+        assert "there is no topic 'orders'" in place.shell(append, code=30)
+        assert place.json("cutwater whoami")["principal"] == "admin"
     finally:
         place.stop()
 
@@ -365,5 +390,11 @@ def test_a_key_from_the_disk_of_a_metadata_node_is_needed(tmp_path: Path) -> Non
         told = place.shell(f"cutwater whoami --servers {servers} --token-file admin.token")
         assert told.startswith("admin, an administrator\n")
         assert "give a token" in place.shell(f"cutwater token list --servers {servers}", code=40)
+        # It starts again, though no token lies where --dir looks for it.
+        place.shell("cutwater cluster stop --dir demo")
+        place.shell("cutwater cluster start --dir demo")
+        told = place.shell("cutwater whoami --dir demo --token-file admin.token")
+        assert told.startswith("admin, an administrator\n")
+        assert "give a token" in place.shell("cutwater token list --dir demo", code=40)
     finally:
         place.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from order_driver import (
     E1,
@@ -159,6 +160,29 @@ def test_a_topic_needs_enough_live_nodes(leader: Leader) -> None:
     leader.wake_during(SECOND)
     assert error(leader.answer(r.CreateTopicRequest("five", 1, 5))) is Unavailable
     assert isinstance(leader.answer(r.CreateTopicRequest("live", 1, 4)), r.Created)
+
+
+def test_the_leader_chooses_the_usual_replication(leader: Leader) -> None:
+    """A client that may not see the storage nodes counts none of them, and one of an earlier version says nothing."""
+    usual = r.CreateTopicRequest("usual", 2, 1, is_replication_usual=True)
+    made = leader.answer(usual)
+    assert isinstance(made, r.Created)
+    assert [len(set(leader.state.streams[stream].replicas)) for stream in made.streams] == [3, 3]
+    assert leader.state.topics[made.topic].replication == 3
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(r.CreateTopicRequest("old", 1, 2)))
+    del sent["is_replication_usual"]
+    old = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=r.CreateTopicRequest)
+    made = leader.answer(old)
+    assert isinstance(made, r.Created)
+    assert leader.state.topics[made.topic].replication == 2
+    # Nodes that are dead do not count.
+    leader.wake_during(SECOND)
+    for node in (N1, N4):
+        speak(leader, node)
+    leader.wake_during(SECOND)
+    made = leader.answer(r.CreateTopicRequest("fewer", 1, 1, is_replication_usual=True))
+    assert isinstance(made, r.Created)
+    assert leader.state.topics[made.topic].replication == 2
 
 
 def test_a_node_whose_disk_is_full_gets_no_new_replicas(leader: Leader) -> None:

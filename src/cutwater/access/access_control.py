@@ -162,6 +162,9 @@ class AccessControl:
                 right=verdict.right,
                 resource=str(verdict.resource),
             )
+        if verdict.missing is Missing.TOKEN:
+            # The connection is ended for the same reason, now or in a moment: one reason has one error.
+            raise Unauthenticated(f"{verdict.why}: use another one")
         if is_hidden and not self._may_know(view, verdict):
             kind, name = verdict.resource.kind, caller.principal or "a client without credentials"
             raise PermissionDenied(

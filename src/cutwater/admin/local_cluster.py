@@ -468,6 +468,15 @@ async def health(cluster: LocalCluster, directory: Path | None = None, access: A
     return found
 
 
+async def is_view_limited(cluster: LocalCluster, access: Access = ANYONE) -> bool:
+    """Return whether the principal may see only a part of the cluster; False if nobody answers."""
+    try:
+        async with Admin(cluster.addresses, timeout_ms=3_000, access=access) as admin:
+            return (await admin.describe()).is_limited
+    except CutwaterError:
+        return False
+
+
 async def reserved_names(cluster: LocalCluster, access: Access = ANYONE) -> list[tuple[str, str]]:
     """Return the topics of users whose names are reserved by now, each with the way out; none if nobody answers."""
     try:

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from cutwater.admin.access_calls import AccessCalls
 from cutwater.admin.damage import Damage, find_damage
 from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
-from cutwater.client.cluster.metadata_client import SCHEME, Repository
+from cutwater.client.cluster.metadata_client import SCHEME, Repository, no_such_topic
 from cutwater.core import requests as r
 from cutwater.errors import CutwaterError, NotFound, Refused, Unavailable
 from cutwater.protocol import metadata_api, storage_api
@@ -126,8 +126,7 @@ class Admin:
         for found in catalog.topics:
             if found.name == name:
                 return found, tuple(stream for stream in description.streams if stream.topic == name)
-        known = ", ".join(sorted(topic.name for topic in catalog.topics)) or "none"
-        raise NotFound(f"there is no topic {name!r}; topics: {known}")
+        raise no_such_topic(name, catalog)
 
     async def runs(self) -> tuple[RunStatus, ...]:
         return await _describe_runs(await self.describe(), self._timeout_ms, self.access)

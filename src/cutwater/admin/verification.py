@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from cutwater.admin.damage import holders_of, no_copy, replicas_of
 from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
+from cutwater.core.access.rights import CLUSTER, Right
 from cutwater.core.requests import Description, NodeDescription
 from cutwater.core.text import nodes_in_words
-from cutwater.errors import CutwaterError
+from cutwater.errors import CutwaterError, PermissionDenied
 from cutwater.protocol.storage_api import STATUS, VERIFY, VERIFY_STAGED
 from cutwater.types import GLSN, LLSN, LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
@@ -58,6 +59,18 @@ class Verification(Struct, frozen=True):
     """How many groups of runs were compared with the decisions, see ``admin.publish_audit``."""
     leftovers: tuple[Leftover, ...] = ()
     """Replicas that were not checked, because they do not count."""
+
+
+def not_verified(principal: str) -> PermissionDenied:
+    """Return the error for a principal that may not see all storage nodes: nothing would be found in the others."""
+    right, resource = str(Right.CLUSTER_OPERATE), str(CLUSTER)
+    return PermissionDenied(
+        f"{principal} lacks the right {right} on {resource}, so it does not see all storage nodes, and nothing was "
+        "verified: use the token of an administrator or an operator",
+        principal=principal,
+        right=right,
+        resource=resource,
+    )
 
 
 async def verify(

@@ -101,6 +101,11 @@ class ConnectionLost(Unavailable):
         self.outcome_unknown = outcome_unknown
 
 
+class GreetingLost(ConnectionLost):
+    """The other side accepted the connection and closed it before it greeted. It may want TLS, or trust nothing that it
+    was shown, or just be starting."""
+
+
 class CannotListen(Unavailable):
     code = "cannot_listen"
 
@@ -127,6 +132,7 @@ def why_lost(address: str, exc: Exception | None, *, is_greeting: bool, has_tls:
         message += "; it may want " + (
             "a client certificate, or not trust the one it got" if has_tls else "TLS, which was not used"
         )
+        return GreetingLost(message, outcome_unknown=True)
     return ConnectionLost(message, outcome_unknown=True)
 
 

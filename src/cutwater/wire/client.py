@@ -107,4 +107,4 @@ def check_port(host: str, port: int) -> None:
 
 def _definite(error: CutwaterError) -> CutwaterError:
     """Mark the outcome as known: no request was sent yet, so nothing can have been done."""
-    return ConnectionLost(error.message, outcome_unknown=False) if isinstance(error, ConnectionLost) else error
+    return type(error)(error.message, outcome_unknown=False) if isinstance(error, ConnectionLost) else error

@@ -19,12 +19,12 @@ from cutwater.admin.doctor import Check, Verdict, check_machine
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.admin.publish_audit import verify_published
-from cutwater.admin.verification import Finding, Verification
+from cutwater.admin.verification import Finding, Verification, not_verified
 from cutwater.admin.verification import verify as verify_all
 from cutwater.cli.framework.command import command, verbs
 from cutwater.cli.framework.exit_codes import EXIT_CODES, UNHEALTHY, Settings
 from cutwater.cli.framework.target import LogTarget
-from cutwater.cli.io.output import show, table
+from cutwater.cli.io.output import LIMITED_VIEW, show, table
 from cutwater.core.text import counted
 from cutwater.errors import CutwaterError
 
@@ -64,6 +64,7 @@ def _check_cluster(log: LogTarget) -> Iterator[Check]:
                 cluster, place = local_cluster.load(log.local), log.local
             access = log.access(url)
             wrong = asyncio.run(local_cluster.health(cluster, place, access))
+            is_limited = asyncio.run(local_cluster.is_view_limited(cluster, access))
             about_access = asyncio.run(check_access(cluster, access))
             reserved = asyncio.run(local_cluster.reserved_names(cluster, access))
     except CutwaterError as error:
@@ -77,7 +78,9 @@ def _check_cluster(log: LogTarget) -> Iterator[Check]:
     for name, way_out in reserved:
         found = "its name is reserved for topics of the cluster itself; it stays usable"
         yield Check(f"topic {name}", Verdict.WARNING, found, way_out)
-    if not wrong:
+    if not wrong and is_limited:
+        yield Check("cluster", Verdict.WARNING, f"nothing is wrong with what {url} shows", LIMITED_VIEW)
+    elif not wrong:
         advice = "`cutwater verify` reads all records, and finds damage that no reader has met"
         yield Check("cluster", Verdict.OK, f"all is well with {url}", advice)
     yield from about_access
@@ -113,6 +116,8 @@ def verify(
 
     async def work(admin: Admin) -> Verification:
         description = await admin.describe()
+        if description.is_limited:
+            raise not_verified((await admin.control.who_am_i()).principal)
         timeout_ms = round(replica_timeout * 1_000)
         stored = await verify_all(description, timeout_ms=timeout_ms, access=admin.access, place=log.as_option)
         ranges = await admin.ranges()

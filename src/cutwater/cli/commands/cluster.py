@@ -28,7 +28,7 @@ from cutwater.cli.commands.token import unconfirmed
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.exit_codes import UNHEALTHY, Settings
 from cutwater.cli.framework.target import ClusterTarget, ReplicationOption
-from cutwater.cli.io.output import show, table
+from cutwater.cli.io.output import LIMITED_VIEW, show, table
 from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument
 
@@ -165,7 +165,14 @@ def access(
         wanted = parse_mode(mode)
         changed = log.administer(lambda admin: admin.control.set_mode(wanted))
         told = {"mode": wanted, "unconfirmed": changed.unconfirmed}
-        show(told, f"access control is {wanted}{unconfirmed(changed.unconfirmed)}")
+        back = ""
+        if wanted == parse_mode("off"):
+            key = "" if log.local is not None else " --key-file FILE"
+            back = (
+                f"\n`cutwater cluster secure {log.as_option}{key}` turns it on again, on the machine of a metadata "
+                "node; rules and tokens stay"
+            )
+        show(told, f"access control is {wanted}{unconfirmed(changed.unconfirmed)}{back}")
         return
     found = log.administer(lambda admin: admin.control.who_am_i())
     show({"mode": found.mode}, f"access control is {found.mode}")
@@ -206,6 +213,8 @@ def status(log: ClusterTarget) -> None:
     )
     if found.halted:
         title += f"\n{found.halted}"
+    if found.is_limited:
+        title += f"\n{LIMITED_VIEW}"
     show(None, title)
     show(None, table(["metadata node", "address", "pid", "state"], _metadata_rows(metadata, local)))
     columns = ["storage node", "address", "pid", "state", "replicas", "volumes"]
@@ -238,9 +247,12 @@ def health(log: ClusterTarget) -> None:
     cluster = local_cluster.load(place) if place is not None else local_cluster.LocalCluster(str(url), [], [])
     wrong = asyncio.run(local_cluster.health(cluster, place, log.access()))
     reserved = asyncio.run(local_cluster.reserved_names(cluster, log.access()))
-    notes = [f"note: the name of topic {name!r} is reserved now, and it stays usable; {way}" for name, way in reserved]
+    is_limited = not wrong and asyncio.run(local_cluster.is_view_limited(cluster, log.access()))
+    notes = [LIMITED_VIEW] if is_limited else []
+    notes += [f"note: the name of topic {name!r} is reserved now, and it stays usable; {way}" for name, way in reserved]
     told = {"healthy": not wrong, "wrong": wrong, "notes": notes}
-    show(told, "\n".join([*(wrong or ["all is well"]), *notes]))
+    well = "nothing is wrong with what is shown to you" if is_limited else "all is well"
+    show(told, "\n".join([*(wrong or [well]), *notes]))
     if wrong:
         raise typer.Exit(UNHEALTHY)
 
@@ -255,6 +267,8 @@ def events(
     found = log.administer(lambda admin: admin.events(after))
     rows = [(e.index, time_of(e.time), e.what, e.reason or "-") for e in found.events]
     show(found, table(["decision", "time (UTC)", "what", "why"], rows))
+    if found.is_limited and not Settings.is_json:
+        show(None, LIMITED_VIEW)
 
 
 @command(certificates_app, "list")

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from cutwater.admin.operations import RunStatus
+from cutwater.admin.operations import Admin, RunStatus
 from cutwater.cli.framework.command import command, noun
+from cutwater.cli.framework.exit_codes import Settings
 from cutwater.cli.framework.target import LogTarget
-from cutwater.cli.io.output import show, table
+from cutwater.cli.io.output import LIMITED_VIEW, show, table
 from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument
 from cutwater.types import RunId
@@ -22,10 +23,16 @@ SECONDS = 10.0
 @command(app, name="list", timeout=SECONDS)
 def list_runs(log: LogTarget) -> None:
     """Show all runs: their last batches, what is staged for them, and what is not published yet."""
-    found = log.administer(lambda admin: admin.runs())
+
+    async def work(admin: Admin) -> tuple[tuple[RunStatus, ...], bool]:
+        return await admin.runs(), (await admin.describe()).is_limited
+
+    found, is_limited = log.administer(work)
     columns = ["run", "name", "last batch", "staged bytes", "unpublished", "state"]
     rows = [[run.run, run.name, _last(run), run.staged_bytes, len(run.unpublished), _state(run)] for run in found]
     show(found, table(columns, rows))
+    if is_limited and not Settings.is_json:
+        show(None, LIMITED_VIEW)
 
 
 @command(app, timeout=SECONDS)

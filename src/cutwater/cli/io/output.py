@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+LIMITED_VIEW = (
+    "note: what you may not describe is left out; an administrator, or a principal with the right "
+    "cluster-operate, sees all"
+)
+
+
 def show(value: object, render: RenderableType) -> None:
     """Print the value for programs, or its rendering for people, as ``--output`` demands."""
     if Settings.is_json:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from cutwater.client.arguments import check_topic
-from cutwater.client.cluster.metadata_client import Repository
+from cutwater.client.cluster.metadata_client import Repository, no_such_topic
 from cutwater.client.convert.schemas import TopicSchema
 from cutwater.core.append_fate import is_out_of_date
 from cutwater.core.requests import Catalog, CatalogRequest, DescribeRequest, Description, StreamInfo, TopicInfo
-from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Unavailable
+from cutwater.errors import CutwaterError, DeadlineExceeded, Unavailable
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, CutTime, LogStreamId, Revision, StorageNodeId, TopicId
 
@@ -102,8 +102,13 @@ class Catalogs:
         if found is None:
             found = (await self.fresh(deadline)).topics.get(name)
         if found is None:
-            raise no_such_topic(name, self.view)
+            raise no_such_topic(name, self.view.catalog)
         return found
+
+    async def tls_problem(self) -> CutwaterError | None:
+        """Return the error that says why TLS keeps this client from all metadata nodes; None if it does not, or not for
+        certain."""
+        return await self._repository.tls_trouble.certain()
 
     async def description(self, deadline: Deadline) -> Description:
         """Return a description of the cluster, for error messages."""
@@ -155,8 +160,3 @@ class Catalogs:
         except CutwaterError:
             if is_last:
                 raise
-
-
-def no_such_topic(name: str, view: CatalogView) -> NotFound:
-    names = ", ".join(sorted(view.topics)) or "none"
-    return NotFound(f"there is no topic {name!r}; topics: {names}")

@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
-from cutwater.core.requests import Request
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotLeader, QuotaExceeded, Unavailable
+from cutwater.client.cluster.tls_trouble import TlsTrouble
+from cutwater.core.requests import Catalog, Request
+from cutwater.errors import (
+    CutwaterError,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    NotLeader,
+    QuotaExceeded,
+    Unavailable,
+)
 from cutwater.protocol.access import STORAGE_NODE
-from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.errors import ConnectionLost, Untrusted
 from cutwater.protocol.metadata_api import ASK
 from cutwater.protocol.methods import Method, Received
 from cutwater.protocol.storage_api import A_CLIENT, COMPLAINT, Complaint
@@ -108,6 +117,7 @@ class Repository:
         """Abandoned connections, and the tasks that close them."""
         self.trouble = ""
         """Why there is no answer; empty as soon as there is one."""
+        self.tls_trouble = TlsTrouble(access.tls is not None)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -190,7 +200,15 @@ class Repository:
                 return self._connection
             address = self.addresses[self._turn % len(self.addresses)]
             timeout_ms = deadline.left_ms(CONNECT_MS_MAX)
-            connection = await open_connection(self._endpoint, address, self._access, timeout_ms=timeout_ms)
+            try:
+                connection = await open_connection(self._endpoint, address, self._access, timeout_ms=timeout_ms)
+            except CutwaterError as error:
+                self.tls_trouble.failed(address, error)
+                if isinstance(error, Untrusted):
+                    # The next request asks another node, which may have a valid certificate.
+                    self._turn += 1
+                raise
+            self.tls_trouble.connected()
             if connection.peer is not None and connection.peer.role == STORAGE_NODE:
                 connection.abort()
                 raise InvalidArgument(
@@ -199,6 +217,14 @@ class Repository:
                 )
             self._connection = connection
             return connection
+
+
+def no_such_topic(name: str, catalog: Catalog) -> NotFound:
+    names = ", ".join(sorted(topic.name for topic in catalog.topics)) or "none"
+    told = f"there is no topic {name!r}; topics: {names}"
+    if catalog.is_limited:
+        told += ". There may be one that you may not see: an administrator gives rights on it with `cutwater acl allow`"
+    return NotFound(told)
 
 
 def _was_not_done(error: CutwaterError) -> bool:

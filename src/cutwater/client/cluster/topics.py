@@ -143,9 +143,10 @@ class Topics:
         if exist_ok and (found := (await self._catalogs.fresh(deadline)).topics.get(name)) is not None:
             return self._existing(found, encoded, event_time)
         check_not_reserved(name)
-        if replication is None:
-            replication = await self._usual_replication(deadline)
-        request = CreateTopicRequest(name, streams, replication, encoded, event_time, kept, ahead_us)
+        copies = await self._seen_replication(deadline) if replication is None else replication
+        request = CreateTopicRequest(
+            name, streams, copies, encoded, event_time, kept, ahead_us, is_replication_usual=replication is None
+        )
         try:
             await self._repository.ask(request, Created, timeout_ms=deadline.left_ms(), idempotent=False)
         except ConnectionLost:
@@ -173,8 +174,9 @@ class Topics:
             )
         return topic_of(found, self._catalogs.view)
 
-    async def _usual_replication(self, deadline: Deadline) -> int:
-        """Return three, or the number of live storage nodes if there are fewer."""
+    async def _seen_replication(self, deadline: Deadline) -> int:
+        """Return three, or the number of live storage nodes that this client may see if there are fewer. Only a leader
+        of an earlier version uses it: one of this version counts the nodes itself."""
         description = await self._repository.ask(DescribeRequest(), Description, timeout_ms=deadline.left_ms())
         alive = sum(1 for node in description.nodes if node.is_alive)
         return max(1, min(REPLICATION_DEFAULT, alive))
@@ -186,7 +188,8 @@ class Topics:
         except AlreadyExists:
             found = await self._catalogs.topic(request.name, deadline)
             schemas = (request.schema,) if request.schema else ()
-            wanted = (request.streams, request.replication, schemas, request.event_time, request.retention)
+            copies = found.replication if request.is_replication_usual else request.replication
+            wanted = (request.streams, copies, schemas, request.event_time, request.retention)
             is_same = (found.streams, found.replication, found.schemas, found.event_time, found.retention) == wanted
             if not is_same or found.event_time_ahead_us != request.event_time_ahead_us:
                 raise

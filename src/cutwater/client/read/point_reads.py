@@ -23,11 +23,12 @@ from cutwater.errors import (
     NoRecordHere,
     NotFound,
     NotYetCommitted,
+    PermissionDenied,
     QuotaExceeded,
     Trimmed,
     Unavailable,
 )
-from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.errors import ConnectionLost, Unauthenticated
 from cutwater.protocol.methods import Method, Received
 from cutwater.protocol.storage_api import (
     EVENT_TIME,
@@ -56,7 +57,9 @@ WAY_OUT = (
     "There is no other replica: `cutwater verify` names the first GLSN behind the damage, where readers may start, and "
     "the ways out"
 )
-FINAL = (Trimmed, InvalidArgument, ClientClosed)
+NOT_ALLOWED = (PermissionDenied, Unauthenticated)
+"""The client lacks a right, or its token is not valid any more: no other replica will serve it."""
+FINAL = (Trimmed, InvalidArgument, ClientClosed, *NOT_ALLOWED)
 """Errors that another replica would return, too."""
 
 
@@ -128,8 +131,9 @@ class PointReads:
             # With several topics, the record may have been in any of them; naming one could be wrong.
             first_left, name = min(trimmed)
             raise Trimmed(glsn, first_left, name if len({name for _, name in trimmed}) == 1 else "")
+        hidden = ", or holds a record of a topic that you may not see" if view.catalog.is_limited else ""
         raise NoRecordHere(
-            f"GLSN {glsn} holds no record of a topic: it marks time, a producer's beginning, or a deleted topic"
+            f"GLSN {glsn} holds no record of a topic: it marks time, a producer's beginning, or a deleted topic{hidden}"
         )
 
     async def find(self, time: CutTime, streams: Iterable[StreamInfo], view: CatalogView, deadline: Deadline) -> GLSN:
@@ -221,6 +225,8 @@ class PointReads:
             wait = min(wait * 2, RETRY_SECONDS_MAX)
             try:
                 await self._catalogs.fresh(deadline)
+            except NOT_ALLOWED:
+                raise
             except CutwaterError as error:
                 last = error
 

@@ -24,7 +24,7 @@ from cutwater.client.cluster.holder_file import with_secret
 from cutwater.client.cluster.metadata_client import Repository, parse_servers
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.cluster.silence import watched
-from cutwater.client.read.point_reads import Behind, PointReads
+from cutwater.client.read.point_reads import NOT_ALLOWED, Behind, PointReads
 from cutwater.client.read.watermarks import marks_between
 from cutwater.client.subscribe.stream_readers import Feed, Selection, reading_order
 from cutwater.core.read.time_marks import TimeMark
@@ -415,7 +415,7 @@ class _Replicas:
                 node = members[self._turn % len(members)]
                 try:
                     return await self._scan(node, asked, deadline)
-                except (Trimmed, InvalidArgument, ProtocolViolation):
+                except (Trimmed, InvalidArgument, ProtocolViolation, *NOT_ALLOWED):
                     raise
                 except CutwaterError as error:
                     trouble = error.message
@@ -437,6 +437,8 @@ class _Replicas:
                 wait = min(wait * 2, RETRY_SECONDS_MAX)
                 try:
                     await self._catalogs.fresh(deadline)
+                except NOT_ALLOWED:
+                    raise
                 except CutwaterError as error:
                     trouble = error.message
 

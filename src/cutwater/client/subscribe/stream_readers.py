@@ -16,10 +16,11 @@ from contextlib import suppress
 from typing import Any
 
 from cutwater.client.arguments import check_topic
-from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView, no_such_topic
+from cutwater.client.cluster.catalog_cache import Catalogs, CatalogView
+from cutwater.client.cluster.metadata_client import no_such_topic
 from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.errors import ClientClosed
-from cutwater.client.read.point_reads import LastingDamage
+from cutwater.client.read.point_reads import NOT_ALLOWED, LastingDamage
 from cutwater.client.read.records import ColumnLayout, runs_of
 from cutwater.core.names import is_reserved
 from cutwater.core.read.merge_reader import CommittedBatch, MergeReader, ReadAnswer
@@ -30,13 +31,11 @@ from cutwater.errors import (
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
-    PermissionDenied,
     ProtocolViolation,
     QuotaExceeded,
     Trimmed,
     Unavailable,
 )
-from cutwater.protocol.errors import Unauthenticated
 from cutwater.protocol.methods import Received
 from cutwater.protocol.storage_api import FOLLOW, Columns, ReadAnswerHeader, ReadArguments
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
@@ -64,9 +63,6 @@ QUIET_MS = round(SLOW_SECONDS * 1_000)
 CONNECT_SECONDS = 5.0
 RETRY_SECONDS_MIN = 0.01
 RETRY_SECONDS_MAX = 1.0
-
-NOT_ALLOWED = (PermissionDenied, Unauthenticated)
-"""The client has lost a right, or its token is not valid any more: no other replica will serve it."""
 
 _OF_PATTERNS = frozenset("*?+|^$()[]{}\\")
 """Characters that mark a pattern; topic names cannot contain them."""
@@ -108,7 +104,7 @@ class Selection:
         topic = view.topics.get(name)
         chosen = self._chosen.get(name)
         if topic is None and chosen is None:
-            error = no_such_topic(name, view)
+            error = no_such_topic(name, view.catalog)
             if not _OF_PATTERNS.isdisjoint(name):
                 error.message += "; for topics by a pattern give re.compile('orders-.*'), or --pattern with a command"
             raise error
@@ -144,6 +140,8 @@ class Feed:
         self._room = asyncio.Event()
         self.catalog_is_old = asyncio.Event()
         self._error: CutwaterError | None = None
+        self._catalog_trouble = ""
+        """Why the catalog could not be fetched; empty if it could."""
         self._loop = asyncio.get_running_loop()
         self._settled_hwm = GLSN(0)
         """The log reached this position a while ago, so every healthy replica should be complete up to it."""
@@ -186,6 +184,9 @@ class Feed:
         streams = [info for info in known if info.topic in topics and not info.final]
         if not streams or any(info.is_open or self.wanted(info.stream) for info in streams):
             return ""
+        if self._catalog_trouble:
+            # What is known of the log streams is old.
+            return f"all that was known of has been read, and no metadata node answers: {self._catalog_trouble}"
         them = ", ".join(str(info.stream) for info in streams)
         told = f"all there was has been read, and no log stream takes appends now (closed: {them})"
         return f"{told}. `cutwater cluster health` says what is wrong"
@@ -295,6 +296,7 @@ class Feed:
     # The catalog.
 
     async def _watch(self) -> None:
+        wait = RETRY_SECONDS_MIN
         while True:
             try:
                 async with asyncio.timeout(CATALOG_SECONDS if self._machine.topics else CATALOG_SECONDS_ALONE):
@@ -307,11 +309,17 @@ class Feed:
             except (ClientClosed, *NOT_ALLOWED) as error:
                 self.fail(error)
                 return
-            except CutwaterError:
+            except CutwaterError as error:
                 # Nothing is lost: the log streams that are being followed go on.
-                await asyncio.sleep(RETRY_SECONDS_MIN)
+                if (problem := await self.catalogs.tls_problem()) is not None:
+                    self.fail(problem)
+                    return
+                self._catalog_trouble = error.message
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, RETRY_SECONDS_MAX)
                 self.catalog_is_old.set()
                 continue
+            self._catalog_trouble, wait = "", RETRY_SECONDS_MIN
             self._take_catalog(view)
 
     def _take_catalog(self, view: CatalogView) -> None:

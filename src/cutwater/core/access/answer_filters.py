@@ -44,17 +44,20 @@ class AnswerFilter:
         topics = tuple(info for info in catalog.topics if self._sees(ResourceKind.TOPIC, info.name))
         known = {info.topic for info in topics}
         return structs.replace(
-            catalog, topics=topics, streams=tuple(info for info in catalog.streams if info.topic in known)
+            catalog,
+            topics=topics,
+            streams=tuple(info for info in catalog.streams if info.topic in known),
+            is_limited=not self._may(Right.CLUSTER_OPERATE, CLUSTER),
         )
 
     def _description(self, description: r.Description) -> r.Description:
         streams = tuple(one for one in description.streams if self._sees(ResourceKind.TOPIC, one.topic))
         known = {one.stream for one in streams}
         runs = tuple(self._run(one, known) for one in description.runs if self._sees(ResourceKind.RUN, one.name))
-        sees_cluster = self._may(Right.DESCRIBE, CLUSTER)
+        sees_cluster, operates = self._may(Right.DESCRIBE, CLUSTER), self._may(Right.CLUSTER_OPERATE, CLUSTER)
         return structs.replace(
             description,
-            cluster_key=description.cluster_key if self._may(Right.CLUSTER_OPERATE, CLUSTER) else "",
+            cluster_key=description.cluster_key if operates else "",
             nodes=description.nodes if sees_cluster else (),
             streams=streams,
             runs=runs,
@@ -62,6 +65,7 @@ class AnswerFilter:
             unheard=tuple(stream for stream in description.unheard if stream in known),
             outputs=tuple(one for one in description.outputs if self._sees(ResourceKind.RUN, one.name)),
             access=description.access if sees_cluster else UNSET,
+            is_limited=not operates,
         )
 
     def _run(self, run: r.RunDescription, streams: set[LogStreamId]) -> r.RunDescription:
@@ -73,7 +77,7 @@ class AnswerFilter:
 
     def _events(self, events: r.Events) -> r.Events:
         if not self._may(Right.CLUSTER_OPERATE, CLUSTER):
-            return structs.replace(events, events=())
+            return structs.replace(events, events=(), is_limited=True)
         if self._may(Right.CLUSTER_ADMIN, CLUSTER) or self._may(Right.AUDIT_READ, CLUSTER):
             return events
         return structs.replace(events, events=tuple(one for one in events.events if one.kind not in _ABOUT_ACCESS))

@@ -33,6 +33,7 @@ from cutwater.errors import (
 )
 from cutwater.types import (
     GLSN,
+    REPLICATION_DEFAULT,
     SECOND,
     CutTime,
     DecisionIndex,
@@ -226,13 +227,16 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
             "another name"
         )
     check_not_reserved(request.name)
+    replication = request.replication
+    if request.is_replication_usual:
+        replication = max(1, min(REPLICATION_DEFAULT, sum(node.is_alive for node in around.describe().nodes)))
     topic = TopicId(state.last_topic + 1)
     extra: dict[StorageNodeId, int] = {}
     streams = tuple(
         d.CreateStream(
             LogStreamId(state.last_stream + 1 + i),
             topic,
-            _rotate(_place(state, around, extra, request.replication), i),
+            _rotate(_place(state, around, extra, replication), i),
             state.high_watermark,
             around.time,
         )
@@ -242,7 +246,7 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
     create = d.CreateTopic(
         topic,
         request.name,
-        request.replication,
+        replication,
         request.streams,
         request.schema,
         request.event_time,
