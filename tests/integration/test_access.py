@@ -590,6 +590,19 @@ async def test_a_node_that_was_down_when_it_was_turned_on_is_named_until_it_has_
         assert (await cluster.admin(q.ConfirmAccessRequest())).unconfirmed == ()
 
 
+async def test_a_node_without_contact_is_named_when_the_rules_are_enforced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go on allowing everything: before that, no lease ends what it does."""
+    monkeypatch.setattr("cutwater.metadata.request_desk.CONFIRM_SECONDS", 0.3)
+    async with access_cluster(tmp_path, nodes=2, lease_seconds=0.5, mode=AccessMode.PERMISSIVE) as cluster:
+        await cluster.stop_node(2)
+        leader = cluster.leader.access._leader
+        await until(lambda: not leader.is_new and (STORAGE_NODE, 2) not in leader.leaseholders(), "its lease is over")
+        changed: q.AccessChanged = await cluster.admin(q.SetAccessModeRequest(AccessMode.ENFORCED))
+        assert changed.unconfirmed == ("storage node 2",)
+
+
 async def test_a_metadata_node_that_hangs_delays_a_change_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with access_cluster(tmp_path, metadata=2, mode=ON) as cluster:
         links = cluster.nodes[1]._metadata

@@ -150,8 +150,8 @@ class NodeAccess:
 
     def _confirming(self, *, is_first: bool) -> set[Server]:
         """Return the servers that must confirm a change of access control: those that may have a lease, and those that
-        are connected. ``is_first``: access control was off before, so there are no leases, and all servers count; they
-        do as well for a question about all."""
+        are connected. ``is_first``: the mode changes, and all servers count, since a server that did not enforce
+        the rules has no lease that ends; they do as well for a question about all."""
         found = self._leader.leaseholders()
         found |= {(STORAGE_NODE, int(node)) for node in self._ways.heard}
         servers = (connection.peer.server for connection in self._followers() if connection.peer is not None)

@@ -17,7 +17,12 @@ from msgspec import structs
 
 from cutwater.access.access_control import AccessControl, Caller
 from cutwater.core.access.access_decisions import AccessMode
-from cutwater.core.access.access_requests import AccessChanged, ConfirmAccessRequest, NoteTokenUseRequest
+from cutwater.core.access.access_requests import (
+    AccessChanged,
+    ConfirmAccessRequest,
+    NoteTokenUseRequest,
+    SetAccessModeRequest,
+)
 from cutwater.core.access.answer_filters import AnswerFilter
 from cutwater.core.access.principals import LOCAL_ADMIN
 from cutwater.core.audit.audit_requests import RecordDenialsRequest, checked_denials
@@ -211,7 +216,8 @@ class RequestDesk:
             records = request.records if origin is None else checked_denials(request.records, server_name(origin))
             await term.audit.record_denials(records)
             return Done()
-        is_first = not self._control.is_on or isinstance(request, ConfirmAccessRequest)
+        # Before the rules are enforced, no lease ends what a server without contact does.
+        is_first = not self._control.is_on or isinstance(request, ConfirmAccessRequest | SetAccessModeRequest)
         answer = await term.decide(request, origin, judged_at)
         if not isinstance(answer, AccessChanged) or isinstance(request, NoteTokenUseRequest):
             return answer
