@@ -580,7 +580,8 @@ async def test_a_node_that_was_down_when_it_was_turned_on_is_named_until_it_has_
         await cluster.stop_node(2)
         assert (await cluster.secure(ON)).unconfirmed == ("storage node 2",)
         # Later changes do not wait for it, once the leader has been there for the time of a lease. The question does.
-        await until(lambda: not cluster.leader.access._leader.is_new, "the leader is not new")
+        leader = cluster.leader.access._leader
+        await until(lambda: not leader.is_new and (STORAGE_NODE, 2) not in leader.leaseholders(), "its lease is over")
         assert (await cluster.admin(q.CreateGroupRequest("g"))).unconfirmed == ()
         assert (await cluster.admin(q.ConfirmAccessRequest())).unconfirmed == ("storage node 2",)
         await cluster.start_node(2)

@@ -10,16 +10,18 @@ from planted_bugs import Patch, PlantedBug, plant
 from cutwater.access.access_control import AccessControl, Caller
 from cutwater.access.access_copy import AccessCopy
 from cutwater.core.access import access_view
+from cutwater.core.access.access_view import AccessView
 from cutwater.core.audit.audit_state import AuditSnapshot, AuditState
 from cutwater.metadata import access_leader, audit_writer, request_desk
 from cutwater.metadata.access_leader import LeaderAccess
 from cutwater.metadata.audit_writer import AuditWriter
 from cutwater.protocol.access import METADATA_NODE
+from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.publish import publishing
 
 
 def revocation_answered_before_nodes_confirm() -> list[Patch]:
-    async def wrong(self, revision, servers, seconds):
+    async def wrong(self, *given):
         return ()
 
     return [(LeaderAccess, "until_confirmed", wrong)]
@@ -66,6 +68,26 @@ def answers_kept_over_revisions() -> list[Patch]:
             self.view._answers = before._answers
 
     return [(AccessCopy, "take", wrong)]
+
+
+def rules_of_a_group_stay_after_it_is_left() -> list[Patch]:
+    right = AccessView.__init__
+
+    def wrong(self, rules):
+        right(self, rules)
+        for member, groups in seen.items():
+            self._groups.setdefault(member, groups)
+        seen.update(self._groups)
+
+    seen: dict[str, list[str]] = {}
+    return [(AccessView, "__init__", wrong)]
+
+
+def node_forgets_that_access_control_is_on() -> list[Patch]:
+    def wrong(self, secured):
+        pass
+
+    return [(NodeVolumes, "note_secured", wrong)]
 
 
 def staged_part_not_bound_to_its_principal() -> list[Patch]:
@@ -137,6 +159,22 @@ ACCESS_BUGS: dict[str, PlantedBug] = dict(
             answers_kept_over_revisions,
             2,
             "a server remembers its answers when the rules change",
+        ),
+        _plant(
+            rules_of_a_group_stay_after_it_is_left,
+            10,
+            "a principal keeps the rights of a group that it has left",
+            seconds=2.0,
+            access_changes_every=0.05,
+        ),
+        _plant(
+            node_forgets_that_access_control_is_on,
+            0,
+            "a storage node that was restarted serves everybody until it has asked for the rules",
+            seconds=4.0,
+            kill_every=0.1,
+            down_seconds_max=0.1,
+            partition_every=0.3,
         ),
         _plant(
             staged_part_not_bound_to_its_principal,

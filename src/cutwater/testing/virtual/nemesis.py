@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PAUSE_SECONDS_MAX = 2.0
 RESTART_SECONDS_MAX = 1.5
 PARTITION_SECONDS_MAX = 2.0
+CUT_OFF_SECONDS_MAX = 4.0
 LAG_SECONDS_MAX = 0.5
 RIVALS_MAX = 6
 THROTTLED_BYTES_PER_SECOND = 20_000.0
@@ -80,6 +81,7 @@ class VirtualNemesis:
         self._every(options.half_open_every, self._half_open)
         self._every(options.throttle_every, self._throttle)
         self._every(options.lag_every, self._lag)
+        self._every(options.cut_off_every, self._cut_off)
         self._every(options.reopen_producer_every, self._reopen_producer)
         self._every(options.kill_client_every, self._kill_client)
         if self._rot is not None:
@@ -333,6 +335,16 @@ class VirtualNemesis:
         self._say(f"{len(pairs)} lines are healed")
         for pair in pairs:
             self._network.heal(*pair)
+
+    async def _cut_off(self) -> None:
+        """Cut the lines between one storage node and all metadata nodes; clients reach both."""
+        machine = self._random.choice(self._cluster.nodes)
+        pairs = [(machine.host, other.host) for other in self._cluster.metadata]
+        pairs += [(other, one) for one, other in pairs]
+        self._say(f"{machine.name} is cut off from all metadata nodes")
+        for pair in pairs:
+            self._network.cut(*pair)
+        self._later(self._random.uniform(0.0, CUT_OFF_SECONDS_MAX), self._heal, pairs)
 
     async def _reset(self) -> None:
         self._break(both=True)

@@ -145,6 +145,9 @@ class ShippedOptions(Struct, frozen=True):
     access_lease: float = 10.0
     """How long servers without contact to the leader may act by the rules that they know."""
 
+    cut_off_every: float = 0.0
+    """How often a storage node loses its contact to all metadata nodes, while clients reach both."""
+
     def disk_rules(self) -> list[DiskFaultRule]:
         """Return the faults of each disk."""
         rules = [
@@ -299,6 +302,7 @@ def _with_access(options: ShippedOptions, seed: int, share: float) -> ShippedOpt
         access_users=random.randint(1, 3),
         access_changes_every=random.choice((0.1, 0.3, 1.0)),
         access_lease=random.choice((1.5, 3.0, 10.0)),
+        cut_off_every=random.choice((0.0, 0.5, 1.5)),
     )
 
 
