@@ -595,7 +595,7 @@ async def test_a_node_without_contact_is_named_when_the_rules_are_enforced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would go on allowing everything: before that, no lease ends what it does."""
-    monkeypatch.setattr("cutwater.metadata.request_desk.CONFIRM_SECONDS", 0.3)
+    monkeypatch.setattr("cutwater.metadata.request_desk.CONFIRM_SECONDS", 1.0)
     async with access_cluster(tmp_path, nodes=2, lease_seconds=0.5, mode=AccessMode.PERMISSIVE) as cluster:
         await cluster.stop_node(2)
         leader = cluster.leader.access._leader
