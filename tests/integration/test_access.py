@@ -481,6 +481,12 @@ async def test_a_revoked_token_ends_its_connections_before_the_answer(tmp_path: 
             assert "was revoked or has expired: use another one" in connection.error.message
 
 
+async def test_what_is_no_token_of_the_cluster_is_told_so(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON, kit=CertificateKit(tmp_path / "kit")) as cluster:
+        with pytest.raises(Unauthenticated, match=r"this is no token of the cluster \(cwt_...\)"):
+            await cluster.connection(cluster.leader.address, "hello")
+
+
 async def test_a_client_may_revoke_its_own_token(tmp_path: Path) -> None:
     async with access_cluster(tmp_path, mode=ON) as cluster:
         second = await cluster.principal("second", ("cluster-admin", "cluster"))
