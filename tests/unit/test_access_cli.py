@@ -61,10 +61,15 @@ def test_an_expiry_is_how_long_from_now_or_a_time(text: str, later: timedelta) -
     assert parse_expiry(text, NOW) == NOW_US + later // timedelta(microseconds=1)
 
 
-@pytest.mark.parametrize("text", ["2026-01-30", "-1h", "0s", "soon", "90"])
+@pytest.mark.parametrize("text", ["2026-01-30", "-1h", "0s", "soon", "90", "never"])
 def test_an_expiry_that_is_past_or_unclear_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument) as refused:
         parse_expiry(text, NOW)
+    told = refused.value.message
+    assert "--expires is" in told
+    assert "ago" not in told
+    if text in ("soon", "90", "never"):
+        assert "such as '90d' or '12h'" in told
 
 
 @pytest.mark.parametrize(
