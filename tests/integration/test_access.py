@@ -13,6 +13,7 @@ from msgspec import structs
 
 from cutwater.access.denial_counts import Denial
 from cutwater.admin.free_ports import free_addresses
+from cutwater.admin.load_test import LoadPlan, own_topic
 from cutwater.admin.operations import Admin
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster import tls_trouble
@@ -485,6 +486,16 @@ async def test_what_is_no_token_of_the_cluster_is_told_so(tmp_path: Path) -> Non
     async with access_cluster(tmp_path, mode=ON, kit=CertificateKit(tmp_path / "kit")) as cluster:
         with pytest.raises(Unauthenticated, match=r"this is no token of the cluster \(cwt_...\)"):
             await cluster.connection(cluster.leader.address, "hello")
+
+
+async def test_a_load_test_tells_the_right_that_is_missing_first(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        bob = await cluster.principal("bob", ("read", "topic:orders"))
+        async with cluster.client(bob) as log:
+            with pytest.raises(PermissionDenied, match="bob lacks the right create on topic:cutwater-bench-") as denied:
+                async with own_topic(log, LoadPlan(seconds=0.1)):
+                    pass
+            assert "may be left" not in denied.value.message
 
 
 async def test_a_client_may_revoke_its_own_token(tmp_path: Path) -> None:
