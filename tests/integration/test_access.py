@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from cutwater.access.denial_counts import Denial
+from cutwater.admin.certificate_builder import AuthorityKind
 from cutwater.admin.free_ports import free_addresses
 from cutwater.admin.load_test import LoadPlan, own_topic
 from cutwater.admin.operations import Admin
@@ -45,6 +46,7 @@ from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint, Peer
 from cutwater.wire.identity.server_certificates import ServerName
 from cutwater.wire.identity.server_keys import ServerKey
+from cutwater.wire.identity.tls import client_tls
 from tests.certificate_kit import CertificateKit
 from tests.integration.access_cluster import CLUSTER, ROOT, AccessCluster, access_cluster, new_token, until
 
@@ -754,6 +756,13 @@ async def test_a_subscription_without_tls_ends_once_the_servers_want_it(
                     await subscription.take()
         finally:
             await client.close()
+
+
+async def test_a_server_without_tls_is_told_so(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path) as cluster:
+        tls = CertificateKit(tmp_path / "kit").bundle(AuthorityKind.SERVERS)
+        with pytest.raises(Untrusted, match="The server may not use TLS: check the address, or connect without TLS"):
+            await AsyncClient.connect(cluster.servers, tls=client_tls(tls))
 
 
 async def test_a_server_that_only_closes_connections_is_not_taken_for_one_with_tls() -> None:
