@@ -399,5 +399,7 @@ def test_names_that_clients_make_up_forge_no_record_and_do_not_reach_the_termina
     assert line.split("  ")[1] == "denied"
     quoted = (ascii("eve  done"), ascii(forged))
     assert line.endswith(f"  denied  {quoted[0]}  create-topic  {quoted[1]}  from 1.2.3.4: \\x1b[2J")
+    lacking = AuditRecord(0, "follow", AuditOutcome.DENIED, "zoë", "topic:orders", right="read", count=2)
+    assert in_words(lacking).endswith("  denied  zoë  follow  topic:orders  lacks read  2 times")
     plain = AuditRecord(0, "create-topic", AuditOutcome.DONE, "zoë", "topic:orders", address="1.2.3.4")
     assert in_words(plain).endswith("  done  zoë  create-topic  topic:orders  from 1.2.3.4")

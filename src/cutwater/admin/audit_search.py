@@ -116,6 +116,8 @@ def in_words(record: AuditRecord) -> str:
     time = datetime.fromtimestamp(record.time / 1_000_000, UTC).isoformat(timespec="milliseconds")
     principal = _name(record.principal) or ("(no credentials)" if record.address else "(cluster)")
     parts = [time, str(record.outcome), principal, _name(record.operation), _name(record.resource)]
+    if record.right:
+        parts.append(f"lacks {_name(record.right)}")
     if record.count > 1:
         parts.append(f"{record.count} times")
     if record.suppressed:
