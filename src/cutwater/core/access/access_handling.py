@@ -302,7 +302,8 @@ def _group(state: s.AccessState, name: str) -> PrincipalGroup:
     group = state.groups.get(name)
     if group is None:
         raise NotFound(
-            f"there is no group {name!r}: create it first with `cutwater group create {quoted(name)}`, or see `cutwater group list`"
+            f"there is no group {name!r}: create it first with `cutwater group create {quoted(name)}`, or see "
+            "`cutwater group list`"
         )
     return group
 
