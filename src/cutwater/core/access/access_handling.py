@@ -374,7 +374,9 @@ def _who(origin: RequestOrigin | None, state: s.AccessState) -> q.WhoAmI:
     if origin is None:
         return q.WhoAmI("", "", (), state.mode)
     name = origin.principal
-    return q.WhoAmI(name, origin.token, state.groups_of(name), state.mode, name in state.admins())
+    token = state.tokens.get(origin.token)
+    limits = (token.scopes, token.expires) if token is not None else ((), CutTime(0))
+    return q.WhoAmI(name, origin.token, state.groups_of(name), state.mode, name in state.admins(), *limits)
 
 
 def _describe_principal(principal: str, state: s.AccessState) -> q.PrincipalDescription:
