@@ -51,7 +51,8 @@ def start(
         int | None, typer.Option(help="Metadata nodes: 1 on SQLite, for a new cluster, or 3 or 5 on etcd.")
     ] = None,
     secure: Annotated[
-        bool, typer.Option("--secure", help="With certificates and access control, as `cutwater cluster secure` does.")
+        bool,
+        typer.Option("--secure", help="With certificates and enforced access control, as `cutwater cluster secure`."),
     ] = False,
 ) -> None:
     """Start a cluster on this machine, new or with existing data. Returns when it takes appends."""
