@@ -52,7 +52,7 @@ def start(
     ] = None,
     secure: Annotated[
         bool,
-        typer.Option("--secure", help="With certificates and enforced access control, as `cutwater cluster secure`."),
+        typer.Option("--secure", help="With certificates and access control (enforced), as `cluster secure` does."),
     ] = False,
 ) -> None:
     """Start a cluster on this machine, new or with existing data. Returns when it takes appends."""
