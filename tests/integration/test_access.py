@@ -12,7 +12,9 @@ import pytest
 from msgspec import structs
 
 from cutwater.access.denial_counts import Denial
+from cutwater.admin.certificate_builder import AuthorityKind
 from cutwater.admin.free_ports import free_addresses
+from cutwater.admin.load_test import LoadPlan, own_topic
 from cutwater.admin.operations import Admin
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster import tls_trouble
@@ -44,6 +46,7 @@ from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint, Peer
 from cutwater.wire.identity.server_certificates import ServerName
 from cutwater.wire.identity.server_keys import ServerKey
+from cutwater.wire.identity.tls import client_tls
 from tests.certificate_kit import CertificateKit
 from tests.integration.access_cluster import CLUSTER, ROOT, AccessCluster, access_cluster, new_token, until
 
@@ -460,7 +463,7 @@ async def test_a_pattern_shows_only_topics_that_may_be_read_and_ends_with_the_ri
                 await log.append("a.later", b"secret")
                 await log.append("a", b"2")
                 assert (await anext(records)).value == b"2"
-                with pytest.raises(PermissionDenied, match="bob lacks the right read on"):
+                with pytest.raises(PermissionDenied, match="bob lacks the right read on topic:a: no rule gives it"):
                     await asyncio.gather(
                         anext(records), cluster.admin(q.RemoveRightsRequest("bob", parse_pattern("topic:a")))
                     )
@@ -479,6 +482,22 @@ async def test_a_revoked_token_ends_its_connections_before_the_answer(tmp_path: 
         for connection in connections:
             assert isinstance(connection.error, Unauthenticated)
             assert "was revoked or has expired: use another one" in connection.error.message
+
+
+async def test_what_is_no_token_of_the_cluster_is_told_so(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON, kit=CertificateKit(tmp_path / "kit")) as cluster:
+        with pytest.raises(Unauthenticated, match=r"this is no token of the cluster \(cwt_...\)"):
+            await cluster.connection(cluster.leader.address, "hello")
+
+
+async def test_a_load_test_tells_the_right_that_is_missing_first(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        bob = await cluster.principal("bob", ("read", "topic:orders"))
+        async with cluster.client(bob) as log:
+            with pytest.raises(PermissionDenied, match="bob lacks the right create on topic:cutwater-bench-") as denied:
+                async with own_topic(log, LoadPlan(seconds=0.1)):
+                    pass
+            assert "may be left" not in denied.value.message
 
 
 async def test_a_client_may_revoke_its_own_token(tmp_path: Path) -> None:
@@ -751,6 +770,13 @@ async def test_a_subscription_without_tls_ends_once_the_servers_want_it(
                     await subscription.take()
         finally:
             await client.close()
+
+
+async def test_a_server_without_tls_is_told_so(tmp_path: Path) -> None:
+    async with access_cluster(tmp_path) as cluster:
+        tls = CertificateKit(tmp_path / "kit").bundle(AuthorityKind.SERVERS)
+        with pytest.raises(Untrusted, match="The server may not use TLS: check the address, or connect without TLS"):
+            await AsyncClient.connect(cluster.servers, tls=client_tls(tls))
 
 
 async def test_a_server_that_only_closes_connections_is_not_taken_for_one_with_tls() -> None:

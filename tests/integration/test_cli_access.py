@@ -196,6 +196,8 @@ def test_a_revoked_token_is_refused(secured: Place) -> None:
     secured.shell("cutwater acl allow short-lived append,read topic:orders --dir demo")
     secured.environment["SHORT"] = made["token"]
     assert secured.json("CUTWATER_TOKEN=$SHORT cutwater whoami")["principal"] == "short-lived"
+    told = secured.shell("CUTWATER_TOKEN=$SHORT cutwater whoami --dir demo")
+    assert re.search(r"\n  until:  20\S+ \S+ UTC\n  limited to: append topic:orders\n", told), told
     told = secured.shell("CUTWATER_TOKEN=$SHORT cutwater subscribe orders --dir demo", code=40)
     assert "with wider scopes" in told
     described = secured.shell(f"cutwater token describe {made['id']} --dir demo")
@@ -387,6 +389,9 @@ def test_a_key_from_the_disk_of_a_metadata_node_is_needed(tmp_path: Path) -> Non
         assert "no metadata node at these addresses has this private key" in told
         told = place.shell(f"{secure} --key-file demo/metadata.sqlite.key")
         assert ("access control is enforced" in told, "without TLS" in told) == (True, True)
+        *_, make, allow = told.splitlines()
+        assert "is in orders-app.token" in place.shell(make)
+        assert "orders-app may append, create topic:orders" in place.shell(allow)
         told = place.shell(f"cutwater whoami --servers {servers} --token-file admin.token")
         assert told.startswith("admin, an administrator\n")
         assert "give a token" in place.shell(f"cutwater token list --servers {servers}", code=40)

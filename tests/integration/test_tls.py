@@ -136,7 +136,7 @@ def test_a_client_writes_and_reads(secured: Secured, how: str) -> None:
 
 
 CASES: dict[str, tuple[str, dict[str, Any], type[CutwaterError], str]] = {
-    "another authority": ("servers", {"files": "stranger"}, Untrusted, "certificate"),
+    "another authority": ("servers", {"files": "stranger"}, Untrusted, "No authority that is trusted here"),
     "another host name": ("misnamed", {"files": "mine"}, Untrusted, "127.0.0.1"),
     "no certificate where one is required": (
         "strict",

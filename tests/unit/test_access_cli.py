@@ -27,7 +27,7 @@ from cutwater.cli.commands.quota import parse_amount
 from cutwater.cli.commands.token import parse_expiry
 from cutwater.cli.framework import config_file, security
 from cutwater.cli.framework.security import Security
-from cutwater.client.cluster.credentials import read_token_file
+from cutwater.client.cluster.credentials import read_token_file, token_access
 from cutwater.client.cluster.log_directory import FILES_OF_CLUSTER, other_files
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
@@ -61,10 +61,15 @@ def test_an_expiry_is_how_long_from_now_or_a_time(text: str, later: timedelta) -
     assert parse_expiry(text, NOW) == NOW_US + later // timedelta(microseconds=1)
 
 
-@pytest.mark.parametrize("text", ["2026-01-30", "-1h", "0s", "soon", "90"])
+@pytest.mark.parametrize("text", ["2026-01-30", "-1h", "0s", "soon", "90", "never"])
 def test_an_expiry_that_is_past_or_unclear_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument) as refused:
         parse_expiry(text, NOW)
+    told = refused.value.message
+    assert "--expires is" in told
+    assert "ago" not in told
+    if text in ("soon", "90", "never"):
+        assert "such as '90d' or '12h'" in told
 
 
 @pytest.mark.parametrize(
@@ -167,6 +172,9 @@ def test_the_closest_token_counts(
     else:
         assert given.shown_token() == f"of-{counts}"
     assert Security(token="alone").access().token == "alone"
+    # As `--token "$(< file)"` and `open(file).read()` give it.
+    assert Security(token="alone\n").access().token == "alone"
+    assert token_access(None, "alone\r\n", insecure=False).token == "alone"
     assert "of-token" not in repr(given)
 
 

@@ -438,6 +438,8 @@ def test_a_denial_names_principal_right_resource_and_the_command_that_helps() ->
     assert nobody == (
         "a client without credentials lacks the right read on topic:a: give a token or a client certificate"
     )
+    admin = denied(seen.decide("alice", Right.CLUSTER_ADMIN, parse_resource("cluster"))).message
+    assert admin == "alice lacks the right cluster-admin on cluster: ask an administrator to do it"
     scope = denied(seen.decide("alice", Right.READ, parse_resource("topic:a"), RECORD.id)).message
     assert "wider scopes" in scope
     gone = denied(seen.decide("alice", Right.READ, parse_resource("topic:a"), "0" * 16)).message

@@ -13,7 +13,7 @@ from order_driver import LS1, N1, cluster_of
 
 from cutwater.access.denial_counts import Denial
 from cutwater.access.denial_log import SPOOL_BYTES_MAX, DenialLog
-from cutwater.admin.audit_search import AuditQuery, in_words
+from cutwater.admin.audit_search import OPERATIONS, AuditQuery, check_operation, in_words
 from cutwater.core import requests as r
 from cutwater.core.access import access_decisions as a
 from cutwater.core.access import access_requests as q
@@ -30,7 +30,7 @@ from cutwater.core.order import decisions as d
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.request_handling import Surroundings, decide
 from cutwater.core.order.state import OrderState, Snapshot
-from cutwater.errors import ContradictoryCommand, Refused, ResourceExhausted, Unavailable
+from cutwater.errors import ContradictoryCommand, InvalidArgument, Refused, ResourceExhausted, Unavailable
 from cutwater.format.plain_bodies import COUNT_MAX, is_plain, values_body
 from cutwater.types import (
     GLSN,
@@ -391,6 +391,14 @@ def test_the_hash_of_a_token_is_no_part_of_a_record() -> None:
     assert token_hash(token).encode() not in encode_audit(record)
 
 
+def test_an_operation_that_no_record_has_is_refused() -> None:
+    for name in (None, "create-topic", "allow-rights", "append", "follow", "read", "seal", "who-am-i", SUPPRESSED):
+        check_operation(name)
+    with pytest.raises(InvalidArgument, match=r"no operation 'subscribe'.*a subscription is 'follow'.*, follow, "):
+        check_operation("subscribe")
+    assert {operation_name(type(decision).__name__) for decision, resource in EXAMPLES if resource} <= OPERATIONS
+
+
 def test_names_that_clients_make_up_forge_no_record_and_do_not_reach_the_terminal() -> None:
     forged = "topic:x\n2026-11-18T20:00:00.000+00:00  done  admin  allow  eve"
     record = AuditRecord(0, "create-topic", AuditOutcome.DENIED, "eve  done", forged, "\x1b[2J", address="1.2.3.4")
@@ -399,5 +407,7 @@ def test_names_that_clients_make_up_forge_no_record_and_do_not_reach_the_termina
     assert line.split("  ")[1] == "denied"
     quoted = (ascii("eve  done"), ascii(forged))
     assert line.endswith(f"  denied  {quoted[0]}  create-topic  {quoted[1]}  from 1.2.3.4: \\x1b[2J")
+    lacking = AuditRecord(0, "follow", AuditOutcome.DENIED, "zoë", "topic:orders", right="read", count=2)
+    assert in_words(lacking).endswith("  denied  zoë  follow  topic:orders  lacks read  2 times")
     plain = AuditRecord(0, "create-topic", AuditOutcome.DONE, "zoë", "topic:orders", address="1.2.3.4")
     assert in_words(plain).endswith("  done  zoë  create-topic  topic:orders  from 1.2.3.4")

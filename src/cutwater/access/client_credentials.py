@@ -38,8 +38,8 @@ class ClientCredentials:
             return self._by_token(credentials)
         if credentials.token and self._before is not None and self._copy.view.mode is AccessMode.ENFORCED:
             raise Unauthenticated(
-                "the tokens in the file of this server do not count while access control is on: ask an administrator "
-                "for a token of the cluster (cwt_...)"
+                "this is no token of the cluster (cwt_...), and while access control is on no other one counts, such "
+                "as those in a file of a server: ask an administrator for a token of the cluster"
             )
         if not credentials.token and not credentials.certificate and self._before is not None:
             raise Unauthenticated("a token of the cluster (cwt_...) or a client certificate is needed here: give one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
@@ -9,8 +10,11 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from cutwater.core.audit.audit_record import AuditRecord, decode_audit
+from cutwater.core.audit.change_records import ALWAYS, IF_ASKED, operation_name
+from cutwater.core.audit.denial_merge import SUPPRESSED, denied_operation
 from cutwater.core.internal_topics import AUDIT
-from cutwater.errors import DeadlineExceeded, NotFound
+from cutwater.errors import DeadlineExceeded, InvalidArgument, NotFound
+from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS, STORAGE_NODE_ACCESS
 
 if TYPE_CHECKING:
     from cutwater.client.client import Client
@@ -23,6 +27,30 @@ AuditRecords = Iterator[AuditRecord]
 _Start = datetime | Literal["earliest", "latest"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+
+
+OPERATIONS = frozenset(
+    {
+        SUPPRESSED,
+        *(operation_name(kind.__name__) for kind in typing.get_args(ALWAYS | IF_ASKED)),
+        *(denied_operation(request.__name__) for request, access in REQUEST_ACCESS.items() if access.is_for_clients),
+        *(
+            denied_operation(method)
+            for table in (STORAGE_NODE_ACCESS, METADATA_ACCESS)
+            for method, access in table.items()
+            if access.is_for_clients or access.client_subject is not None
+        ),
+    }
+)
+"""All that records name: changes, and methods that may be denied."""
+
+
+def check_operation(name: str | None) -> None:
+    if name is not None and name not in OPERATIONS:
+        raise InvalidArgument(
+            f"the audit knows no operation {name!r}, so nothing would be found; operations (a subscription is "
+            f"'follow'): {', '.join(sorted(OPERATIONS))}"
+        )
 
 
 class AuditQuery(Struct, frozen=True):
@@ -116,6 +144,8 @@ def in_words(record: AuditRecord) -> str:
     time = datetime.fromtimestamp(record.time / 1_000_000, UTC).isoformat(timespec="milliseconds")
     principal = _name(record.principal) or ("(no credentials)" if record.address else "(cluster)")
     parts = [time, str(record.outcome), principal, _name(record.operation), _name(record.resource)]
+    if record.right:
+        parts.append(f"lacks {_name(record.right)}")
     if record.count > 1:
         parts.append(f"{record.count} times")
     if record.suppressed:

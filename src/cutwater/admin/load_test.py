@@ -18,7 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.async_client import AsyncClient
-from cutwater.errors import CutwaterError, NotFound
+from cutwater.errors import CutwaterError, NotFound, PermissionDenied
 
 VALUE_BYTES = 100
 DELETE_SECONDS_MAX = 10.0
@@ -156,6 +156,13 @@ async def own_topic(log: AsyncClient, plan: LoadPlan) -> AsyncIterator[str]:
     name = f"cutwater-bench-{os.urandom(6).hex()}"
     try:
         await log.create_topic(name, streams=plan.streams, replication=plan.replication)
+    except PermissionDenied:
+        # Nothing was made, and what is to be told is this.
+        raise
+    except BaseException:
+        await asyncio.shield(asyncio.ensure_future(_delete(log, name)))
+        raise
+    try:
         yield name
     finally:
         # Even a cancelled caller waits for the deletion: otherwise an unknown topic would stay for ever.

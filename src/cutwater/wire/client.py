@@ -15,6 +15,8 @@ from cutwater.wire.identity.handshake import Endpoint, Expect
 from cutwater.wire.states import ConnectionState
 
 PORT_MAX = 65_535
+_OTHER_AUTHORITY = frozenset({18, 19, 20, 21})
+"""Codes of verification of OpenSSL: self-signed, alone or in the chain, and no certificate of the issuer."""
 
 
 async def connect(
@@ -74,7 +76,7 @@ async def greeted(
         raise DeadlineExceeded(f"{address} could not be connected to within {timeout_ms} ms{silent}") from None
     except ssl.SSLError as error:
         connection.abort()
-        raise Untrusted(f"{address}: TLS failed: {error}") from error
+        raise Untrusted(f"{address}: TLS failed: {error}{_way_out(error)}") from error
     except UnicodeDecodeError as error:
         connection.abort()
         raise Untrusted(f"{address}: TLS failed: the certificate there has a name that is no text: {error}") from error
@@ -98,6 +100,18 @@ async def greeted(
             ) from connection.error
         raise _definite(connection.error)
     return connection
+
+
+def _way_out(error: ssl.SSLError) -> str:
+    """Return what to do about the usual mistakes, as OpenSSL says only what it met."""
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_AUTHORITY:
+        return (
+            ". No authority that is trusted here has issued the certificate there: name the file with the authority of "
+            "this cluster's servers (--tls-ca, tls_context)"
+        )
+    if error.reason == "WRONG_VERSION_NUMBER":
+        return ". The server may not use TLS: check the address, or connect without TLS"
+    return ""
 
 
 def check_port(host: str, port: int) -> None:

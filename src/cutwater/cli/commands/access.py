@@ -9,6 +9,7 @@ import typer
 
 from cutwater.admin.access_calls import parse_rights
 from cutwater.admin.certificate_rules import parse_certificate_rules
+from cutwater.admin.status_text import time_of
 from cutwater.cli.commands.token import unconfirmed
 from cutwater.cli.framework.command import command, noun, verbs
 from cutwater.cli.framework.exit_codes import EXIT_CODES
@@ -210,5 +211,9 @@ def whoami(log: ClusterTarget) -> None:
         told += (
             f"\n  token:  {found.token or 'none, by its certificate'}\n  groups: {', '.join(found.groups) or 'none'}"
         )
+        if found.expires:
+            told += f"\n  until:  {time_of(found.expires)} UTC"
+        for scope in found.scopes:
+            told += f"\n  limited to: {scope}"
         told += f"\n  access control is {found.mode}"
     show(found, told)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cutwater.admin.audit_search import AuditQuery, AuditRecords, in_words, search_audit, tail_audit
+from cutwater.admin.audit_search import AuditQuery, AuditRecords, check_operation, in_words, search_audit, tail_audit
 from cutwater.cli.framework.command import Bundle, command, noun
 from cutwater.cli.framework.exit_codes import Settings
 from cutwater.cli.framework.target import ClusterTarget
@@ -64,6 +64,7 @@ def tail(since: SinceOption = None, *, selection: AuditOptions = NO_SELECTION, l
 
 def _query(since: str | None, until: str | None, selection: AuditOptions) -> AuditQuery:
     now = datetime.now(UTC)
+    check_operation(selection.operation)
     return AuditQuery(
         None if since is None else parse_time(since, now),
         None if until is None else parse_time(until, now),

@@ -51,7 +51,8 @@ def start(
         int | None, typer.Option(help="Metadata nodes: 1 on SQLite, for a new cluster, or 3 or 5 on etcd.")
     ] = None,
     secure: Annotated[
-        bool, typer.Option("--secure", help="With certificates and access control, as `cutwater cluster secure` does.")
+        bool,
+        typer.Option("--secure", help="With certificates and access control (enforced), as `cluster secure` does."),
     ] = False,
 ) -> None:
     """Start a cluster on this machine, new or with existing data. Returns when it takes appends."""
@@ -125,10 +126,13 @@ def secure(
         )
     tls = log.security.access().tls
     found = secure_elsewhere(servers, key_file, tls, save, mode=mode, principal=principal)
+    where = f"{log.as_option} --token-file {shlex.quote(str(save))}"
+    if log.security.tls_ca is not None:
+        where += f" --tls-ca {shlex.quote(str(log.security.tls_ca))}"
     told = f"access control is {found.mode}; the token of {found.principal} is in {found.token_file}"
     if tls is None:
         told += "\nthis machine is used without TLS: before others connect, start the servers with certificates"
-    show(found, f"{told}{unconfirmed(found.unconfirmed)}\nnext:\n{_next(f'--token-file {shlex.quote(str(save))}')}")
+    show(found, f"{told}{unconfirmed(found.unconfirmed)}\nnext:\n{_next(where)}")
 
 
 def _secured(found: SecuredCluster, directory: Path) -> str:

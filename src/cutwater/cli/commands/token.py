@@ -88,7 +88,13 @@ def parse_expiry(text: str, now: datetime, option: str = "--expires") -> int:
     if given[:1].isdigit() and given[-1:].isalpha() and "T" not in given and "Z" not in given:
         until_us = round(now.timestamp() * 1_000) * 1_000 + milliseconds(given, option, least=1) * 1_000
     else:
-        until_us = round(parse_time(given, now).timestamp() * 1_000_000)
+        try:
+            until_us = round(parse_time(given, now).timestamp() * 1_000_000)
+        except InvalidArgument:
+            raise InvalidArgument(
+                f"--expires is {text!r}: write how long from now, such as '90d' or '12h', or a time such as "
+                "2026-01-31T12:00Z; a token without --expires does not end"
+            ) from None
     if until_us <= now.timestamp() * 1_000_000:
         raise InvalidArgument(f"{option} is {text!r}, which is past: give a later time, or how long from now ('90d')")
     return until_us

@@ -76,7 +76,7 @@ class Security(Bundle):
     def shown_token(self) -> str:
         """Return the token, from wherever it was given; empty if it was not. The closest place counts."""
         found = self.token_or_file()
-        return found if isinstance(found, str) else read_token_file(found)
+        return found.strip() if isinstance(found, str) else read_token_file(found)
 
     def token_or_file(self) -> str | Path:
         """Return the token, or the file that was given in its place."""

@@ -80,7 +80,8 @@ def check_tls(given: object) -> ssl.SSLContext | None:
 def token_access(tls: ssl.SSLContext | None, token: object, insecure: bool) -> Access:
     """Return the access with a token, or with a file that has it."""
     if isinstance(token, str):
-        return Access(tls, token, insecure)
+        # Read from a file, it often ends with a line feed.
+        return Access(tls, token.strip(), insecure)
     if not isinstance(token, os.PathLike):
         # The message does not repeat the value: it may be a secret.
         raise InvalidArgument(

@@ -22,6 +22,9 @@ from cutwater.client.cluster.node_connections import Nodes
 from cutwater.client.errors import ClientClosed
 from cutwater.client.read.point_reads import NOT_ALLOWED, LastingDamage
 from cutwater.client.read.records import ColumnLayout, runs_of
+from cutwater.core.access.access_requests import AccessVerdict
+from cutwater.core.access.denials import denied
+from cutwater.core.access.rights import Resource, ResourceKind
 from cutwater.core.names import is_reserved
 from cutwater.core.read.merge_reader import CommittedBatch, MergeReader, ReadAnswer
 from cutwater.core.requests import StreamInfo, TopicInfo
@@ -31,11 +34,13 @@ from cutwater.errors import (
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     ProtocolViolation,
     QuotaExceeded,
     Trimmed,
     Unavailable,
 )
+from cutwater.protocol.errors import Unauthenticated
 from cutwater.protocol.methods import Received
 from cutwater.protocol.storage_api import FOLLOW, Columns, ReadAnswerHeader, ReadArguments
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
@@ -140,6 +145,7 @@ class Feed:
         self._room = asyncio.Event()
         self.catalog_is_old = asyncio.Event()
         self._error: CutwaterError | None = None
+        self._names: dict[TopicId, str] = {}
         self._catalog_trouble = ""
         """Why the catalog could not be fetched; empty if it could."""
         self._loop = asyncio.get_running_loop()
@@ -293,6 +299,15 @@ class Feed:
             raise Unavailable(f"log stream {info.stream} belongs to a topic that is being deleted")
         return ColumnLayout(view.schema(view.topics[name]), self._columns).projection
 
+    def naming(self, error: PermissionDenied, info: StreamInfo) -> PermissionDenied:
+        """Return a denial with the name of the topic, which servers do not tell a client that may not describe it: a
+        subscription knew it before the right was taken away."""
+        name = self._names.get(info.topic)
+        if error.resource != ResourceKind.TOPIC or name is None:
+            return error
+        resource = Resource(ResourceKind.TOPIC, name)
+        return denied(AccessVerdict(error.principal, error.right, resource, is_allowed=False))
+
     # The catalog.
 
     async def _watch(self) -> None:
@@ -326,6 +341,7 @@ class Feed:
         try:
             topics = self._selection.topics(view)
             self._machine.topics = frozenset(topic.topic for topic in topics)
+            self._names = {topic.topic: topic.name for topic in topics}
             self._machine.take_catalog(view.catalog)
         except CutwaterError as error:
             self.fail(error)
@@ -371,7 +387,10 @@ class _Reader:
                 await self._follow(*wanted)
             except Trimmed as error:
                 self._feed.take_trimmed(self._stream, error)
-            except (ProtocolViolation, InvalidArgument, ClientClosed, *NOT_ALLOWED) as error:
+            except PermissionDenied as error:
+                self._feed.fail(self._feed.naming(error, wanted[0]))
+                return
+            except (ProtocolViolation, InvalidArgument, ClientClosed, Unauthenticated) as error:
                 self._feed.fail(error)
                 return
             except CutwaterError as error:

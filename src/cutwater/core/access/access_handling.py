@@ -14,6 +14,7 @@ from cutwater.core.access import access_decisions as a
 from cutwater.core.access import access_requests as q
 from cutwater.core.access import access_state as s
 from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.denials import quoted
 from cutwater.core.access.principals import (
     DAY_US,
     GROUP_PREFIX,
@@ -29,7 +30,15 @@ from cutwater.core.access.principals import (
     check_token,
 )
 from cutwater.core.access.quotas import check_limits
-from cutwater.core.access.rights import ResourcePattern, check_pattern, check_resource, check_rights, parse_right
+from cutwater.core.access.rights import (
+    ResourceKind,
+    ResourcePattern,
+    check_pattern,
+    check_resource,
+    check_rights,
+    parse_right,
+)
+from cutwater.core.names import check_topic_name
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Refused
 from cutwater.types import CutTime, Revision
@@ -221,6 +230,9 @@ def _token(state: s.AccessState, identifier: str) -> TokenRecord:
 def _allow(request: q.AllowRequest, state: s.AccessState, room: int) -> a.AllowRights | None:
     check_subject(request.subject)
     check_pattern(request.pattern)
+    if request.pattern.kind == ResourceKind.TOPIC and request.pattern.name:
+        # The rule would match nothing. An earlier version may have stored one, and that can be removed.
+        check_topic_name(request.pattern.name)
     rights = check_rights(request.rights, request.pattern)
     if request.subject.startswith(GROUP_PREFIX):
         _group(state, request.subject.removeprefix(GROUP_PREFIX))
@@ -289,7 +301,10 @@ def _checked_group(name: str, members: Iterable[str]) -> PrincipalGroup:
 def _group(state: s.AccessState, name: str) -> PrincipalGroup:
     group = state.groups.get(name)
     if group is None:
-        raise NotFound(f"there is no group {name!r}: create it first, or see `cutwater group list`")
+        raise NotFound(
+            f"there is no group {name!r}: create it first with `cutwater group create {quoted(name)}`, or see "
+            "`cutwater group list`"
+        )
     return group
 
 
@@ -359,7 +374,9 @@ def _who(origin: RequestOrigin | None, state: s.AccessState) -> q.WhoAmI:
     if origin is None:
         return q.WhoAmI("", "", (), state.mode)
     name = origin.principal
-    return q.WhoAmI(name, origin.token, state.groups_of(name), state.mode, name in state.admins())
+    token = state.tokens.get(origin.token)
+    limits = (token.scopes, token.expires) if token is not None else ((), CutTime(0))
+    return q.WhoAmI(name, origin.token, state.groups_of(name), state.mode, name in state.admins(), *limits)
 
 
 def _describe_principal(principal: str, state: s.AccessState) -> q.PrincipalDescription:

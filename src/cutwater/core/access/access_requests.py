@@ -303,6 +303,10 @@ class WhoAmI(Struct, frozen=True, tag=True):
     groups: tuple[str, ...]
     mode: AccessMode
     is_admin: bool = False
+    scopes: tuple[Scope, ...] = ()
+    """What the token is limited to; empty if it has all rights of its principal."""
+    expires: CutTime = CutTime(0)
+    """When the token ends; 0 if it does not."""
 
 
 AccessAnswer = (

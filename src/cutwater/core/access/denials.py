@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cutwater.core.access.access_requests import AccessVerdict, Missing
+from cutwater.core.access.rights import Right
 from cutwater.errors import PermissionDenied
 
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-@/+=:")
@@ -19,6 +20,9 @@ def denied(verdict: AccessVerdict) -> PermissionDenied:
             way_out = f"{verdict.why}; an administrator makes another one with `{command}`"
         case Missing.SCOPE:
             way_out = f"{verdict.why}; use a token of {principal} with wider scopes"
+        case _ if right == Right.CLUSTER_ADMIN:
+            # The command would make the caller an administrator, which is seldom what is wanted.
+            way_out = "ask an administrator to do it"
         case _:
             command = f"cutwater acl allow {quoted(principal)} {right} {quoted(resource)}"
             way_out = f"no rule gives it; an administrator can, with `{command}`"
