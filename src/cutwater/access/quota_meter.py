@@ -110,6 +110,13 @@ class _Lane:
             waiting.is_over = True
             self._ahead.subtract(waiting.costs)
 
+    def keep_asking(self, now: float) -> None:
+        """Note what is waited for. An item may wait for longer than the note of its beginning counts."""
+        if any(not one.is_over for one in self._queue):
+            for account, limit, bucket in self._meter.buckets(self._limits):
+                if not bucket.may_pass(now):
+                    account.note_short(limit, now)
+
     def pump(self) -> None:
         """Let begin what may begin now, and refuse what has waited for too long."""
         now = self._loop.time()
@@ -213,6 +220,12 @@ class QuotaMeter:
         self._note_waiting()
         for lane in self._lanes:
             lane.pump()
+
+    def keep_asking(self) -> None:
+        """Called before the leader is asked."""
+        now = self._loop.time()
+        for lane in self._lanes:
+            lane.keep_asking(now)
 
     # For the lanes.
 
