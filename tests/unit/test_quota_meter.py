@@ -7,10 +7,24 @@ import asyncio
 import pytest
 
 from cutwater.access.quota_account import IDLE_SECONDS, SHORT_SECONDS, QuotaAccount
-from cutwater.access.quota_meter import QuotaCounters, QuotaMeter
+from cutwater.access.quota_meter import ASK_SECONDS, QuotaCounters, QuotaMeter
 from cutwater.core.access.quotas import QuotaLimits
 
 pytestmark = pytest.mark.asyncio
+
+
+async def test_a_refusal_expects_that_a_small_share_grows() -> None:
+    loop = asyncio.get_running_loop()
+    account = QuotaAccount("ann", QuotaLimits(bytes_in_per_s=1_000), lambda account, stock: 0, loop.time())
+    meter = QuotaMeter("ann", QuotaCounters(), lambda: None)
+    meter.set_accounts((account,))
+    account.take_share("bytes_in_per_s", 100_000, loop.time())
+    assert meter.refusal(account, "bytes_in_per_s", 20.0).retry_after == 2.0, "with a tenth, it would take 20 seconds"
+    assert meter.refusal(account, "bytes_in_per_s", 2.0).retry_after == ASK_SECONDS
+    assert meter.refusal(account, "bytes_in_per_s", 0.3).retry_after == 0.3
+    account.take_share("bytes_in_per_s", 1_000_000, loop.time())
+    assert meter.refusal(account, "bytes_in_per_s", 20.0).retry_after == 20.0
+    meter.stop()
 
 
 async def test_an_item_that_waits_for_long_still_wants_a_share(monkeypatch: pytest.MonkeyPatch) -> None:

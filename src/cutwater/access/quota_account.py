@@ -92,6 +92,11 @@ class QuotaAccount:
         units = quota_units(self.limits, limit)
         return units is not None and self._share(limit) < units
 
+    def part(self, limit: str) -> float:
+        """Return which part of the quota the share is."""
+        units = quota_units(self.limits, limit)
+        return self._share(limit) / units if units else 1.0
+
     def _share(self, limit: str) -> int:
         return self._shares.get(limit, 0) if limit in RATES else self._stocks.get(limit, 0)
 

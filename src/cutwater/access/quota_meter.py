@@ -248,6 +248,8 @@ class QuotaMeter:
 
     def refusal(self, account: QuotaAccount, limit: str, wait: float) -> QuotaExceeded:
         self.counters.refused[limit] += 1
+        # The share may grow meanwhile.
+        wait = min(wait, max(ASK_SECONDS, wait * account.part(limit)))
         retry_after = round(min(max(wait, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX), 3)
         return QuotaExceeded(account.subject, limit, account.limit(limit) or 0, retry_after)
 
