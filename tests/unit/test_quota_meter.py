@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from cutwater.access.quota_account import IDLE_SECONDS, SHORT_SECONDS, QuotaAccount
+from cutwater.access.quota_account import COUNT_SECONDS, IDLE_SECONDS, SHORT_SECONDS, QuotaAccount
 from cutwater.access.quota_meter import ASK_SECONDS, QuotaCounters, QuotaMeter
 from cutwater.core.access.quotas import QuotaLimits
+from cutwater.errors import QuotaExceeded
 
 pytestmark = pytest.mark.asyncio
 
@@ -53,3 +54,35 @@ async def test_an_item_that_waits_for_long_still_wants_a_share(monkeypatch: pyte
     meter.keep_asking()
     assert account.uses(loop.time()) == [], "nothing waits any more, so the share is given back"
     meter.stop()
+
+
+async def test_a_large_group_is_not_counted_for_each_that_waits() -> None:
+    loop, counted, held = asyncio.get_running_loop(), 0, 3
+
+    def count(account: QuotaAccount, stock: str) -> int:
+        nonlocal counted
+        counted += 1
+        return held
+
+    account = QuotaAccount("group:g", QuotaLimits(subscriptions=3), count, loop.time())
+    account.take_share("subscriptions", 3, loop.time())
+    meters = [QuotaMeter(f"p{i}", QuotaCounters(), lambda: None) for i in range(300)]
+    for meter in meters:
+        meter.set_accounts((account,))
+    began = loop.time()
+    waiting = [asyncio.create_task(meter.room("subscriptions", 1)) for meter in meters]
+    await asyncio.wait(waiting)
+    assert all(isinstance(one.exception(), QuotaExceeded) for one in waiting)
+    assert counted <= 2 + (loop.time() - began) / COUNT_SECONDS
+    # What becomes free is found.
+    late = asyncio.create_task(meters[0].room("subscriptions", 1))
+    await asyncio.sleep(0)
+    held = 2
+    await late
+    account.take_share("subscriptions", 2, loop.time())
+    with pytest.raises(QuotaExceeded):
+        await meters[0].room("subscriptions", 1)
+    account.take_share("subscriptions", 3, loop.time())
+    assert meters[0].lacking("subscriptions", 1) is None, "a larger share counts at once"
+    for meter in meters:
+        meter.stop()

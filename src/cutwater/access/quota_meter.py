@@ -333,7 +333,8 @@ class QuotaMeter:
 
     def lacking(self, stock: str, more: int) -> QuotaAccount | None:
         """Return an account that has no room for so much more."""
-        return next((account for account in self.accounts if not account.has_room(stock, more)), None)
+        now = self._loop.time()
+        return next((account for account in self.accounts if not account.has_room(stock, more, now)), None)
 
     async def room(self, stock: str, more: int) -> None:
         """Return when so much more may be held here, or raise."""
@@ -358,11 +359,10 @@ class QuotaMeter:
     def join(self, connection: Connection) -> None:
         """Take in a connection that was opened. It has no place before there is room for it."""
         connection.use_meter(self)
-        if self._has_place():
+        account = self.lacking(CONNECTIONS, 1)
+        if account is None:
             self.connections.add(connection)
             return
-        account = self.lacking(CONNECTIONS, 1)
-        assert account is not None
         self.short(account, CONNECTIONS, self._loop.time(), len(self._waiting) + 1)
         if len(self._waiting) >= CONNECTIONS_WAITING_MAX:
             connection.fail(self.refusal(account, CONNECTIONS, ASK_SECONDS))
