@@ -8,6 +8,7 @@ import pytest
 
 from cutwater.client.cluster.credentials import token_access
 from cutwater.errors import InvalidArgument, Refused
+from cutwater.runtime.local_files import write_secret
 from cutwater.spark.options import where_of
 from cutwater.spark.session.token_safety import file_of, refuse_tokens_in, refuse_unprotected, why_no_tokens
 
@@ -85,3 +86,23 @@ def test_a_token_is_a_text_or_a_path() -> None:
     with pytest.raises(InvalidArgument, match="neither a text nor a path") as raised:
         token_access(None, TOKEN.encode(), insecure=False)
     assert TOKEN not in str(raised.value)
+
+
+def test_a_token_file_may_be_replaced_while_it_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    access = token_access(None, file, insecure=False)
+    with pytest.raises(InvalidArgument, match="does not exist"):
+        access.shown_token()
+    write_secret(file, TOKEN.encode() + b"\n")
+    assert access.shown_token() == TOKEN
+    # ``cp new token`` empties the file first; others remove it and make it again.
+    file.write_bytes(b"")
+    assert access.shown_token() == TOKEN
+    file.unlink()
+    assert access.shown_token() == TOKEN
+    write_secret(file, b"another-token-in-its-place\n")
+    assert access.shown_token() == "another-token-in-its-place"
+    assert "another" not in repr(access)
+    file.write_bytes(b"")
+    with pytest.raises(InvalidArgument, match="holds no token"):
+        token_access(None, file, insecure=False).shown_token()

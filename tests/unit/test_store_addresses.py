@@ -41,6 +41,8 @@ def test_addresses_of_etcd(url: str, address: EtcdAddress) -> None:
         ("etcd://a:1,/x", "'' is not HOST:PORT"),
         ("etcd://a:99999/x", "'a:99999' is not HOST:PORT"),
         ("etcd://user:secret@a:1/x", "'etcd://(login)@a:1/x' is no address of etcd, because it has a login"),
+        ("etcd://a:1,user:secret@b:1/x", "'etcd://(login)@b:1/x' is no address of etcd, because it has a login"),
+        ("etcd://user:sec,ret@a:1,u:p@b:1/x", "'etcd://(login)@b:1/x' is no address of etcd, because it has a login"),
         ("etcd://a:1,a:1/x", "an endpoint is named twice"),
         ("etcd://a:1/x y", "'x y' is no prefix of keys"),
         ("etcd://a:1/x#y", "it is of another form"),

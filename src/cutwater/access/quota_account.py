@@ -19,6 +19,8 @@ SHORT_SECONDS = 2.0
 IDLE_SECONDS = 3.0
 """A share that was not used for this long is given back."""
 
+COUNT_SECONDS = 0.01
+
 
 class QuotaAccount:
     """See the module. ``held`` returns how much of a limit in ``STOCKS`` is held here. Times are those of the loop."""
@@ -37,12 +39,15 @@ class QuotaAccount:
         """Shares of rates, in the unit of ``quota_shares``."""
         self._short: dict[str, tuple[float, int]] = {}
         """By limit, when something last had to wait, and how much was missing of a stock."""
+        self._full: dict[str, tuple[float, int]] = {}
+        """Until when a stock counts as full for so much or more."""
         self._used_at: dict[str, float] = {}
         self.set_limits(limits, now)
 
     def set_limits(self, limits: QuotaLimits, now: float) -> None:
         """Take the limits, of which only those that hold at this server are set."""
         self.limits = limits
+        self._full.clear()
         for rate in RATES:
             units = quota_units(limits, rate)
             if units is None:
@@ -68,10 +73,21 @@ class QuotaAccount:
 
     # What is used.
 
-    def has_room(self, stock: str, more: int) -> bool:
-        """Whether so much more may be held here. Notes how much is missing."""
+    def has_room(self, stock: str, more: int, now: float) -> bool:
+        """Whether so much more may be held here. What the members of a large group hold takes long to count, so after
+        a refusal it is not counted again for a moment."""
         share = self._stocks.get(stock)
-        return share is None or self._held(self, stock) + more <= share
+        if share is None:
+            return True
+        until, refused = self._full.get(stock, (now, 0))
+        if now < until and more >= refused:
+            return False
+        has_room = self._held(self, stock) + more <= share
+        if has_room:
+            self._full.pop(stock, None)
+        else:
+            self._full[stock] = now + COUNT_SECONDS, more
+        return has_room
 
     def take(self, rate: str, amount: int, now: float) -> None:
         bucket = self.buckets.get(rate)
@@ -91,6 +107,11 @@ class QuotaAccount:
     def may_get_more(self, limit: str) -> bool:
         units = quota_units(self.limits, limit)
         return units is not None and self._share(limit) < units
+
+    def part(self, limit: str) -> float:
+        """Return which part of the quota the share is."""
+        units = quota_units(self.limits, limit)
+        return self._share(limit) / units if units else 1.0
 
     def _share(self, limit: str) -> int:
         return self._shares.get(limit, 0) if limit in RATES else self._stocks.get(limit, 0)
@@ -132,6 +153,7 @@ class QuotaAccount:
             self._set_rate(limit, share, now)
         else:
             self._stocks[limit] = share
+            self._full.pop(limit, None)
         return before, share
 
     def drop_shares(self, now: float) -> None:

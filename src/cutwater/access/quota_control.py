@@ -192,6 +192,8 @@ class QuotaControl:
         self._asked_at = now
         if not self.is_on:
             return b""
+        for meter in self._meters.values():
+            meter.keep_asking()
         uses = tuple(use for account in self._accounts.values() for use in account.uses(now))
         self._number += 1
         self._asked = tuple((use.subject, use.limit) for use in uses)

@@ -110,6 +110,13 @@ class _Lane:
             waiting.is_over = True
             self._ahead.subtract(waiting.costs)
 
+    def keep_asking(self, now: float) -> None:
+        """Note what is waited for. An item may wait for longer than the note of its beginning counts."""
+        if any(not one.is_over for one in self._queue):
+            for account, limit, bucket in self._meter.buckets(self._limits):
+                if not bucket.may_pass(now):
+                    account.note_short(limit, now)
+
     def pump(self) -> None:
         """Let begin what may begin now, and refuse what has waited for too long."""
         now = self._loop.time()
@@ -214,6 +221,12 @@ class QuotaMeter:
         for lane in self._lanes:
             lane.pump()
 
+    def keep_asking(self) -> None:
+        """Called before the leader is asked."""
+        now = self._loop.time()
+        for lane in self._lanes:
+            lane.keep_asking(now)
+
     # For the lanes.
 
     def buckets(self, limits: tuple[str, ...]) -> Iterable[tuple[QuotaAccount, str, Any]]:
@@ -235,6 +248,8 @@ class QuotaMeter:
 
     def refusal(self, account: QuotaAccount, limit: str, wait: float) -> QuotaExceeded:
         self.counters.refused[limit] += 1
+        # The share may grow meanwhile.
+        wait = min(wait, max(ASK_SECONDS, wait * account.part(limit)))
         retry_after = round(min(max(wait, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX), 3)
         return QuotaExceeded(account.subject, limit, account.limit(limit) or 0, retry_after)
 
@@ -318,7 +333,8 @@ class QuotaMeter:
 
     def lacking(self, stock: str, more: int) -> QuotaAccount | None:
         """Return an account that has no room for so much more."""
-        return next((account for account in self.accounts if not account.has_room(stock, more)), None)
+        now = self._loop.time()
+        return next((account for account in self.accounts if not account.has_room(stock, more, now)), None)
 
     async def room(self, stock: str, more: int) -> None:
         """Return when so much more may be held here, or raise."""
@@ -343,11 +359,10 @@ class QuotaMeter:
     def join(self, connection: Connection) -> None:
         """Take in a connection that was opened. It has no place before there is room for it."""
         connection.use_meter(self)
-        if self._has_place():
+        account = self.lacking(CONNECTIONS, 1)
+        if account is None:
             self.connections.add(connection)
             return
-        account = self.lacking(CONNECTIONS, 1)
-        assert account is not None
         self.short(account, CONNECTIONS, self._loop.time(), len(self._waiting) + 1)
         if len(self._waiting) >= CONNECTIONS_WAITING_MAX:
             connection.fail(self.refusal(account, CONNECTIONS, ASK_SECONDS))

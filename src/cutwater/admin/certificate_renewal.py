@@ -34,6 +34,7 @@ from cutwater.wire.identity.tls_watch import LOOK_SECONDS
 
 CONFIRM_SECONDS_MAX = 30.0
 CONNECT_SECONDS_MAX = 5.0
+_ORDER = (AuthorityKind.CLIENTS, AuthorityKind.SERVERS)
 
 
 class KnownCertificate(Struct, frozen=True):
@@ -75,7 +76,7 @@ def begin_authority(directory: Path) -> Renewal:
     """Make new authorities, and let all servers trust them beside the old ones."""
     cluster, folder = _folder(directory)
     old = private_authority.load_authority(folder, AuthorityKind.SERVERS)
-    kinds = [kind for kind in (AuthorityKind.CLIENTS, AuthorityKind.SERVERS) if not _is_rotating(folder, kind)]
+    kinds = [kind for kind in _ORDER if not private_authority.is_rotating(folder, kind)]
     if AuthorityKind.SERVERS not in kinds:
         raise InvalidArgument(
             "new authorities exist beside the old ones already: when all clients trust them, `cutwater cluster "
@@ -90,7 +91,8 @@ def begin_authority(directory: Path) -> Renewal:
 def finish_authority(directory: Path) -> Renewal:
     """Give everybody certificates of the new authorities, and then let servers trust only these."""
     cluster, folder = _folder(directory)
-    if not any(_is_rotating(folder, kind) for kind in AuthorityKind):
+    # These are the last ones that ``begin`` makes, and the last ones that this function ends.
+    if not private_authority.is_rotating(folder, AuthorityKind.SERVERS):
         raise InvalidArgument(
             f"there are no new authorities: `cutwater cluster certificates renew --authority begin --dir {directory}` "
             "makes them"
@@ -99,7 +101,7 @@ def finish_authority(directory: Path) -> Renewal:
     youngest = max(authority_paths(folder, kind).certificate.stat().st_mtime for kind in AuthorityKind)
     time.sleep(max(0.0, min(2 * LOOK_SECONDS, youngest + 2 * LOOK_SECONDS - time.time())))
     renew(directory)
-    for kind in AuthorityKind:
+    for kind in _ORDER:
         private_authority.end_rotation(folder, kind)
     return _renew_servers(directory, cluster, private_authority.load_authority(folder, AuthorityKind.SERVERS))
 
@@ -112,10 +114,6 @@ def _folder(directory: Path) -> tuple[local_cluster.LocalCluster, Path]:
             "and turns access control on"
         )
     return cluster, directory / CERTIFICATES
-
-
-def _is_rotating(folder: Path, kind: AuthorityKind) -> bool:
-    return len(read_certificates(authority_paths(folder, kind).certificate)) > 1
 
 
 def _of_several(place: int, found: list[Certificate]) -> str:

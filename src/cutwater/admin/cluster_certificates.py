@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cutwater.client.cluster.credentials import Access, read_token_file
 from cutwater.core.access.principals import token_id
+from cutwater.errors import InvalidArgument
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.runtime import system
 from cutwater.runtime.local_files import MachineFiles
@@ -101,9 +102,19 @@ def certificate_place(folder: Path, owner: ServerName | str) -> tuple[Path, Path
 
 
 def _lasts(place: tuple[Path, Path], now: datetime) -> bool:
-    """Return whether a certificate and its key exist, and it does not expire soon."""
+    """Return whether a certificate and its key exist and belong together, and it does not expire soon."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
+
     from cutwater.wire.identity.certificate_files import SOON_DAYS, read_certificates  # noqa: PLC0415
 
     if not all(path.exists() for path in place):
         return False
-    return read_certificates(place[0])[0].not_valid_after_utc > now + timedelta(days=SOON_DAYS)
+    certificate = read_certificates(place[0])[0]
+    try:
+        key = load_pem_private_key(place[1].read_bytes(), password=None)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"{place[1]} is no private key in PEM form, or is damaged: {error}") from error
+    if key.public_key() != certificate.public_key():
+        # Renewing it was interrupted between the two files.
+        return False
+    return certificate.not_valid_after_utc > now + timedelta(days=SOON_DAYS)

@@ -421,6 +421,8 @@ def restart_dead(directory: Path) -> list[str]:
             cluster.save(directory)
             started.append(etcd.name)
     down = [node for node in cluster.nodes if not is_up(node)]
+    if down and cluster.has_tls:
+        make_certificates(directory, [server_name(cluster, node) for node in down])
     for node, process in _start_nodes(directory, cluster, down):
         process.served()
         started.append(f"{'metadata' if node in cluster.metadata else 'storage'} node {node.id}")

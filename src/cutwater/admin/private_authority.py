@@ -93,14 +93,20 @@ def write_issued(place: CertificatePaths, issued: IssuedCertificate, *, replace:
     _write_public(place.certificate, issued.certificate)
 
 
+def is_rotating(directory: Path, kind: AuthorityKind) -> bool:
+    """Return whether a new authority issues, and the old one is still trusted."""
+    found = read_certificates(authority_paths(directory, kind).certificate)
+    # If the beginning was interrupted, the old one still issues, and nothing was issued by the new one.
+    return len(found) > 1 and load_authority(directory, kind).certificate == found[0]
+
+
 def begin_rotation(directory: Path, kind: AuthorityKind, *, days: int = AUTHORITY_DAYS) -> Authority:
     """Make a new authority, which issues from now on. The old one is trusted until the rotation ends."""
     place = authority_paths(directory, kind)
     old = load_authority(directory, kind)
-    found = read_certificates(place.certificate)
-    if len(found) > 1:
+    if is_rotating(directory, kind):
         raise InvalidArgument(
-            f"{place.certificate} holds {len(found)} authorities, so a rotation is under way: end it first, when all "
+            f"{place.certificate} holds the old authority, too, so a rotation is under way: end it first, when all "
             f"{kind} have new certificates"
         )
     made = build_authority(kind, now=now(), days=days)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _TOKEN = re.compile(r"cwt_([0-9a-fA-F]{16})_[0-9a-zA-Z]{32,}")
-_LOGIN = re.compile(r"//[^/@\s,'\"]*@")
+_LOGIN = re.compile(r"//[^/\s'\"]*@")
+"""An address may name several servers, and any of them may have a login."""
 _SETTING = re.compile(r"([?&][\w.]*(?:password|passwd|secret|token)[\w.]*=)[^&\s'\"]+", re.IGNORECASE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -21,20 +22,42 @@ from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint, Expect
 from cutwater.wire.identity.server_keys import ProvenServer
 from cutwater.wire.identity.tls import client_tls
 
+_log = logging.getLogger(__name__)
+
+
+class FollowedToken:
+    """A file with the token, which each new connection reads, so it may be replaced meanwhile. While it is missing
+    or empty, the last token counts: that may be so for a moment while the file is replaced, and must not end a
+    producer. A token is taken away by revoking it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._last = path, ""
+
+    def __repr__(self) -> str:
+        return f"FollowedToken({str(self._path)!r})"
+
+    def read(self) -> str:
+        found = _token_in(self._path)
+        if not found and self._last:
+            _log.warning("%s, the file with the token, is missing or holds none: the last token is used", self._path)
+            return self._last
+        self._last = found or read_token_file(self._path)
+        return self._last
+
 
 class Access(Struct, frozen=True):
     """Credentials, and how servers are verified. ``insecure``: a token may be sent unencrypted to another machine.
     ``end``: called when no server can be reached; returns why none ever will be, or an empty text. ``server_keys``:
     public keys of an embedded log. Its servers must prove that they hold one of them, which a process that took over
-    the port of an ended log cannot. None: no proof is wanted. ``token_file``: a file with the token, which each new
-    connection reads, so it may be replaced meanwhile."""
+    the port of an ended log cannot. None: no proof is wanted. ``token_file`` is in the
+    place of ``token``."""
 
     tls: ssl.SSLContext | None = None
     token: str = ""
     insecure: bool = False
     end: Callable[[], str] | None = None
     server_keys: tuple[str, ...] | None = None
-    token_file: Path | None = None
+    token_file: FollowedToken | None = None
 
     @property
     def has_token(self) -> bool:
@@ -42,7 +65,7 @@ class Access(Struct, frozen=True):
 
     def shown_token(self) -> str:
         """Return the token to show now; empty if there is none."""
-        return self.token if self.token or self.token_file is None else read_token_file(self.token_file)
+        return self.token if self.token or self.token_file is None else self.token_file.read()
 
     def __repr__(self) -> str:
         """Leave out the token: this text gets into messages and logs."""
@@ -88,22 +111,30 @@ def token_access(tls: ssl.SSLContext | None, token: object, insecure: bool) -> A
             "token= is neither a text nor a path: give the token itself, or the pathlib.Path of a file with it"
         )
     # The program may change its directory before it connects again.
-    return Access(tls, insecure=insecure, token_file=Path(os.fspath(token)).absolute())
+    return Access(tls, insecure=insecure, token_file=FollowedToken(Path(os.fspath(token)).absolute()))
 
 
 def read_token_file(path: Path) -> str:
     """Read a file with one token, which other users must not be able to read."""
+    found = _token_in(path)
+    if found is None:
+        raise InvalidArgument(f"{path}, the file with the token, does not exist")
+    if not found:
+        # The message does not repeat the text: it may be a secret.
+        raise InvalidArgument(f"{path} holds no token: write one into it, in one line, and nothing else")
+    return found
+
+
+def _token_in(path: Path) -> str | None:
+    """Return the token in a file, an empty text if it holds none, and None if there is no such file."""
     data = read_secret(path, "a file with a token", "revoke the token and make another one")
     if data is None:
-        raise InvalidArgument(f"{path}, the file with the token, does not exist")
-    # The message does not repeat the text: it may be a secret.
+        return None
     try:
         text = data.decode("ascii").strip()
     except UnicodeDecodeError:
-        text = ""
-    if not text or any(character.isspace() for character in text):
-        raise InvalidArgument(f"{path} holds no token: write one into it, in one line, and nothing else")
-    return text
+        return ""
+    return "" if any(character.isspace() for character in text) else text
 
 
 async def open_connection(endpoint: Endpoint, address: str, access: Access, *, timeout_ms: int) -> Connection:

@@ -309,6 +309,10 @@ class AsyncProducer:
         """Send batches. A batch gets its number only when it can be sent at once: until then, a caller that gives up
         knows that its records will never appear."""
         self._is_due = False
+        if len(self._queue) and self._loop.time() < self._held_back_until:
+            # If it passed the quota before an earlier batch, it would be refused, and be paid for. ``_keep`` goes on.
+            self._trouble.set()
+            return
         while len(self._queue) and self._may_send():
             if self._head(self._session.stream) is None:
                 self._trouble.set()
@@ -519,7 +523,9 @@ class AsyncProducer:
                 wait = RETRY_SECONDS_MIN
                 continue
             self._moved_at = self._loop.time() if is_stuck else self._moved_at
-            await asyncio.sleep(max(0.0, self._held_back_until - self._loop.time()))
+            while (held_back := self._held_back_until - self._loop.time()) > 0:
+                await asyncio.sleep(held_back)
+                wait = RETRY_SECONDS_MIN
             await self._nudge()
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
