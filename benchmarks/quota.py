@@ -31,7 +31,7 @@ from cutwater.runtime import processes
 from cutwater.runtime.event_loop import run
 from cutwater.wire.identity.tls import client_tls
 
-ROUNDS = 7
+ROUNDS = 6
 ROUND_SECONDS = 6.0
 SETTLE_SECONDS = 3.5
 """Not measured: the shares of the servers follow the demand."""
