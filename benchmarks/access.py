@@ -70,7 +70,10 @@ GOAL, MOST = 1.03, 1.05
 PRINCIPAL, RIGHTS, TOPICS = "bench", ("append", "read", "describe"), "bench-"
 APPENDED, READ = "bench-appended", "bench-read"
 READ_RECORDS, READ_ROWS = 200_000, 1_000
+BATCH_ROWS = 100
+BATCHES = f"batches of {BATCH_ROWS} records, 16 in flight"
 POINT_READERS = 16
+POINT_READS = f"point reads, {POINT_READERS} at once"
 
 RULES, GROUPS, GROUPS_OF_PRINCIPAL = 1_000, 200, 20
 CHANGES_AT_ONCE = 16
@@ -232,10 +235,10 @@ def _appending(name: str, rows: int, in_flight: int) -> Case:
 CASES = {
     case.name: case
     for case in (
-        _appending("batches of 100 records, 16 in flight", 100, 16),
+        _appending(BATCHES, BATCH_ROWS, 16),
         _appending("96 single appends at once", 0, 96),
         _appending("one append at a time", 0, 1),
-        Case(f"point reads, {POINT_READERS} at once", _read_points),
+        Case(POINT_READS, _read_points),
         Case("subscribe as batches", _read_batches),
     )
 }
@@ -429,18 +432,21 @@ def _table(off: Way, enforced: Way) -> Iterator[str]:
 
 def _noise(rounds: Sequence[Round]) -> float:
     """Compare every other round with the rest."""
-    return _ratio(rounds[::2], rounds[1::2], _cpu) if len(rounds) > 1 else inf
+    return _ratio(rounds[::2], rounds[1::2], _cpu)
 
 
 def _verdict(what: str, off: Way, enforced: Way) -> str:
     found = {case: _ratio(enforced.rounds[case], off.rounds[case], _cpu) for case in off.rounds}
     worst, mean = max(found, key=lambda case: found[case]), sum(found.values()) / len(found)
     noise = max(abs(1 - _noise(rounds)) for rounds in off.rounds.values())
-    met = "goal met" if found[worst] <= GOAL else "within the limit" if found[worst] <= MOST else "**missed**"
+    if found[worst] <= MOST:
+        met = "goal met" if found[worst] <= GOAL else "within the limit"
+    else:
+        met = "undecided, because equal rounds differ by more" if noise > found[worst] - 1 else "**missed**"
     return (
         f"{what}: {mean - 1:+.1%} processor time over all cases, at most {found[worst] - 1:+.1%} ({worst}); goal "
-        f"{GOAL - 1:.0%}, at most {MOST - 1:.0%}: {met}. Equal rounds, with access control off, differ by up to "
-        f"{noise:.1%} in this run."
+        f"{GOAL - 1:.0%}, at most {MOST - 1:.0%}: {met}. Every other round with access control off differs from "
+        f"the rest of these by up to {noise:.1%}."
     )
 
 
@@ -461,7 +467,7 @@ def _tls_table(plain: Way, tls: Way, both: Way) -> Iterator[str]:
 
 
 def measure(folder: Path, rounds: int, seconds: float) -> list[Way]:
-    """Return the ways: off, enforced, both with TLS, and both with many rules."""
+    """Measure at least two rounds. Return the ways: off, enforced, both with TLS, and both with many rules."""
     with ExitStack() as stack:
         clusters = [
             stack.enter_context(secured(folder / "plain", has_tls=False)),
@@ -482,6 +488,9 @@ def lines(rounds: int = ROUNDS, seconds: float = SECONDS) -> list[str]:
     many_us = check_us(replace(few, rules=tuple(_rules(are_many=True)), groups=tuple(_groups())))
     with tempfile.TemporaryDirectory(prefix="cutwater-bench-", dir=".") as name:
         off, enforced, tls_off, tls_enforced, many_off, many = measure(Path(name).absolute(), rounds, seconds)
+    least = min(
+        BATCH_ROWS * median(map(_of_servers, off.rounds[BATCHES])), median(map(_of_servers, off.rounds[POINT_READS]))
+    )
     return [
         "## Access control: what it costs",
         "",
@@ -507,11 +516,12 @@ def lines(rounds: int = ROUNDS, seconds: float = SECONDS) -> list[str]:
         _verdict("Access control with many rules", many_off, many),
         "",
         f"One check alone: {few_us:.2f} µs with one rule, {many_us:.2f} µs with many (the best of {CHECK_ROUNDS} times "
-        f"{CHECKS:,}).",
+        f"{CHECKS:,}). A batch of {BATCH_ROWS} records has at most one, a point read one, and the "
+        f"servers take {least:.0f} µs for the cheaper of them: {few_us / least:.2%}.",
         "",
     ]
 
 
 if __name__ == "__main__":
-    print("\n".join(lines(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)))
+    print("\n".join(lines(max(2, int(sys.argv[1])) if len(sys.argv) > 1 else ROUNDS)))
     sys.exit(0)
