@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import (
+    access,
     cluster,
     core,
     failover,
@@ -48,6 +49,7 @@ def sections(*, quick: bool) -> Mapping[str, Lines]:
         "failover": failover.lines,
         "scale": lambda: scale.lines(quick=quick),
         "log": lambda: log.lines(quick=quick),
+        "access": lambda: access.lines(2) if quick else access.lines(),
         "quota": lambda: quota.lines(2) if quick else quota.lines(),
         "spark": spark.lines,
         "pipeline": pipeline.lines,

@@ -17,23 +17,26 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 FULL = 0.85
 """From this share on a resource counts as the limit."""
 
+_ALL_THREADS = 2
+"""In the number of a process's clock on Linux: time that all its threads ran, to the nanosecond."""
+
 
 class Spent(Struct, frozen=True):
-    """Resources that one process used. ``user`` and ``system`` are in seconds."""
+    """Resources that one process used. ``user`` and ``system`` are in seconds, counted in ticks of 10 ms; ``cpu`` is
+    their exact sum."""
 
     user: float = 0.0
     system: float = 0.0
     written: int = 0
+    cpu: float = 0.0
 
     def plus(self, other: Spent) -> Spent:
-        return Spent(self.user + other.user, self.system + other.system, self.written + other.written)
+        sums = self.user + other.user, self.system + other.system, self.written + other.written
+        return Spent(*sums, self.cpu + other.cpu)
 
     def minus(self, other: Spent) -> Spent:
-        return Spent(self.user - other.user, self.system - other.system, self.written - other.written)
-
-    @property
-    def cpu(self) -> float:
-        return self.user + self.system
+        rests = self.user - other.user, self.system - other.system, self.written - other.written
+        return Spent(*rests, self.cpu - other.cpu)
 
 
 class Busy(Struct, frozen=True):
@@ -56,7 +59,8 @@ class Busy(Struct, frozen=True):
     def told(self) -> str:
         """Return the busy cores as text, in the order of the names."""
         total = self.total()
-        kernel = total.system / total.cpu if total.cpu else 0.0
+        ticks = total.user + total.system
+        kernel = total.system / ticks if ticks else 0.0
         each = ", ".join(f"{name} {self.cores(name):.2f}" for name in self.spent)
         return f"{each}; {kernel:.0%} of it in the kernel; {total.written / self.seconds / 1e6:.0f} MB/s dirtied"
 
@@ -115,10 +119,11 @@ def _of_process(pid: int) -> Spent:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         accounts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        exact = time.clock_gettime(~pid << 3 | _ALL_THREADS)
     except OSError:
         return Spent()
     user, system = (int(field) / TICKS_PER_SECOND for field in fields[11:13])
-    return Spent(user, system, int(accounts["write_bytes"]))
+    return Spent(user, system, int(accounts["write_bytes"]), exact)
 
 
 def _machine_ticks() -> tuple[int, int]:

@@ -10,6 +10,7 @@ import pytest
 
 from cutwater.access.quota_meter import WAITING_MAX
 from cutwater.admin.free_ports import free_addresses
+from cutwater.client.append.batcher import QUOTA_DIVISOR
 from cutwater.client.async_client import AsyncClient
 from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
@@ -103,6 +104,30 @@ async def test_a_quota_holds_over_ten_seconds_with_skewed_traffic(tmp_path: Path
         assert max(rates) >= 1 - WITHIN, rates
         counts = [node.access.control.quotas.counters for node in cluster.nodes.values()]
         assert sum(count.delayed["bytes_in_per_s"] for count in counts) > 0
+
+
+async def test_a_client_over_its_quota_makes_small_batches(tmp_path: Path) -> None:
+    """A node lets a batch begin as a whole, so a large one would delay others."""
+    quota, record, workers = 2_000_000, b"x" * 10_000, 64
+    async with access_cluster(tmp_path, nodes=1, mode=ON) as cluster:
+        ann = await cluster.principal("ann", (RIGHTS, "topic:*"))
+        await make_topic(cluster, "orders")
+        await limit(cluster, "ann", bytes_in_per_s=quota)
+        counters = cluster.nodes[1].node.counters
+        refused = cluster.nodes[1].access.control.quotas.counters.refused
+        async with cluster.client(ann) as log:
+            flooding = asyncio.create_task(flood(log, lambda log: log.append("orders", record), workers, 600))
+            try:
+                await until(lambda: refused["bytes_in_per_s"] > 0, "the quota refuses a batch")
+                before = counters.appends
+                await until(lambda: counters.appends > before + 40, "those that were made before are in the log")
+                taken, size = counters.appends, counters.append_bytes
+                await until(lambda: counters.appends >= taken + 20, "more batches are in the log")
+                mean = (counters.append_bytes - size) / (counters.appends - taken)
+            finally:
+                flooding.cancel()
+                await asyncio.gather(flooding, return_exceptions=True)
+        assert len(record) <= mean <= quota / QUOTA_DIVISOR * 1.1
 
 
 async def test_many_small_requests_on_many_connections(tmp_path: Path) -> None:

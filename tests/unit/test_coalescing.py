@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from cutwater.client.append.batcher import BatchQueue, RoutedAppend
+from cutwater.client.append import batcher
+from cutwater.client.append.batcher import QUOTA_DIVISOR, BatchQueue, RoutedAppend
 from cutwater.client.append.plain_arrow import AppendRecords, Single
 from cutwater.client.append.sender import Shipment
 from cutwater.client.errors import ClientClosed
 from cutwater.core.requests import TopicInfo
-from cutwater.errors import AppendUnknown, DeadlineExceeded, StreamSealed
+from cutwater.errors import AppendUnknown, DeadlineExceeded, QuotaExceeded, StreamSealed
 from cutwater.types import GLSN, LLSN, Ack, Batch, EventTime, LogStreamId, TopicId
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
@@ -191,3 +192,35 @@ async def test_whose_time_is_up_hears_whether_it_may_have_arrived() -> None:
     lane.close()
     with pytest.raises(ClientClosed):
         await late[0]
+
+
+async def test_batches_are_small_while_a_quota_of_bytes_holds() -> None:
+    sea = Sea()
+    lane = lane_to(sea)
+    await asyncio.gather(*append(lane, 20))
+    sea.shipments[0].note_quota(QuotaExceeded("ann", "bytes_in_per_s", 5 * QUOTA_DIVISOR, 0.1))
+    await asyncio.gather(*append(lane, 20))
+    assert sea.sizes == [20, 5, 5, 5, 5]
+    lane.close()
+
+
+async def test_batches_are_as_large_as_usual_when_the_quota_was_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batcher, "QUOTA_SECONDS", 0.0)
+    sea = Sea()
+    lane = lane_to(sea)
+    await asyncio.gather(*append(lane, 20))
+    sea.shipments[0].note_quota(QuotaExceeded("ann", "bytes_in_per_s", 5 * QUOTA_DIVISOR, 0.1))
+    await asyncio.sleep(0.01)
+    await asyncio.gather(*append(lane, 20))
+    assert sea.sizes == [20, 20]
+    lane.close()
+
+
+async def test_a_quota_of_requests_makes_no_smaller_batches() -> None:
+    sea = Sea()
+    lane = lane_to(sea)
+    await asyncio.gather(*append(lane, 20))
+    sea.shipments[0].note_quota(QuotaExceeded("ann", "requests_per_s", 5, 0.1))
+    await asyncio.gather(*append(lane, 20))
+    assert sea.sizes == [20, 20]
+    lane.close()

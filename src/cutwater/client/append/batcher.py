@@ -26,7 +26,7 @@ from cutwater.client.append.sender import Shipment, Shipping
 from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.errors import ClientClosed
 from cutwater.core.requests import TopicInfo
-from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
+from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, QuotaExceeded
 from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, LLSN, Ack, Batch, LogStreamId
@@ -38,6 +38,11 @@ HANGING_MAX = 16
 PATIENCE_SECONDS = 0.05
 """How long a few appends wait behind a batch in flight so that more can join them. That batch may hang on a dead
 node."""
+QUOTA_DIVISOR = 20
+"""Under a quota of bytes, appends that share a batch have at most this part of a second's bytes. A node lets a batch
+begin as a whole, so others would notice larger ones."""
+QUOTA_SECONDS = 10.0
+"""For so long after a batch was refused by a quota."""
 LANE_BYTES_MAX = 16 * 1024 * 1024
 """While more than this waits in a lane, further appends wait before the lane accepts them."""
 
@@ -150,6 +155,9 @@ class _Flight(Shipment, eq=False, kw_only=True):
     def note_slow(self) -> None:
         self.lane.depart_soon()
 
+    def note_quota(self, error: QuotaExceeded) -> None:
+        self.lane.be_modest(error)
+
 
 _at = attrgetter("at")
 _part = attrgetter("part")
@@ -169,7 +177,7 @@ class BatchQueue(AppendQueue[RoutedAppend]):
         """``bytes_max``: the most bytes that share a batch."""
         super().__init__()
         self._topic, self._pin, self._shipping, self._encode = topic, pin, shipping, encode
-        self._bytes_max = bytes_max
+        self._bytes_max = self._bytes_max_usual = bytes_max
         self._room = asyncio.Event()
         self._is_due = self._is_closed = False
         self._usual = 0
@@ -178,6 +186,8 @@ class BatchQueue(AppendQueue[RoutedAppend]):
         self._departed = 0.0
         """When the last batch was sent, in event loop time."""
         self._patience: asyncio.TimerHandle | None = None
+        self._modesty: asyncio.TimerHandle | None = None
+        """When batches may be as large as usual again."""
 
     @property
     def is_idle(self) -> bool:
@@ -214,8 +224,9 @@ class BatchQueue(AppendQueue[RoutedAppend]):
         self._queue.clear()
         self._changed()
         self._watch.stop()
-        if self._patience is not None:
-            self._patience.cancel()
+        for timer in (self._patience, self._modesty):
+            if timer is not None:
+                timer.cancel()
 
     def _waiting(self) -> Iterable[tuple[Iterable[RoutedAppend], Callable[[RoutedAppend], CutwaterError]]]:
         yield self._queue, partial(_late, None)
@@ -253,6 +264,18 @@ class BatchQueue(AppendQueue[RoutedAppend]):
     def _look_again(self) -> None:
         self._patience = None
         self._depart()
+
+    def be_modest(self, error: QuotaExceeded) -> None:
+        """Make smaller batches for a while, if a quota of bytes has refused one."""
+        if error.limit != "bytes_in_per_s" or self._is_closed:
+            return
+        self._bytes_max = min(self._bytes_max_usual, error.quota // QUOTA_DIVISOR)
+        if self._modesty is not None:
+            self._modesty.cancel()
+        self._modesty = self._loop.call_later(QUOTA_SECONDS, self._be_usual)
+
+    def _be_usual(self) -> None:
+        self._bytes_max, self._modesty = self._bytes_max_usual, None
 
     def depart_soon(self) -> None:
         """Send a batch after this turn of the event loop, so that every append made in this turn joins it."""

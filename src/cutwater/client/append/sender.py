@@ -98,6 +98,9 @@ class Shipment(Struct, eq=False, kw_only=True):
     def note_slow(self) -> None:
         """Called when ``is_slow`` begins."""
 
+    def note_quota(self, error: QuotaExceeded) -> None:
+        """Note that a quota held it back. The next attempt follows."""
+
 
 class HeadCalls:
     """Sends messages to the heads of log streams."""
@@ -271,6 +274,7 @@ class Shipping:
                 if error is not None:
                     shipment.trouble = error.message
                     if isinstance(error, QuotaExceeded):
+                        shipment.note_quota(error)
                         await self._wait_for_quota(shipment, error)
                     elif shipment.deadline.left <= shipment.wait_seconds:
                         raise error
