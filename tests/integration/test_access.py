@@ -594,7 +594,7 @@ async def test_the_cluster_says_which_servers_have_still_not_confirmed_a_change(
 async def test_a_node_that_was_down_when_it_was_turned_on_is_named_until_it_has_the_rules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutwater.metadata.request_desk.CONFIRM_SECONDS", 0.3)
+    monkeypatch.setattr("cutwater.metadata.request_desk.CONFIRM_SECONDS", 1.0)
     async with access_cluster(tmp_path, nodes=2, lease_seconds=3.0) as cluster:
         await cluster.stop_node(2)
         assert (await cluster.secure(ON)).unconfirmed == ("storage node 2",)

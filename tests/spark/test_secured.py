@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -167,7 +169,9 @@ p = counting({servers!r})
 """
 
 
-def test_a_supervised_pipeline_with_a_token_from_the_environment(secured: SecuredCluster, tmp_path: Path) -> None:
+def test_a_supervised_pipeline_with_a_token_from_the_environment(
+    secured: SecuredCluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Also with ``--debug``. Neither the job's files nor the arguments of its processes have the token."""
     file, token = tmp_path / "p.py", token_of(secured, "piper")
     file.write_text(PIPELINE.format(servers=secured.servers))
@@ -178,8 +182,9 @@ def test_a_supervised_pipeline_with_a_token_from_the_environment(secured: Secure
     arguments.start()
     with secured.owner() as log:
         before = log.table("counted").num_rows if "counted" in [topic.name for topic in log.topics()] else 0
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    # The path of a Unix socket in it has to be short.
+    scratch = Path(mkdtemp(prefix="cw-"))
+    request.addfinalizer(lambda: rmtree(scratch))
     with started(command, tmp_path, CUTWATER_TOKEN=token.read_text().strip(), TMPDIR=str(scratch)) as process:
         assert process.wait(WAIT_SECONDS) == 0, (tmp_path / "stderr").read_text()
     with secured.owner() as log:
@@ -190,7 +195,7 @@ def test_a_supervised_pipeline_with_a_token_from_the_environment(secured: Secure
     with started(command, tmp_path, CUTWATER_TOKEN=token.read_text().strip(), TMPDIR=str(scratch)) as process:
         assert process.wait(WAIT_SECONDS) != 0
     assert "ZeroDivisionError" in (tmp_path / "stderr").read_text()
-    assert files_with(tmp_path, secret_in(token)) == set()
+    assert files_with(tmp_path, secret_in(token)) == files_with(scratch, secret_in(token)) == set()
     assert set(arguments.end()) == {str(file)}
 
 
