@@ -14,7 +14,7 @@ import pytest
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.errors import CutwaterError
-from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES
+from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES, SECTOR_BYTES
 from cutwater.testing.virtual.cluster import ClusterShape, VirtualCluster
 from cutwater.testing.virtual.loop import VirtualLoop
 from cutwater.testing.virtual.options import ShippedOptions
@@ -103,6 +103,30 @@ def test_a_commit_of_trimmed_records_is_repaired_too() -> None:
         await scene.until(lambda: scene.cluster.nodes[0].server.node.replicas[STREAM].storage.first_llsn > 20)
         await asyncio.sleep(1.0)
         scene.machine.disk.flip(scene.paths(".commits")[0], HEADER_BYTES + 10 * CONTEXT_BYTES)
+        assert not scene.is_whole()
+        await scene.until(scene.is_whole)
+        assert not [path for path in scene.machine.disk.paths() if "damaged" in str(path)], "it was learned anew"
+
+    play(work)
+
+
+@pytest.mark.parametrize("is_entry_damaged", [False, True])
+def test_a_segment_that_lost_both_marks_is_repaired(is_entry_damaged: bool) -> None:
+    """Its entries say where it ends. If one of them is damaged too, a copy of it is needed first."""
+
+    async def work(scene: Scene) -> None:
+        for _ in range(30):
+            await scene.log.append("t", [bytes(2_000)])
+        segments = scene.paths(".entries")
+        assert len(segments) > 2
+        scene.machine.kill()
+        for path in segments[:-1]:
+            for mark in (1, 2):
+                scene.machine.disk.flip(path, mark * SECTOR_BYTES + 3)
+            if is_entry_damaged:
+                scene.machine.disk.flip(path, len(scene.machine.disk.content(path)) - 100)
+        scene.machine.start()
+        await scene.until(lambda: scene.cluster.node_server(NODE) is not None)
         assert not scene.is_whole()
         await scene.until(scene.is_whole)
         assert not [path for path in scene.machine.disk.paths() if "damaged" in str(path)], "it was learned anew"

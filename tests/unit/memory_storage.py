@@ -224,6 +224,9 @@ class MemoryStorage:
         self._check()
         return 0
 
+    def repair_marks(self) -> None:
+        self._check()
+
     def close(self) -> None:
         if not self._closed:
             self.sync()

@@ -12,6 +12,7 @@ import pytest
 from cutwater.errors import Damaged
 from cutwater.format.errors import DamagedEntries
 from cutwater.storage.results import StorageFinding
+from cutwater.storagenode.counters import NodeCounters
 from cutwater.storagenode.repair import damage_repair
 from cutwater.types import GLSN, LLSN, LogStreamId
 from tests.unit.replica_bench import context
@@ -36,7 +37,7 @@ class Bench:
 
     def __init__(self, *hopeless: int) -> None:
         self.hopeless, self.tried = set(hopeless), list[int]()
-        node = SimpleNamespace(replicas={STREAM: 1}, driver=lambda stream: stream)
+        node = SimpleNamespace(replicas={STREAM: 1}, driver=lambda stream: stream, counters=NodeCounters())
         self.tasks: set[asyncio.Future[None]] = set()
         self.mender = damage_repair.Mender(node, None, self._spawn)  # type: ignore[arg-type]
         self.mender._mend = self._mend  # type: ignore[method-assign]
@@ -88,6 +89,7 @@ async def test_a_place_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPa
     await bench.done()
     bench.mender.mend(STREAM, damage(5))
     assert bench.left() == [(5, True)]
+    assert bench.mender._node.counters.repairs_failed == 1
     bench.hopeless.clear()
     again = asyncio.ensure_future(bench.mender.try_again_for_ever())
     async with asyncio.timeout(5):
@@ -150,3 +152,23 @@ def test_what_is_trimmed_and_not_removed_yet_is_no_finding() -> None:
     # LLSN 4 is the first that is left of the second one.
     left = [(whole, None), (found[2], GLSN(5)), (found[3], GLSN(7))]
     assert damage_repair.verified(driver, None) == left  # type: ignore[arg-type]
+
+
+@on_a_loop
+async def test_pauses_between_failed_repairs_grow_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(damage_repair, "system", SimpleNamespace(monotonic=lambda: now, wall_time_ns=lambda: 0))
+    bench = Bench(5)
+    pauses = []
+    for number in range(1, 8):
+        bench.mender.mend(STREAM, damage(5))
+        await bench.done()
+        assert bench.mender._node.counters.repairs_failed == number
+        pauses.append(bench.mender._known[STREAM][LLSN(5), LLSN(5)].not_before - now)
+        now += pauses[-1] - 0.5
+        bench.mender.mend(STREAM, damage(5))
+        await bench.done()
+        assert len(bench.tried) == number, "it waits"
+        now += 0.5
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 16.0, 16.0]
+    assert bench.left() == [(5, True)]

@@ -48,6 +48,7 @@ class NodeCounters(Struct):
     damage_met: Annotated[int, "Times that something was found damaged"] = 0
     entries_repaired: Annotated[int, "Damaged entries replaced by a copy of a peer's"] = 0
     contexts_repaired: Annotated[int, "Damaged commit contexts replaced by a copy of a peer's"] = 0
+    repairs_failed: Annotated[int, "Times that damage could not be repaired; each place is tried again"] = 0
     parts_staged: Annotated[int, "Parts that were staged completely"] = 0
     parts_copied: Annotated[int, "Staged parts that were copied from another holder"] = 0
     parts_dropped: Annotated[int, "Staged parts that were not needed any more"] = 0

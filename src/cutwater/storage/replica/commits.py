@@ -198,6 +198,9 @@ class CommitLog:
         self._durable_count, self.durable = self._count, self.last
 
     def _remove_last_file(self) -> None:
+        if len(self._firsts) > 1:
+            # As the last one it could not be opened without a mark.
+            self._open_closed(self._firsts[-2]).heal()
         self._files.unlink(self._path(self._firsts[-1]))
         self._files.sync_dir(self._directory)
         self._leave_last_file()
@@ -310,6 +313,10 @@ class CommitLog:
         file = self._open(first_llsn)
         if file.file.size() < self._file_bytes:
             raise DamagedFile(file.file.path, "it is too short")
+        following = next((first for first in self._firsts if first > first_llsn), None)
+        if file.newest is None and following is not None:
+            # It was full and synced before the next file was created.
+            file.restore_mark(self._file_bytes, LLSN(following - 1), NO_TIME)
         return file
 
     def _path(self, first_llsn: LLSN) -> Path:

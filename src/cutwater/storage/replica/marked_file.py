@@ -84,6 +84,16 @@ class MarkedFile:
         self.file.pwritev([encode_mark(mark)], SECTOR_BYTES * (1 + (mark.sequence - 1) % MARKS))
         self.newest, self.torn = mark, False
 
+    def restore_mark(self, offset: int, llsn: LLSN, running: RunningEventTime) -> None:
+        """Take note of what the mark of a closed file must say if both of its marks are wrong. ``heal`` writes it.
+
+        All below ``offset`` must have been synced. A mark that can be read again now does not count more than this one.
+        """
+        start = lenient_pread(self.file, HEADER_BYTES, 0)
+        marks = [_mark_in(start, i, self.header) for i in range(MARKS)]
+        sequence = max((mark.sequence for mark in marks if mark is not None), default=0)
+        self.newest, self.torn = SyncMark(sequence, offset, llsn, running), True
+
     def extend(self, buffers: Sequence[Buffer], offset: int, end: int, room_end: int) -> None:
         """Write data at the end, from ``offset`` to ``end``.
 
@@ -188,6 +198,9 @@ class MarkedFile:
         for i in range(MARKS):
             if any(_slot(start, i)) and _mark_in(start, i, self.header) is None:
                 problems.append(f"mark {i} is wrong")
+        if not any(any(_slot(start, i)) for i in range(MARKS)):
+            # A new file has one mark.
+            problems.append("both of its marks are missing")
         return problems
 
 

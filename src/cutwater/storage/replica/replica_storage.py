@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from operator import attrgetter
@@ -376,14 +377,27 @@ class SegmentStorage:
     def repair_headers(self) -> int:
         """Repair damaged file headers, of which each file has a copy, and small files, whose content is in memory.
 
-        Returns the number of repaired files.
+        Returns the number of repaired files. A segment without marks may have to wait, see ``repair_marks``.
         """
         with self._guard:
             repaired = self._small.repair()
-            marked = [self._log.segment_of(first).marked for first in self._log.firsts]
-            marked += [file for _, file, _ in self._commits.files()]
-            repaired += sum(self._log.segment_of(first).heal_index() for first in self._log.firsts)
+            segments = [self._log.segment_of(first) for first in self._log.firsts]
+            marked = [file for _, file, _ in self._commits.files()]
+            repaired += sum(segment.heal_index() for segment in segments)
+            for segment in segments:
+                with suppress(DamagedEntries):
+                    repaired += segment.heal_header(self.first_llsn)
             return repaired + sum(file.heal() for file in marked)
+
+    def repair_marks(self) -> DamagedEntries | None:
+        """Give new marks to each segment that lost both. Returns damaged entries that must be repaired before that."""
+        with self._guard:
+            for first in self._log.firsts:
+                try:
+                    self._log.segment_of(first).heal_header(self.first_llsn)
+                except DamagedEntries as error:
+                    return error
+            return None
 
     def close(self) -> None:
         """Sync everything, and then write the marks that say so."""

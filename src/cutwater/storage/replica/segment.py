@@ -416,6 +416,31 @@ class Segment:
         self.index.heal(points)
         return True
 
+    def heal_header(self, from_llsn: LLSN) -> bool:
+        """Durably rewrite damaged copies of the header and damaged marks. Returns whether there were any.
+
+        If both marks of a closed segment are wrong, its entries say where it ends. Then all of them must be intact from
+        ``from_llsn`` on. The others are trimmed. Raises ``DamagedEntries`` for those that must be repaired first.
+        """
+        if self.marked.newest is None:
+            self._restore_mark(from_llsn)
+        return self.marked.heal()
+
+    def _restore_mark(self, from_llsn: LLSN) -> None:
+        end = self.end.llsn
+        for place in self.places(max(from_llsn, self.first_llsn)):
+            if place.last_llsn < from_llsn:
+                continue
+            if place.first_llsn > end:
+                break
+            header = self.frame_at(place).header
+            if header.last_llsn == end:
+                # It was synced as a whole before the next segment was created.
+                self.marked.restore_mark(place.end, end, header.running.after(header))
+                self.end = self.durable = SegmentEnd(end, place.end)
+                return
+        raise DamagedEntries(str(self.path), end, end, "no entry ends with this LLSN")
+
     def repair(self, entry: Entry, running: RunningEventTime | None) -> bool:
         """Replace a damaged entry durably with an intact copy. Returns False if the copy does not belong there.
 

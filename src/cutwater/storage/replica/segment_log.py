@@ -10,12 +10,14 @@ from __future__ import annotations
 import errno
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
 from cutwater.errors import Damaged
 from cutwater.format.entry_codec import EntryFrame, RunningEventTime
+from cutwater.format.errors import DamagedEntries
 from cutwater.storage.files import StorageFiles
 from cutwater.storage.format import FileHeader
 from cutwater.storage.replica.open_files import OpenFiles
@@ -167,6 +169,9 @@ class SegmentLog:
         while self._last.first_llsn > end + 1:
             removed = self._last
             before = self._open_closed(self._firsts[-2], LLSN(removed.first_llsn - 1))
+            with suppress(DamagedEntries):
+                # As the last one it could not be opened without a mark.
+                before.heal_header(before.first_llsn)
             self._files.unlink(removed.path)
             self._files.sync_dir(self._directory)
             self._closed.forget(before.first_llsn)

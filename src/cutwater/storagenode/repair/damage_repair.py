@@ -36,7 +36,8 @@ REPAIR_SECONDS_MAX = 60.0
 PLACES_MAX = 1_024
 """Maximum number of known damaged places of one log stream."""
 AGAIN_SECONDS = 1.0
-"""How long a place waits after a failed repair."""
+"""How long a place waits after its first failed repair. It waits twice as long after each further one."""
+AGAIN_SECONDS_MAX = 16.0
 TRY_AGAIN_SECONDS = 5.0
 
 
@@ -46,6 +47,8 @@ class _Known(Struct):
     error: Damaged
     since_us: int
     trouble: str = ""
+    pause: float = 0.0
+    """How long it waits after the last failed repair."""
     not_before: float = 0.0
     """When the next attempt may begin, by the monotonic clock."""
 
@@ -128,7 +131,9 @@ class Mender:
             trouble = str(failure) or "the repair took too long"
             if trouble != known.trouble:
                 _log.warning("log stream %s could not be repaired: %s", stream, trouble, extra={"stream": stream})
-            known.trouble, known.not_before = trouble, system.monotonic() + AGAIN_SECONDS
+            known.pause = min(known.pause * 2 or AGAIN_SECONDS, AGAIN_SECONDS_MAX)
+            known.trouble, known.not_before = trouble, system.monotonic() + known.pause
+            self._node.counters.repairs_failed += 1
         else:
             places = self._known.get(stream, {})
             places.pop(place, None)
@@ -143,7 +148,7 @@ class Mender:
         if isinstance(error, DamagedEntries):
             copies = await self._mend_entries(driver, error.first_llsn, error.last_llsn)
         else:
-            copies = await self._mend_contexts(driver)
+            copies = await self._mend_contexts(driver) + await self._mend_below_marks(driver)
             if not files and not copies:
                 await self._require_readable(driver)
         if not driver.replica.trusted:
@@ -189,6 +194,18 @@ class Mender:
                 raise error
             self._node.counters.contexts_repaired += 1
             copies += 1
+        return copies
+
+    async def _mend_below_marks(self, driver: ReplicaDriver) -> int:
+        """Repair entries without which a segment gets no new marks. Returns the number of copies that were needed."""
+        copies, before = 0, None
+        while (error := await driver.in_writer(driver.storage.repair_marks)) is not None:
+            place = error.where, error.first_llsn, error.last_llsn
+            if place == before:
+                # The copy did not help.
+                raise error
+            before = place
+            copies += await self._mend_entries(driver, error.first_llsn, error.last_llsn)
         return copies
 
     async def _fetch_commits(self, driver: ReplicaDriver, llsn: LLSN) -> tuple[CommitContext, ...]:
