@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from cutwater.protocol import storage_api
 from cutwater.protocol.metadata_api import ASK
 from cutwater.runtime import system
 from cutwater.types import GLSN, LogStreamId
+from cutwater.wire.connection import Connection
 from tests.integration.access_cluster import AccessCluster, access_cluster, until
 
 pytestmark = pytest.mark.asyncio
@@ -353,12 +355,24 @@ async def test_staged_bytes_are_charged_when_they_are_staged(tmp_path: Path) -> 
         assert cluster.nodes[1].staging.staged_by == {}
 
 
+async def until_passed(connection: Connection) -> None:
+    """Return when the server has a share, with which one call has passed, and the next one may pass soon."""
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(QuotaExceeded):
+                await connection.call(storage_api.DESCRIBE, None, timeout_ms=5_000)
+                break
+            await asyncio.sleep(0.2)
+    await asyncio.sleep(1)
+
+
 async def test_what_waits_is_bounded_and_refused_before_its_deadline(tmp_path: Path) -> None:
     async with access_cluster(tmp_path, nodes=1, mode=ON) as cluster:
         ann = await cluster.principal("ann", ("describe", "cluster"))
         await limit(cluster, "ann", requests_per_s=2)
         quotas = cluster.nodes[1].access.control.quotas
         connections = [await cluster.connection(cluster.node_addresses[1], ann) for _ in range(3)]
+        await until_passed(connections[0])
         calls = [
             asyncio.create_task(connection.call(storage_api.DESCRIBE, None, timeout_ms=5_000))
             for _ in range(900)

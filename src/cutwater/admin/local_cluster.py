@@ -474,7 +474,7 @@ async def is_view_limited(cluster: LocalCluster, access: Access = ANYONE) -> boo
     """Return whether the principal may see only a part of the cluster; False if nobody answers."""
     try:
         async with Admin(cluster.addresses, timeout_ms=3_000, access=access) as admin:
-            return (await admin.describe()).is_limited
+            return bool((await admin.describe()).is_limited)
     except CutwaterError:
         return False
 

@@ -86,7 +86,7 @@ class CreateTopicRequest(Struct, frozen=True, tag=True):
     retention: Retention = Retention()
     event_time_ahead_us: int = 0
     """How far event times may be ahead of cut time; 0 means without bound."""
-    is_replication_usual: bool = False
+    is_replication_usual: bool | UnsetType = UNSET
     """The leader chooses the replication: ``REPLICATION_DEFAULT``, or the number of live storage nodes if there are
     fewer. Not every client may see the storage nodes. A leader of an earlier version uses ``replication``."""
 
@@ -455,7 +455,7 @@ class Catalog(Struct, frozen=True, tag=True):
     topics: tuple[TopicInfo, ...]
     streams: tuple[StreamInfo, ...]
     nodes: tuple[NodeInfo, ...] = ()
-    is_limited: bool = False
+    is_limited: bool | UnsetType = UNSET
     """The caller lacks the right ``cluster-operate``: topics that it may not describe are left out."""
 
 
@@ -487,7 +487,7 @@ class Events(Struct, frozen=True, tag=True):
 
     events: tuple[Event, ...]
     oldest: DecisionIndex
-    is_limited: bool = False
+    is_limited: bool | UnsetType = UNSET
     """The caller lacks the right to see all events."""
 
 
@@ -580,7 +580,7 @@ class Description(Struct, frozen=True, tag=True):
     outputs: tuple[OutputDescription, ...] = ()
     access: AccessSummary | UnsetType = UNSET
     """Access control, if anything about it was ever decided."""
-    is_limited: bool = False
+    is_limited: bool | UnsetType = UNSET
     """The caller lacks the right ``cluster-operate``: what it may not describe is left out."""
 
 

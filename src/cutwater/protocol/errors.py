@@ -95,15 +95,13 @@ class ConnectionLost(Unavailable):
     """
 
     code = "connection_lost"
+    ended_greeting = False
+    """The other side accepted the connection and closed it before it greeted. It may want TLS, or trust nothing that it
+    was shown, or just be starting."""
 
     def __init__(self, message: str, *, outcome_unknown: bool) -> None:
         super().__init__(message)
         self.outcome_unknown = outcome_unknown
-
-
-class GreetingLost(ConnectionLost):
-    """The other side accepted the connection and closed it before it greeted. It may want TLS, or trust nothing that it
-    was shown, or just be starting."""
 
 
 class CannotListen(Unavailable):
@@ -132,8 +130,10 @@ def why_lost(address: str, exc: Exception | None, *, is_greeting: bool, has_tls:
         message += "; it may want " + (
             "a client certificate, or not trust the one it got" if has_tls else "TLS, which was not used"
         )
-        return GreetingLost(message, outcome_unknown=True)
-    return ConnectionLost(message, outcome_unknown=True)
+    lost = ConnectionLost(message, outcome_unknown=True)
+    if is_greeting:
+        lost.ended_greeting = True
+    return lost
 
 
 class WireError(Struct, frozen=True, array_like=True):

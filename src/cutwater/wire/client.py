@@ -121,4 +121,9 @@ def check_port(host: str, port: int) -> None:
 
 def _definite(error: CutwaterError) -> CutwaterError:
     """Mark the outcome as known: no request was sent yet, so nothing can have been done."""
-    return type(error)(error.message, outcome_unknown=False) if isinstance(error, ConnectionLost) else error
+    if not isinstance(error, ConnectionLost):
+        return error
+    definite = ConnectionLost(error.message, outcome_unknown=False)
+    if error.ended_greeting:
+        definite.ended_greeting = True
+    return definite

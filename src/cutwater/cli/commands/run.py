@@ -25,7 +25,7 @@ def list_runs(log: LogTarget) -> None:
     """Show all runs: their last batches, what is staged for them, and what is not published yet."""
 
     async def work(admin: Admin) -> tuple[tuple[RunStatus, ...], bool]:
-        return await admin.runs(), (await admin.describe()).is_limited
+        return await admin.runs(), bool((await admin.describe()).is_limited)
 
     found, is_limited = log.administer(work)
     columns = ["run", "name", "last batch", "staged bytes", "unpublished", "state"]

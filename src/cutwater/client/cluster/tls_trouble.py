@@ -7,7 +7,7 @@ import contextlib
 import ssl
 
 from cutwater.errors import CutwaterError
-from cutwater.protocol.errors import GreetingLost, Untrusted
+from cutwater.protocol.errors import ConnectionLost, Untrusted
 from cutwater.wire.addresses import parse_address
 
 PATIENCE_SECONDS = 10.0
@@ -30,7 +30,7 @@ class TlsTrouble:
         self._since = None
 
     def failed(self, address: str, error: CutwaterError) -> None:
-        is_candidate = isinstance(error, GreetingLost | Untrusted)
+        is_candidate = isinstance(error, Untrusted) or (isinstance(error, ConnectionLost) and error.ended_greeting)
         if is_candidate and self._since is None:
             self._since = asyncio.get_running_loop().time()
         self._failures.pop(address, None)

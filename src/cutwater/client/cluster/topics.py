@@ -145,7 +145,14 @@ class Topics:
         check_not_reserved(name)
         copies = await self._seen_replication(deadline) if replication is None else replication
         request = CreateTopicRequest(
-            name, streams, copies, encoded, event_time, kept, ahead_us, is_replication_usual=replication is None
+            name,
+            streams,
+            copies,
+            encoded,
+            event_time,
+            kept,
+            ahead_us,
+            is_replication_usual=replication is None or UNSET,
         )
         try:
             await self._repository.ask(request, Created, timeout_ms=deadline.left_ms(), idempotent=False)

@@ -47,7 +47,7 @@ class AnswerFilter:
             catalog,
             topics=topics,
             streams=tuple(info for info in catalog.streams if info.topic in known),
-            is_limited=not self._may(Right.CLUSTER_OPERATE, CLUSTER),
+            is_limited=not self._may(Right.CLUSTER_OPERATE, CLUSTER) or UNSET,
         )
 
     def _description(self, description: r.Description) -> r.Description:
@@ -65,7 +65,7 @@ class AnswerFilter:
             unheard=tuple(stream for stream in description.unheard if stream in known),
             outputs=tuple(one for one in description.outputs if self._sees(ResourceKind.RUN, one.name)),
             access=description.access if sees_cluster else UNSET,
-            is_limited=not operates,
+            is_limited=not operates or UNSET,
         )
 
     def _run(self, run: r.RunDescription, streams: set[LogStreamId]) -> r.RunDescription:
