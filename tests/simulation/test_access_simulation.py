@@ -51,6 +51,14 @@ def test_a_call_over_an_old_connection_is_told_to_connect_again() -> None:
     simulate(2, access="off", access_changes_every=0.3, access_lease=LEASE)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_changes_do_not_wait_for_a_node_that_is_gone(seed: int) -> None:
+    """Followers relayed its reports, so it counted as connected for ever: no change was answered in time any more,
+    and rows that another principal had tried to publish were not dropped."""
+    options = {"metadata_nodes": 3, "storage_nodes": 3, "replication": 2}
+    simulate(seed, access="enforced", disk_loss="empty", reset_every=0.5, **options)
+
+
 def test_the_same_seed_gives_the_same_trace_with_access_control() -> None:
     """The secrets and ids of tokens come from the simulated chance."""
     seed = next(seed for seed in range(100) if random_options(seed).access)

@@ -1,4 +1,5 @@
-"""What may wait is told to a storage node a little later, in its order, and never lies about for long."""
+"""What may wait is told to a storage node a little later, in its order, and never lies about for long. A storage node
+is in contact through a follower only while the follower relays its reports."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from cutwater.core.messages import CommitMessage, LeaderMessage, SealReplica
-from cutwater.metadata.node_channels import WAITING_MAX, Ways
+from cutwater.metadata.node_channels import SILENT_SECONDS_MAX, WAITING_MAX, Ways
 from cutwater.protocol.storage_api import LEADER_SAYS
 from cutwater.types import GLSN, LLSN, Epoch, LeaderEpoch, LogStreamId, Revision, StorageNodeId
 from cutwater.wire.connection import Connection
@@ -77,3 +78,32 @@ async def test_only_so_much_waits() -> None:
         assert one.messages == []
         ways.send(NODE, message, may_wait=True)
     assert one.messages == messages
+
+
+class Clock:
+    """The time of an event loop, which a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+async def test_a_node_that_a_follower_relayed_long_ago_is_not_in_contact() -> None:
+    """The connection to the follower stays open whatever becomes of the storage node."""
+    clock, own, follower = Clock(), cast(Connection, Told()), cast(Connection, Told())
+    ways = Ways(cast(asyncio.AbstractEventLoop, clock))
+    ways.hear(NODE, follower, is_relay=True)
+    ways.hear(OTHER, own, is_relay=False)
+    ways.hear(OTHER, follower, is_relay=True)
+    clock.now += SILENT_SECONDS_MAX / 2
+    assert ways.heard == [NODE, OTHER]
+    clock.now += SILENT_SECONDS_MAX
+    assert ways.heard == [OTHER], "a connection of its own tells by itself when it is lost"
+    ways.hear(NODE, follower, is_relay=True)
+    assert ways.heard == [NODE, OTHER]
+    ways.lose(own)
+    assert ways.heard == [NODE]
+    ways.lose(follower)
+    assert ways.heard == []

@@ -20,9 +20,13 @@ from cutwater.protocol.metadata_api import RELAY_DOWN, RelayDown
 from cutwater.types import Revision, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.server_book import ServerBook
+from cutwater.wire.options import WireOptions
 
 FRESH_SECONDS = 1.0
 """A channel on which nothing arrived for this long is no longer used, if there is another."""
+SILENT_SECONDS_MAX = 2 * WireOptions().ping_ms / 1_000
+"""A storage node of which a follower relays nothing for this long has no contact through it. A connection of its own
+would be given up after as long; that to the follower stays."""
 WAIT_SECONDS = 0.005
 """How long a message that may wait is held back for others. Adds up to this much read latency on that node."""
 WAITING_MAX = 64
@@ -65,8 +69,14 @@ class Ways:
 
     @property
     def heard(self) -> list[StorageNodeId]:
-        """The storage nodes that were heard lately, or whose last connection is still open."""
-        return [node for node, ways in self._heard.items() if ways]
+        """The storage nodes with an open connection of their own, and those of which a follower relayed something
+        lately."""
+        since = self._loop.time() - SILENT_SECONDS_MAX
+        return [
+            node
+            for node, ways in self._heard.items()
+            if any(at > since or connection not in self._relays for connection, at in ways.items())
+        ]
 
     def lose(self, connection: Connection) -> list[StorageNodeId]:
         """Forget a closed connection. Returns the storage nodes at its other end."""
