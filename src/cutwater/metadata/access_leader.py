@@ -99,6 +99,8 @@ class LeaderAccess:
         questions that come meanwhile share it."""
         if self._next_look is None:
             self._next_look = asyncio.create_task(self._look_after(self._looking))
+            # All who wait for it may be gone when it fails.
+            self._next_look.add_done_callback(lambda look: look.cancelled() or look.exception())
         return await asyncio.shield(self._next_look)
 
     async def _look_after(self, earlier: asyncio.Task[LeaderEpoch] | None) -> LeaderEpoch:
