@@ -10,6 +10,7 @@ transaction. Nothing is remembered between calls, so the epoch would fence a sec
 
 ``synchronous=FULL`` syncs the write-ahead log to disk with every commit. Opening writes the whole log again, copies it
 into the database and syncs both, because an earlier process may leave data behind that can be read but is not on disk.
+It syncs the names of both before anything is committed, because SQLite copies its log even if the name may be lost.
 """
 
 from __future__ import annotations
@@ -260,6 +261,8 @@ class SqliteDatabase:
             raise InvalidArgument(f"{self.path.parent} is no directory: make it, or name another place")
 
     def _set_up(self, cluster: ClusterId) -> None:
+        if not self._is_guest and self._pragma("page_count") == 0:
+            self._write_first_page()
         mode = self._pragma("journal_mode = WAL")
         if mode != "wal":
             raise InvalidArgument(
@@ -269,6 +272,10 @@ class SqliteDatabase:
             self._connection.execute(setting)
         with self._transaction():
             self._check_kind()
+            if not self._is_guest:
+                # The first page had it; a database with a log does not use it.
+                self._files.unlink(self.path.with_name(self.path.name + "-journal"))
+            self._sync_names()
             if self._pragma("user_version") == 0:
                 for statement in _SCHEMA:
                     self._connection.execute(statement)
@@ -277,7 +284,6 @@ class SqliteDatabase:
             self._connection.execute("PRAGMA wal_autocheckpoint = 0")
         else:
             self._checkpoint()
-        self._files.sync_dir(self.path.parent)
         found = self._pragma("quick_check(1)")
         if found != "ok":
             raise DamagedStore(str(self.path), str(found))
@@ -290,6 +296,24 @@ class SqliteDatabase:
                 f"{self.path} holds the decisions of cluster {identity.cluster}, not of cluster {cluster}: "
                 "name the database of this cluster"
             )
+
+    def _write_first_page(self) -> None:
+        """Write the first page of a new database, which a rollback journal guards, since there is no log yet.
+
+        The journal keeps its name until the database has a log, so that the name is durable before it is needed.
+        """
+        self._pragma("journal_mode = PERSIST")
+        with self._transaction():
+            self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self._sync_names()
+
+    def _sync_names(self) -> None:
+        """Make the names of the database and of its log or journal durable, once both are there and before a commit.
+
+        SQLite syncs the name of its log too, but ignores that this failed. A power cut in the middle of copying the log
+        would then leave a part of a transaction, and no log to complete it from.
+        """
+        self._files.sync_dir(self.path.parent)
 
     def _checkpoint(self) -> None:
         """Make durable what a killed process left in the write-ahead log, before anything relies on it."""
