@@ -146,6 +146,11 @@ def log_is_believed_as_it_is() -> Patches:
     return [(SqliteDatabase, "_write_log_again", lambda self: None)]
 
 
+def names_are_left_to_sqlite() -> Patches:
+    """Opening does not sync the names of the database and its log. SQLite does, but goes on when it fails."""
+    return [(SqliteDatabase, "_sync_names", lambda self: None)]
+
+
 def broken_store_goes_on() -> Patches:
     """After a failed sync the store says that nothing was written, and takes the next append."""
     return [(SqliteDatabase, "_breaks", lambda self, what: DiskFull(f"{self.path}: {what}"))]
@@ -176,6 +181,7 @@ SQLITE_BUGS: tuple[tuple[Callable[[], Patches], SqliteProfile], ...] = (
     (commits_are_not_synced, ALL_ERRORS),
     (broken_store_goes_on, FAILED_SYNCS),
     (log_is_believed_as_it_is, FAILED_SYNCS),
+    (names_are_left_to_sqlite, FAILED_SYNCS),
     (failed_commit_is_taken_for_done, FULL_DISKS),
 )
 

@@ -163,9 +163,9 @@ class _FilesVfs(apsw.VFS):
         path = Path(name.filename() if isinstance(name, apsw.URIFilename) else name)
 
         def opened() -> _DiskFile | None:
-            is_new = not self.files.exists(path)
-            file = self.files.create(path) if is_new else self.files.open(path)
-            return _DiskFile(self, file, is_new=is_new and bool(flags[0] & _JOURNALS))
+            file = self.files.open(path) if self.files.exists(path) else self.files.create(path)
+            may_be_new = bool(flags[0] & apsw.SQLITE_OPEN_CREATE and flags[0] & _JOURNALS)
+            return _DiskFile(self, file, may_be_new=may_be_new)
 
         flags[1] = flags[0]
         file = self.do(opened, apsw.SQLITE_CANTOPEN, None)
@@ -221,10 +221,14 @@ def _seed_sqlite(random: Random) -> None:
 
 
 class _DiskFile:
-    """A file as SQLite uses it. ``is_new``: the first sync of a new log also syncs its name, as on a file system."""
+    """A file as SQLite uses it.
 
-    def __init__(self, vfs: _FilesVfs, file: File, *, is_new: bool) -> None:
-        self._vfs, self._file, self._is_new = vfs, file, is_new
+    ``may_be_new``: the first sync of a log also syncs its name, whether or not the file was there before. As on a file
+    system, SQLite ignores that the name could not be synced.
+    """
+
+    def __init__(self, vfs: _FilesVfs, file: File, *, may_be_new: bool) -> None:
+        self._vfs, self._file, self._may_be_new = vfs, file, may_be_new
 
     def xRead(self, amount: int, offset: int) -> bytes:
         return self._vfs.do(lambda: self._file.pread(amount, offset), apsw.SQLITE_IOERR_READ, b"")
@@ -240,9 +244,10 @@ class _DiskFile:
 
     def _sync(self) -> None:
         self._file.sync_all()
-        if self._is_new:
-            self._vfs.files.sync_dir(self._file.path.parent)
-            self._is_new = False
+        if self._may_be_new:
+            self._may_be_new = False
+            with suppress(OSError):
+                self._vfs.files.sync_dir(self._file.path.parent)
 
     def xFileSize(self) -> int:
         return self._vfs.do(self._file.size, apsw.SQLITE_IOERR_FSTAT, 0)
