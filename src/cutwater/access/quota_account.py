@@ -71,7 +71,7 @@ class QuotaAccount:
         self._shares[rate] = share
         self.buckets[rate].set_rate(share / RATE_UNIT, now)
 
-    # What is used.
+    # Use.
 
     def has_room(self, stock: str, more: int, now: float) -> bool:
         """Whether so much more may be held here. What the members of a large group hold takes long to count, so after

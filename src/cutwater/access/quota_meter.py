@@ -329,7 +329,7 @@ class QuotaMeter:
     def sent(self, size: int) -> None:
         self.pay({BYTES_OUT: size}, self._loop.time())
 
-    # What is held.
+    # Connections, subscriptions and staged bytes.
 
     def lacking(self, stock: str, more: int) -> QuotaAccount | None:
         """Return an account that has no room for so much more."""

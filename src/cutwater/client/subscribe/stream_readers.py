@@ -191,7 +191,7 @@ class Feed:
         if not streams or any(info.is_open or self.wanted(info.stream) for info in streams):
             return ""
         if self._catalog_trouble:
-            # What is known of the log streams is old.
+            # The cached catalog of log streams is old.
             return f"all that was known of has been read, and no metadata node answers: {self._catalog_trouble}"
         them = ", ".join(str(info.stream) for info in streams)
         told = f"all there was has been read, and no log stream takes appends now (closed: {them})"
