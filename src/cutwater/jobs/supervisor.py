@@ -84,8 +84,8 @@ class JobOptions(Struct, frozen=True):
         return f"JobOptions(file={self.file!r}, variable={self.variable!r}, log={self.log!r})"
 
     def credentials(self) -> dict[str, str]:
-        """Return the environment by which the program gets the credentials. What is in the environment of this process
-        does not count, because the command may have been given others."""
+        """Return the environment by which the program gets the credentials. That of this process does not count: the
+        command may have been given others."""
         names = ("CUTWATER_TLS_CA", "CUTWATER_TLS_CERTIFICATE", "CUTWATER_TLS_KEY")
         found = dict(zip(names, self.tls, strict=True))
         return found | {"CUTWATER_TOKEN": self.token, "CUTWATER_TOKEN_FILE": self.token_file}
