@@ -71,18 +71,8 @@ class AccessCluster:
         return next(server for server in self.metadata if not server.leads)
 
     async def start(self, nodes: int) -> None:
-        for number, key in enumerate(self.keys, 1):
-            options = MetadataOptions(
-                CLUSTER,
-                MetadataNodeId(number),
-                port=parse_address(self.addresses[number - 1])[1],
-                order=ORDER,
-                key=key,
-                access_lease_seconds=self.lease_seconds,
-                tls=self.tls_of(METADATA_NODE, number),
-            )
-            self.metadata.append(MetadataServer(options, MemoryStore(self.data)))
-            await self.metadata[-1].start()
+        for number in range(1, len(self.keys) + 1):
+            await self.start_metadata(number, MemoryStore(self.data))
         await until(lambda: sum(server.leads for server in self.metadata) == 1, "one leads")
         await until(lambda: all(server.leads or server._upstream for server in self.metadata), "the others follow")
         for number in range(1, nodes + 1):
@@ -90,6 +80,19 @@ class AccessCluster:
             await self.add_node(number)
             await self.start_node(number)
         await until(lambda: all(n.metadata_joined == len(self.keys) for n in self.nodes.values()), "all have joined")
+
+    async def start_metadata(self, number: int, store: MemoryStore) -> None:
+        options = MetadataOptions(
+            CLUSTER,
+            MetadataNodeId(number),
+            port=parse_address(self.addresses[number - 1])[1],
+            order=ORDER,
+            key=self.keys[number - 1],
+            access_lease_seconds=self.lease_seconds,
+            tls=self.tls_of(METADATA_NODE, number),
+        )
+        self.metadata.append(MetadataServer(options, store))
+        await self.metadata[-1].start()
 
     async def add_node(self, number: int) -> None:
         """Add a storage node in the leader's process: with TLS, a client without a certificate could not."""

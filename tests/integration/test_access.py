@@ -37,6 +37,8 @@ from cutwater.errors import (
     Refused,
     Unavailable,
 )
+from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
+from cutwater.metadata.stores.store_interface import LoadedState
 from cutwater.protocol import metadata_api, storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.errors import Unauthenticated, Unproven, Untrusted
@@ -57,6 +59,18 @@ ON = AccessMode.ENFORCED
 
 def read_arguments(stream: int) -> storage_api.ReadArguments:
     return storage_api.ReadArguments(LogStreamId(stream), GLSN(1), 1_000_000)
+
+
+class HeldStore(MemoryStore):
+    """Cannot be read before ``go``."""
+
+    def __init__(self, data: MemoryData) -> None:
+        super().__init__(data)
+        self.go = asyncio.Event()
+
+    async def load(self) -> LoadedState:
+        await self.go.wait()
+        return await super().load()
 
 
 async def stream_of(cluster: AccessCluster, topic: str) -> LogStreamId:
@@ -722,6 +736,64 @@ async def test_turning_it_on_ends_connections_whose_credentials_were_not_judged(
         async with cluster.client("") as log:
             await log.create_topic("a")
             await log.append("a", b"1")
+
+
+@pytest.mark.parametrize("mode", [AccessMode.PERMISSIVE, ON])
+async def test_a_token_shown_to_a_metadata_node_that_does_not_know_the_rules_yet_counts_later(
+    tmp_path: Path, mode: AccessMode
+) -> None:
+    async with access_cluster(tmp_path, mode=mode) as cluster:
+        ann = await cluster.principal("ann", ("describe", "cluster"))
+        await cluster.stop_metadata()
+        store = HeldStore(cluster.data)
+        await cluster.start_metadata(1, store)
+        places = {name: await cluster.connection(cluster.addresses[0], name) for name in (cluster.root, ann, "")}
+        assert not cluster.metadata[0].control.is_on, "the node has taken them without knowing the rules"
+        request = q.ListRulesRequest("ann")
+        early = asyncio.create_task(places[cluster.root].call(metadata_api.ASK, request, timeout_ms=10_000))
+        await asyncio.sleep(0.1)
+        store.go.set()
+        assert (await early).value.rules, "a request that came before the rules is judged by them"
+        assert (await places[cluster.root].call(metadata_api.ASK, request, timeout_ms=5_000)).value.rules
+        with pytest.raises(PermissionDenied, match="ann lacks the right cluster-admin"):
+            await places[ann].call(metadata_api.ASK, q.ListGroupsRequest(), timeout_ms=5_000)
+        with pytest.raises((PermissionDenied, Unavailable), match=r"without credentials|connect again"):
+            await places[""].call(metadata_api.ASK, q.ListGroupsRequest(), timeout_ms=5_000)
+
+
+@pytest.mark.parametrize("mode", [AccessMode.PERMISSIVE, ON])
+async def test_a_token_shown_while_it_was_off_counts_once_it_is_on(tmp_path: Path, mode: AccessMode) -> None:
+    """Also at storage nodes, so that permissive mode records what such a client lacks."""
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("describe", "cluster"))
+        await cluster.admin(q.SetAccessModeRequest(AccessMode.OFF))
+        places = (cluster.leader.address, cluster.node_addresses[1])
+        roots = [await cluster.connection(place, cluster.root) for place in places]
+        anns = [await cluster.connection(place, ann) for place in places]
+        await cluster.secure(mode)
+        await roots[0].call(metadata_api.ASK, q.ListGroupsRequest(), timeout_ms=5_000)
+        with pytest.raises(PermissionDenied, match="ann lacks the right cluster-admin"):
+            await anns[0].call(metadata_api.ASK, q.ListGroupsRequest(), timeout_ms=5_000)
+        await anns[1].call(storage_api.STATUS, None, timeout_ms=5_000)
+        with pytest.raises(PermissionDenied, match="ann lacks the right cluster-operate"):
+            await anns[1].call(storage_api.VERIFY_STAGED, None, timeout_ms=5_000)
+        assert not any(connection.is_closed for connection in (*roots, *anns))
+        assert ("", "describe") not in cluster.nodes[1].access.control.denials.recorded
+
+
+async def test_a_token_that_is_newer_than_the_known_rules_counts_once_they_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with access_cluster(tmp_path, metadata=2, mode=AccessMode.PERMISSIVE) as cluster:
+        follower = cluster.follower
+        taken = follower.access.copy.view
+        with monkeypatch.context() as patch:
+            patch.setattr(follower.access.copy, "take", lambda rules: None)
+            bob = await cluster.principal("bob", ("cluster-admin", "cluster"))
+            assert follower.access.copy.view is taken
+            connection = await cluster.connection(follower.address, bob)
+        await until(lambda: follower.access.copy.view is not taken, "the follower has the rules")
+        await connection.call(metadata_api.ASK, q.ListGroupsRequest(), timeout_ms=5_000)
 
 
 async def test_the_day_of_use_is_noted_once(tmp_path: Path) -> None:

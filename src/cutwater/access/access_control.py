@@ -142,6 +142,9 @@ class AccessControl:
         """Record a denial, and raise it if its right is enforced now."""
         view = self.copy.view
         is_enforced = view.enforces(Right(verdict.right), verdict.resource)
+        if is_enforced and not caller.is_judged and not caller.server:
+            # It may have shown a token at which nobody has looked.
+            raise _turned_on()
         if is_enforced or caller.is_judged:
             self.denials.note(Denial(verdict, method, caller.address, is_enforced))
         if not is_enforced:
@@ -189,28 +192,34 @@ class AccessControl:
         self.quotas.changed()
 
     def sweep(self) -> None:
-        """End connections whose credentials do not hold any more and, if the rules are in force, calls that have lost
-        their right."""
+        """Judge credentials that were shown before the rules were known. End connections whose credentials do not hold
+        and, if the rules are in force, calls that have lost their right."""
         if not self.is_on:
             return
         is_enforced = self.copy.view.mode is AccessMode.ENFORCED
         now = system.wall_time_ns() // 1_000
+        has_found = False
         for connection in list(self._connections()):
             peer = connection.peer
             if peer is None or self.book.knows(peer):
                 continue
-            problem = self._problem(peer.identity, now, is_enforced=is_enforced)
+            if (peer.identity.again is not None or not peer.identity.is_judged) and self.copy.is_valid:
+                identity = _judged_again(peer.identity, is_enforced=is_enforced)
+                if identity is None:
+                    connection.fail(_turned_on())
+                    continue
+                has_found |= identity.principal != peer.identity.principal
+                connection.peer = peer = replace(peer, identity=identity)
+            problem = self._problem(peer.identity, now)
             if problem is not None:
                 connection.fail(problem)
             elif is_enforced:
                 connection.recheck()
+        if has_found:
+            self.quotas.changed()
 
-    def _problem(self, identity: PeerIdentity, now: int, *, is_enforced: bool) -> CutwaterError | None:
+    def _problem(self, identity: PeerIdentity, now: int) -> CutwaterError | None:
         view = self.copy.view
-        if not identity.is_judged:
-            if not is_enforced:
-                return None
-            return _turned_on()
         if identity.token:
             if view.is_current(identity.token, now):
                 return None
@@ -223,6 +232,18 @@ class AccessControl:
 
 
 _UNKNOWN = PeerIdentity("", is_judged=True)
+
+
+def _judged_again(identity: PeerIdentity, *, is_enforced: bool) -> PeerIdentity | None:
+    """Judge credentials that were shown before the rules were known. Returns None if they stand for no principal and
+    the rules are in force: the client may have others by now, so it is told to connect again."""
+    found = replace(identity, is_judged=True)
+    if identity.again is not None:
+        try:
+            found = identity.again()
+        except CutwaterError:
+            return None
+    return None if is_enforced and found.principal == NOBODY else found
 
 
 def _turned_on() -> Unavailable:

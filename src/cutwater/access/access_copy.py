@@ -34,7 +34,7 @@ Ask = Callable[[Revision], Awaitable[Received[AccessNews]]]
 class AccessCopy:
     """See the module. ``was_secured``: access control was on when this server ran last, so it refuses clients until it
     knows the rules. ``keep`` makes durable that access control is on or off, before the revision counts as applied.
-    ``on_change`` is called with the view before, after each change."""
+    ``on_change`` is called with the view before, after each change, and when the rules become valid."""
 
     def __init__(
         self,
@@ -122,7 +122,11 @@ class AccessCopy:
             await self._keep(self.is_on)
             self._is_kept = self.is_on
         self._applied = self.view.revision
+        was_valid = self.is_valid
         self.lease_until = max(self.lease_until, sent + answer.value.lease_ms / 1_000)
+        if self.is_valid and not was_valid and self.on_change is not None:
+            # Credentials that were shown meanwhile can be judged now.
+            self.on_change(self.view)
 
     async def pull_for_ever(self, ask: Ask, *, every_seconds: float = ASK_SECONDS) -> None:
         is_silent = False

@@ -1,12 +1,15 @@
 """Turns the credentials of a client into a principal, by the rules that a server knows now.
 
 While access control is off, the credentials are judged as ever: by the file of tokens, or by the authority that issued
-the certificate. Servers prove who they are with their own keys, after this; their credentials give them no rights.
+the certificate. They are kept, and judged by the rules once these are known (``AccessControl.sweep``): access control
+may be turned on later, and a metadata node takes connections before it has read that it is on. Servers prove who they
+are with their own keys, after this; their credentials give them no rights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -33,7 +36,7 @@ class ClientCredentials:
 
     def __call__(self, credentials: Credentials) -> PeerIdentity:
         if not self._copy.is_on:
-            return self._as_ever(credentials)
+            return structs.replace(self._as_ever(credentials), again=partial(self, credentials))
         if credentials.token.startswith(f"{TOKEN_PREFIX}_"):
             return self._by_token(credentials)
         if credentials.token and self._before is not None and self._copy.view.mode is AccessMode.ENFORCED:
@@ -65,7 +68,8 @@ class ClientCredentials:
         if found.token is None:
             if copy.view.mode is AccessMode.ENFORCED:
                 raise Unauthenticated(found.problem)
-            return PeerIdentity("", is_judged=True)
+            # The token may be newer than the rules that are known here.
+            return PeerIdentity("", is_judged=True, again=partial(self, credentials))
         if self._on_token is not None:
             self._on_token(found.token.id)
         principal = found.token.principal

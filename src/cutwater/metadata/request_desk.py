@@ -126,7 +126,8 @@ class RequestDesk:
             # A caller's claim about the key of a server does not count: the server itself is asked.
             request = structs.replace(request, server_key="", renews=False)
         term = await self._search.leader_within(call.deadline)
-        caller, origin = self.caller(peer)
+        # Only now are the rules known for certain, by which the credentials are judged.
+        caller, origin = self.caller(call.connection.peer)
         if term is not None:
             return await self._decide_for(term, request, caller, origin)
         upstream, timeout_ms = self._search.require_upstream(call.deadline)
@@ -247,9 +248,13 @@ class RequestDesk:
 
     async def _change_volumes(self, call: Call[api.ChangeVolumes]) -> NodeSelfDescription:
         """Change a storage node's volumes. Storage nodes take this only from metadata nodes, so operators ask here."""
-        if not self._control.is_on or await self._search.leader_within(call.deadline) is not None:
+        if not self._control.is_on:
             return await self._search.change_volumes(call.argument, call.deadline)
+        term = await self._search.leader_within(call.deadline)
         caller, origin = self.caller(call.connection.peer)
+        if term is not None:
+            self.judge(caller, api.CHANGE_VOLUMES.name, _CHANGE_VOLUMES, call.argument)
+            return await self._search.change_volumes(call.argument, call.deadline)
         upstream, timeout_ms = self._search.require_upstream(call.deadline)
         asked = api.VolumesOf(call.argument, origin, bool(caller.server), caller.address, caller.is_judged)
         return (await upstream.call(api.CHANGE_VOLUMES_AS, asked, timeout_ms=timeout_ms)).value

@@ -40,6 +40,7 @@ class PeerIdentity(Struct, frozen=True):
     ``principal`` is the name that rules of access control give rights to; it is empty if there is none. ``token`` is
     the id of the token that was shown. ``is_judged``: access control was on when the identity was established.
     ``names``: the common name and the other names of the certificate from which the principal was derived, if it was.
+    ``again`` judges the same credentials once more, if newer rules of access control may know them better.
     """
 
     name: str
@@ -47,6 +48,7 @@ class PeerIdentity(Struct, frozen=True):
     token: str = ""
     is_judged: bool = False
     names: tuple[str, tuple[str, ...]] | None = None
+    again: Callable[[], PeerIdentity] | None = None
 
 
 ANONYMOUS = PeerIdentity("")
