@@ -64,6 +64,12 @@ RunId = NewType("RunId", int)
 """Number of a run: one life of a query's checkpoint, or one batch write, that publishes micro-batches. Never given out
 twice."""
 
+JobNumber = NewType("JobNumber", int)
+"""Number of a job that the cluster keeps running. A name may be used again after deletion; the number never is."""
+
+JobEpoch = NewType("JobEpoch", int)
+"""Number of an assignment of a job to an agent. It is higher than that of any earlier assignment, and fences these."""
+
 BatchNumber = NewType("BatchNumber", int)
 """Number of a micro-batch within its run, given by Spark, from 0 on; -1 is before the first."""
 
