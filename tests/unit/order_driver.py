@@ -318,7 +318,10 @@ class FakeNodes:
             return
         if isinstance(message, m.LeaderHello):
             return
-        replica = self.replicas[node, message.stream]
+        replica = self.replicas.get((node, message.stream))
+        if replica is None:
+            # As a storage node that has not heard yet that it shall have the replica.
+            return
         match message:
             case m.CatchUp():
                 for context in message.contexts:

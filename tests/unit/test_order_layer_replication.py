@@ -20,7 +20,7 @@ from cutwater.core.order.events import Send
 from cutwater.core.order.planning.repair import RepairPlan, StreamView, plan_open
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import AlreadyExists, InvalidArgument, Refused, Unavailable
-from cutwater.types import GLSN, SECOND, LogStreamId, Retention, StorageNodeId, TopicId, UncommitReport
+from cutwater.types import GLSN, LLSN, SECOND, Epoch, LogStreamId, Retention, StorageNodeId, TopicId, UncommitReport
 
 FOUR = (N1, N2, N3, N4)
 BOTH = r.MakeInternalTopicsRequest((AUDIT, PROGRAMS))
@@ -152,6 +152,70 @@ def test_a_seal_for_another_reason_takes_away_one_member_at_most() -> None:
     assert [len(chain) for chain in steps(nodes, 600)] == [3, 2, 1]
 
 
+def replace(nodes: FakeNodes, old: StorageNodeId, new: StorageNodeId) -> None:
+    """Replace a replica of the first log stream, and let it open again."""
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.SealRequest(LS1))))
+    nodes.rounds(3)
+    nodes.leader.answer(r.ReplaceRequest(LS1, old, new))
+    nodes.leader.answer(r.UnsealRequest(LS1))
+
+
+def test_a_replaced_member_leaves_when_fewer_copies_are_wanted() -> None:
+    """Three copies, one of them of a replaced member whose successor is dead. When two are wanted, the replaced member
+    is the surplus one. Storm seeds 710018, 710022 and 710042 kept it for ever."""
+    nodes = cluster(nodes=FOUR, replication=3)
+    append(nodes, LS1, 5)
+    stream = nodes.leader.state.streams[LS1]
+    first, second, old = stream.replicas
+    (new,) = {*FOUR} - {*stream.replicas}
+    nodes.silent.add(new)
+    replace(nodes, old, new)
+    nodes.rounds(120)
+    assert (stream.members, stream.leaving) == ((first, second, old), (old,))
+    change(nodes, 2)
+    assert steps(nodes, 200) == [(first, second, old), (first, second)]
+    assert (stream.replicas, stream.leaving) == ((first, second), ())
+    append(nodes, LS1, 1)
+    assert is_whole(nodes, LS1)
+    assert described(nodes).next_step == ""
+
+
+def test_a_surplus_replaced_member_is_told() -> None:
+    """A stream with enough other members is not well as long as the replaced one is there."""
+    members = (N1, N2, N3)
+    well: list[d.Decision] = [
+        *cluster_of({LS1: members}),
+        d.Seal(LS1, Epoch(1), LLSN(0), members, "for a test"),
+        d.Unseal(LS1, Epoch(2), LLSN(0), members, "they hold every record"),
+    ]
+    fewer = d.ChangeTopic(TopicId(1), 1, Retention(), replication=2)
+    replaced = d.AssignReplicas(LS1, members, leaving=(N3,))
+    told = [described(FakeNodes(Leader(decisions))).reason for decisions in (well, [*well, replaced, fewer])]
+    assert told == ["", "they hold every record"]
+
+
+def test_a_replaced_member_leaves_while_another_one_is_still_needed() -> None:
+    """Two of three members were replaced, and their successors are dead. When two copies are wanted, one of the
+    replaced members goes, and the other stays until a successor is complete."""
+    five = (*FOUR, StorageNodeId(5))
+    nodes = cluster(nodes=five, replication=3)
+    append(nodes, LS1, 5)
+    stream = nodes.leader.state.streams[LS1]
+    staying, *replaced = stream.replicas
+    successors = [node for node in five if node not in stream.replicas]
+    nodes.silent |= {*successors}
+    for old, new in zip(replaced, successors, strict=True):
+        replace(nodes, old, new)
+        nodes.rounds(120)
+    assert (stream.members, stream.leaving) == ((staying, *replaced), tuple(replaced))
+    change(nodes, 2)
+    assert steps(nodes, 300) == [(staying, *replaced), (staying, replaced[0])]
+    nodes.silent.remove(successors[0])
+    nodes.rounds(200)
+    assert is_whole(nodes, LS1)
+    assert (stream.members, stream.leaving) == ((staying, successors[0]), ())
+
+
 def test_a_finished_log_stream_gets_and_loses_copies_too() -> None:
     nodes = cluster(nodes=FOUR, replication=2)
     append(nodes, LS1, 5)
@@ -254,6 +318,7 @@ def test_decisions_without_the_new_fields_are_read() -> None:
             st.tuples(st.just("return"), st.sampled_from(FOUR)),
             st.tuples(st.just("rounds"), st.integers(1, 120)),
             st.tuples(st.just("append"), st.integers(1, 5)),
+            st.tuples(st.just("replace"), st.integers(0, 3)),
         ),
         max_size=12,
     ),
@@ -271,6 +336,10 @@ def test_changes_under_failures_end_with_the_wanted_copies(begin: int, life: lis
             nodes.silent = {StorageNodeId(value)}
         elif what == "return":
             nodes.silent.discard(StorageNodeId(value))
+        elif what == "replace":
+            stream = nodes.leader.state.streams[LS1]
+            old, spare = stream.replicas[value % len(stream.replicas)], {*FOUR} - {*stream.replicas}
+            replace(nodes, old, min(spare, default=old))
         elif what == "append":
             stream = nodes.leader.state.streams[LS1]
             if stream.is_open and all(

@@ -71,7 +71,7 @@ def _stream(leader: Leader, stream: LogStream) -> StreamDescription:
     state = leader.state
     missing = tuple(node for node in stream.replicas if node not in stream.members)
     wanted = state.wanted(stream.topic)
-    is_well = stream.is_open and len(stream.staying) == wanted and not missing
+    is_well = stream.is_open and len(stream.members) == len(stream.staying) == wanted and not missing
     next_step = "" if is_well else leader.explanations.get(stream.stream, "")
     more = wanted - (len(stream.replicas) - len(stream.leaving))
     if not stream.final and more > 0:

@@ -156,5 +156,6 @@ class Roster:
         return not stream.is_open or stream.members != stream.replicas
 
     def _is_off(self, stream: LogStream) -> bool:
-        places = len(stream.replicas) - len(stream.leaving)
-        return not self._hurries(stream) and places != self._state.wanted(stream.topic)
+        """Whether all replicas of the stream are members, and too many or too few, or one of them was replaced."""
+        wrong = bool(stream.leaving) or len(stream.replicas) != self._state.wanted(stream.topic)
+        return not self._hurries(stream) and wrong

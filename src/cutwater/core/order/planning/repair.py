@@ -104,7 +104,7 @@ def plan_sealed(view: StreamView, *, min_replication: int, patient: bool, wanted
 
 def plan_open(view: StreamView, *, admit: bool, wanted: int) -> RepairPlan:
     """Bring the replicas that are not members close to the end, then admit them. A replaced one is admitted only while
-    there are too few members."""
+    there are too few members, and a replaced member counts as a copy until it leaves."""
     stream = view.stream
     missing = [node for node in stream.replicas if node not in stream.members]
     needed = missing if len(stream.members) < wanted else [node for node in missing if node not in stream.leaving]
@@ -123,13 +123,14 @@ def plan_open(view: StreamView, *, admit: bool, wanted: int) -> RepairPlan:
         return RepairPlan(
             f"it is sealed for a moment to let {nodes_in_words(close)} in", learners=learners, admit=tuple(close)
         )
-    if len(stream.staying) > wanted:
+    if len(stream.members) > wanted:
         return _plan_fewer(view, admit=admit, wanted=wanted)
     return RepairPlan("it takes appends meanwhile" + _told(view, missing), learners=learners)
 
 
 def _plan_fewer(view: StreamView, *, admit: bool, wanted: int) -> RepairPlan:
-    """Let a surplus member leave, the last of the chain, if all members run and have every record."""
+    """Let a surplus member leave, the last of the chain, if all members run and have every record. Members that were
+    replaced come last, so they leave first."""
     stream = view.stream
     unfit = [node for node in stream.members if not view.usable(node) or not _runs(view, node)]
     copies = "one copy is wanted" if wanted == 1 else f"{wanted} copies are wanted"
