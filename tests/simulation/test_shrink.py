@@ -68,8 +68,9 @@ def test_the_printed_command_replays_the_reduced_run(
     assert command.main(["--seed", "1", "--profile", "quiet", "--shrink", *sets]) == 1
     out = capsys.readouterr().out
     replay = re.findall(r'^replay it: make simulate SEED=(\d+) PROFILE=quiet ARGS="(.*)"$', out, re.MULTILINE)
-    assert len(replay) == 1, out
-    seed, arguments = replay[0]
+    assert len(replay) == 2, out
+    assert replay[0] == ("1", " ".join(sets)), "the run as it was given"
+    seed, arguments = replay[1]
     assert "power_every" in arguments
     assert "reset_every" not in arguments
     assert "loses its power" in out or "power" in out.split("what happened")[1]

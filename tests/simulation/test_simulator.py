@@ -68,6 +68,17 @@ def test_a_violation_fails_and_prints_the_replay(
     assert "VIOLATION with seed 1: 3 durable: planted here" in out
     assert "replay it: make simulate SEED=1\n" in out
     assert "replay it: make simulate SEED=9 PROFILE=quiet\n" in out
+    assert "reduce it: make simulate SEED=9 PROFILE=quiet ARGS=--shrink\n" in out
+
+
+def test_changed_options_apply_to_many_seeds_and_are_in_the_replay(capsys: pytest.CaptureFixture[str]) -> None:
+    """More copies are wanted than there are storage nodes, so every run fails."""
+    sets = ["--set", "seconds=0.2", "--set", "replication=3", "--set", "storage_nodes=1"]
+    assert command.main(["--seeds", "2", "--first", "9", "--jobs", "2", "--profile", "quiet", *sets]) == 1
+    out = capsys.readouterr().out
+    for seed in (9, 10):
+        assert f'replay it: make simulate SEED={seed} PROFILE=quiet ARGS="{" ".join(sets)}"\n' in out
+        assert f'reduce it: make simulate SEED={seed} PROFILE=quiet ARGS="{" ".join(sets)} --shrink"\n' in out
 
 
 def test_a_crash_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:

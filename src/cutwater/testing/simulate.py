@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="with --seed: change an option of the cluster; may be repeated",
+        help="change an option of each cluster; may be repeated",
     )
     parser.add_argument("--shrink", action="store_true", help="with --seed: reduce the run if it fails")
     options = parser.parse_args(arguments)
@@ -55,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
             return run_one(options.seed, options.profile, options.trace, options.set, is_shrunk=options.shrink)
         if options.seeds < 1 or options.jobs < 1:
             parser.error("--seeds and --jobs must be at least 1")
-        return run_many(range(options.first, options.first + options.seeds), options.profile, options.jobs)
+        seeds = range(options.first, options.first + options.seeds)
+        return run_many(seeds, options.profile, options.jobs, options.set)
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
@@ -73,7 +75,7 @@ def run_one(seed: int, profile: str, trace: str | None, changes: Sequence[str] =
     print("appends: " + ", ".join(f"{count} {outcome}" for outcome, count in result.appends.items() if count))
     print("cluster and faults: " + ", ".join(f"{name}={value}" for name, value in result.options.faults().items()))
     if result.violation:
-        _print_violation(result, profile)
+        _print_violation(result, profile, changes)
         if is_shrunk:
             print("\n".join(told(shrink(result))))
     else:
@@ -89,19 +91,19 @@ def simulate_profile(
     return simulate_shipped(seed, changed(PROFILES[profile](seed), changes), log)
 
 
-def run_many(seeds: range, profile: str, jobs: int) -> int:
+def run_many(seeds: range, profile: str, jobs: int, changes: Sequence[str] = ()) -> int:
     started = time.monotonic()
     digest = blake2b(digest_size=16)
     bad = events = acknowledged = done = 0
     next_word = 0.0
-    for result in _results(seeds, profile, jobs):
+    for result in _results(seeds, profile, jobs, changes):
         digest.update(result.trace_hash.encode())
         events += result.events
         acknowledged += result.appends["ok"]
         done += 1
         if result.violation:
             bad += 1
-            _print_violation(result, profile)
+            _print_violation(result, profile, changes)
         seconds = time.monotonic() - started
         if seconds >= next_word:
             next_word = seconds + PROGRESS_SECONDS
@@ -112,9 +114,9 @@ def run_many(seeds: range, profile: str, jobs: int) -> int:
     return 1 if bad else 0
 
 
-def _results(seeds: range, profile: str, jobs: int) -> Iterator[ShippedResult]:
+def _results(seeds: range, profile: str, jobs: int, changes: Sequence[str]) -> Iterator[ShippedResult]:
     """Yield results in the order of the seeds, regardless of which process finishes first."""
-    tasks = [(seed, profile) for seed in seeds]
+    tasks = [(seed, profile, changes) for seed in seeds]
     if jobs == 1:
         yield from map(_simulate, tasks)
         return
@@ -122,16 +124,23 @@ def _results(seeds: range, profile: str, jobs: int) -> Iterator[ShippedResult]:
         yield from pool.imap(_simulate, tasks, chunksize=SEEDS_PER_TASK)
 
 
-def _simulate(task: tuple[int, str]) -> ShippedResult:
-    seed, profile = task
-    return simulate_profile(seed, profile)
+def _simulate(task: tuple[int, str, Sequence[str]]) -> ShippedResult:
+    seed, profile, changes = task
+    return simulate_profile(seed, profile, changes=changes)
 
 
-def _print_violation(result: ShippedResult, profile: str) -> None:
+def _print_violation(result: ShippedResult, profile: str, changes: Sequence[str]) -> None:
     print(f"VIOLATION with seed {result.seed}: {result.violation}")
-    suffix = "" if profile == "random" else f" PROFILE={profile}"
-    print(f"replay it: make simulate SEED={result.seed}{suffix}", flush=True)
-    print(f"reduce it: make simulate SEED={result.seed}{suffix} ARGS=--shrink", flush=True)
+    command = f"make simulate SEED={result.seed}" + ("" if profile == "random" else f" PROFILE={profile}")
+    sets = [f"--set {shlex.quote(change)}" for change in changes]
+    print(f"replay it: {command}{_arguments(sets)}")
+    print(f"reduce it: {command}{_arguments([*sets, '--shrink'])}", flush=True)
+
+
+def _arguments(words: Sequence[str]) -> str:
+    """Return what ``make`` passes on to the simulator, as a part of its command."""
+    text = " ".join(words)
+    return f' ARGS="{text}"' if " " in text else f" ARGS={text}" if text else ""
 
 
 if __name__ == "__main__":
