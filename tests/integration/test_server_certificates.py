@@ -25,7 +25,8 @@ from cutwater.admin.certificate_builder import (
     key_pem,
 )
 from cutwater.admin.private_authority import CertificatePaths, authority_paths, now, write_issued
-from cutwater.errors import CutwaterError
+from cutwater.client.cluster.credentials import Access, metadata_node, open_connection, storage_node
+from cutwater.errors import CutwaterError, InvalidArgument
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.errors import ConnectionLost, Unauthenticated, Unproven, Untrusted
 from cutwater.runtime.event_loop import run
@@ -35,6 +36,7 @@ from cutwater.wire.connection import Connection
 from cutwater.wire.identity.auth import Credentials, PeerIdentity
 from cutwater.wire.identity.certificate_files import TlsFiles
 from cutwater.wire.identity.handshake import Endpoint, Peer
+from cutwater.wire.identity.server_certificates import Wants
 from cutwater.wire.identity.server_keys import ServerKey
 from cutwater.wire.identity.tls import Tls, client_tls, load_tls
 from cutwater.wire.listen.server import Listener, listen
@@ -360,3 +362,36 @@ def test_names_that_are_no_text_are_refused(kit: CertificateKit, caplog: pytest.
                 await here.from_client(context)
 
     run(main())
+
+
+# Tokens.
+
+
+def test_a_client_shows_its_token_only_to_the_server_that_it_wants(kit: CertificateKit) -> None:
+    async def main() -> None:
+        access = Access(client_tls(kit.bundle(SERVERS)), TOKEN)
+
+        async def reach(address: str, wants: Wants, cluster: int = CLUSTER) -> Connection:
+            endpoint = Endpoint(ClusterId(cluster), "client")
+            return await open_connection(endpoint, address, access, wants=wants, timeout_ms=5_000)
+
+        async with door(load_tls(kit.server(storage(2)), {TOKEN: PeerIdentity("billing")})) as here:
+            address = f"127.0.0.1:{here.listener.port}"
+
+            refusals: tuple[tuple[Wants, int, type[CutwaterError], str], ...] = (
+                (storage_node(address, 1), CLUSTER, ConnectionLost, "certificate of storage node 2 of cluster 1, and"),
+                (storage_node(address, 2), 7, Unproven, "a server of cluster 7 is wanted there"),
+                (metadata_node(address), CLUSTER, InvalidArgument, "is a storage node, and clients ask metadata nodes"),
+            )
+            for wants, cluster, error, told in refusals:
+                with pytest.raises(error, match=told):
+                    await reach(address, wants, cluster)
+            assert not here.seen, "nothing was shown"
+        # What it says of itself in its greeting is compared with its certificate as before.
+        async with door(load_tls(kit.server(storage(2)), {TOKEN: PeerIdentity("billing")}), name="2") as here:
+            address = f"127.0.0.1:{here.listener.port}"
+            for wants in (storage_node(address, 2), storage_node(address, 1, 2), storage_node(address)):
+                here.opened.append(await reach(address, wants))
+            assert [shown.token for shown in here.seen] == [TOKEN] * 3
+
+    asyncio.run(main())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection, storage_node
 from cutwater.core.requests import Description, NodeDescription
 from cutwater.core.text import counted
 from cutwater.errors import CutwaterError
@@ -68,7 +68,8 @@ def no_copy(description: Description, stream: LogStreamId, place: str = "", next
 
 async def _ask(node: NodeDescription, timeout_ms: int, access: Access) -> NodeStatus | None:
     try:
-        async with admin_connection(node.address, access, timeout_ms=min(timeout_ms, CONNECT_MS_MAX)) as connection:
+        wants, connect_ms = storage_node(node.address, node.node), min(timeout_ms, CONNECT_MS_MAX)
+        async with admin_connection(node.address, access, wants=wants, timeout_ms=connect_ms) as connection:
             return (await connection.call(STATUS, None, timeout_ms=timeout_ms)).value
     except CutwaterError:
         return None

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from cutwater.admin.access_calls import AccessCalls
 from cutwater.admin.damage import Damage, find_damage
-from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection, metadata_node, storage_node
 from cutwater.client.cluster.metadata_client import SCHEME, Repository, no_such_topic
 from cutwater.core import requests as r
 from cutwater.errors import CutwaterError, NotFound, Refused, Unavailable
@@ -29,6 +29,7 @@ from cutwater.types import (
     StorageNodeId,
 )
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.server_certificates import Wants
 
 if TYPE_CHECKING:
     from cutwater.client.read.range_reader import Ranges
@@ -171,7 +172,8 @@ class Admin:
     async def _metadata_node(self, address: str) -> MetadataStatus:
         timeout_ms = min(self._timeout_ms, LOOK_MS_MAX)
         try:
-            told = await _ask_node(address, metadata_api.WHO_LEADS, timeout_ms=timeout_ms, access=self.access)
+            wants = metadata_node(address)
+            told = await _ask_node(address, metadata_api.WHO_LEADS, wants, timeout_ms=timeout_ms, access=self.access)
         except CutwaterError as error:
             return MetadataStatus(address, trouble=error.message)
         return MetadataStatus(address, told.node, told.leader_epoch > 0 and told.node == told.leader)
@@ -282,11 +284,12 @@ async def describe_storage_node(
     address: str, *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE
 ) -> storage_api.NodeSelfDescription:
     """Return a storage node's description of itself, whether or not it belongs to a cluster."""
-    return await _ask_node(address, storage_api.DESCRIBE, timeout_ms=timeout_ms, access=access)
+    wants = storage_node(address)
+    return await _ask_node(address, storage_api.DESCRIBE, wants, timeout_ms=timeout_ms, access=access)
 
 
-async def _ask_node(address: str, method: Method[None, A], *, timeout_ms: int, access: Access) -> A:
-    async with admin_connection(address, access, timeout_ms=timeout_ms) as connection:
+async def _ask_node(address: str, method: Method[None, A], wants: Wants, *, timeout_ms: int, access: Access) -> A:
+    async with admin_connection(address, access, wants=wants, timeout_ms=timeout_ms) as connection:
         return (await connection.call(method, None, timeout_ms=timeout_ms)).value
 
 
@@ -303,7 +306,8 @@ async def _staged_on(
     node: r.NodeDescription, timeout_ms: int, access: Access
 ) -> tuple[storage_api.StagedInfo, ...] | str:
     try:
-        return await _ask_node(node.address, storage_api.STAGED, timeout_ms=timeout_ms, access=access)
+        wants = storage_node(node.address, node.node)
+        return await _ask_node(node.address, storage_api.STAGED, wants, timeout_ms=timeout_ms, access=access)
     except CutwaterError as error:
         return error.message
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cutwater.admin.damage import holders_of, no_copy, replicas_of
-from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection, storage_node
 from cutwater.core.access.rights import CLUSTER, Right
 from cutwater.core.requests import Description, NodeDescription
 from cutwater.core.text import nodes_in_words
@@ -126,7 +126,8 @@ async def _verify_node(
     leftovers: list[Leftover] = []
     replicas = 0
     try:
-        async with admin_connection(node.address, access, timeout_ms=min(timeout_ms, CONNECT_MS_MAX)) as connection:
+        wants, connect_ms = storage_node(node.address, node.node), min(timeout_ms, CONNECT_MS_MAX)
+        async with admin_connection(node.address, access, wants=wants, timeout_ms=connect_ms) as connection:
             status = (await connection.call(STATUS, None, timeout_ms=timeout_ms)).value
             there = {*status.unreadable, *status.leftovers, *(replica.stream for replica in status.replicas)}
             leftovers = [Leftover(node.node, stream) for stream in sorted(there) if (node.node, stream) not in counted]

@@ -82,7 +82,7 @@ class AsyncClient(PublishingCalls):
         self._timeout, self._limits, self._compression = timeout, limits, compression
         self._catalogs = Catalogs(repository)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
-        self._nodes = Nodes(Endpoint(self.cluster, "client"), access, complain)
+        self._nodes = Nodes(Endpoint(self.cluster, "client"), access, complain, self._catalogs.nodes_at)
         self._topics = Topics(repository, self._catalogs)
         self._appends = Appends(self._catalogs, Shipping(self._catalogs, self._nodes), limits, compression)
         self._reading = PointReads(self._catalogs, self._nodes)

@@ -12,6 +12,7 @@ from cutwater.wire import inprocess_transport
 from cutwater.wire.addresses import format_address, is_loopback
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint, Expect
+from cutwater.wire.identity.server_certificates import Wants
 from cutwater.wire.states import ConnectionState
 
 PORT_MAX = 65_535
@@ -30,17 +31,19 @@ async def connect(
     token: str = "",
     insecure: bool = False,
     expect: Expect | None = None,
+    wants: Wants | None = None,
 ) -> Connection:
     """Return an open connection. Name resolution, TCP, TLS and handshake together take at most ``timeout_ms``.
 
     A token is not sent unencrypted to another machine, unless ``insecure``. A server on the same event loop is reached
     without a socket if it allows that (``inprocess_transport``). With ``expect``, the other side must prove which
-    server it is, and this raises if it is not the expected one.
+    server it is, and this raises if it is not the expected one. ``wants`` judges the name in the certificate of the
+    other side before the token is sent.
     """
     check_port(host, port)
     if token and tls is None and not insecure and not is_loopback(host):
         raise InvalidArgument(f"a token for {host} would travel in the clear: use TLS, or say that this is insecure")
-    connection = Connection(endpoint, token=token, expect=expect, dialled=format_address(host, port))
+    connection = Connection(endpoint, token=token, expect=expect, dialled=format_address(host, port), wants=wants)
     door = inprocess_transport.door_to(host, port) if tls is None else None
 
     async def attach() -> None:

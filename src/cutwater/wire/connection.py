@@ -36,6 +36,7 @@ from cutwater.wire.calls.streams import WINDOW_BYTES, WINDOW_ITEMS, SharedCredit
 from cutwater.wire.codec import FrameDecoder
 from cutwater.wire.identity.auth import Authenticator
 from cutwater.wire.identity.handshake import Endpoint, Expect, Greeting, Peer
+from cutwater.wire.identity.server_certificates import Wants
 from cutwater.wire.inprocess_transport import FrameQueue, InProcessTransport
 from cutwater.wire.keepalive import Keepalive, KeepaliveVerdict
 from cutwater.wire.messages import ENCODE, FrameKind, WireFrame
@@ -66,6 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         expect: Expect | None = None,
         dialled: str = "",
         authenticate: Authenticator | None = None,
+        wants: Wants | None = None,
         budget: Budget | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_closed: Callable[[Connection], None] | None = None,
@@ -76,7 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer: Peer | None = None
         self.error: CutwaterError | None = None
         """Why the connection failed. Either side may have found the error."""
-        self._greeting = Greeting(endpoint, token, expect, dialled, authenticate)
+        self._greeting = Greeting(endpoint, token, expect, dialled, authenticate, wants)
         self._on_open = on_open
         self._on_closed = on_closed
         self._loop = loop = asyncio.get_running_loop()
@@ -333,8 +335,12 @@ class Connection(asyncio.BufferedProtocol):
         self._outbox.attach(transport)
         transport.set_write_buffer_limits(self.options.send_high_bytes, self.options.send_low_bytes)
         self._later("handshake", self.options.handshake_ms_max, self._handshake_is_late)
-        if self._greeting.hello:
-            self._outbox.send(FrameKind.HELLO, 0, self._greeting.hello)
+        try:
+            hello = self._greeting.begin(transport)
+        except CutwaterError as error:
+            return self.fail(error)
+        if hello:
+            self._outbox.send(FrameKind.HELLO, 0, hello)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         self._is_direct = False

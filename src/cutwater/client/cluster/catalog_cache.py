@@ -84,6 +84,10 @@ class Catalogs:
         if not self._is_closed:
             self._fetch()
 
+    def nodes_at(self, address: str) -> list[StorageNodeId]:
+        """Return the storage nodes that are known to have this address. Usually it is one."""
+        return [node for node, known in self.view.addresses.items() if known == address]
+
     async def fresh(self, deadline: Deadline) -> CatalogView:
         """Return the catalog as of some moment after this call began."""
         if self._fetching is not None:

@@ -13,12 +13,15 @@ from msgspec import Struct
 
 from cutwater.client.errors import ClientClosed
 from cutwater.errors import InvalidArgument
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.errors import ConnectionLost, Unproven
 from cutwater.runtime.local_files import read_secret
+from cutwater.types import ClusterId
 from cutwater.wire.addresses import is_loopback, parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint, Expect
+from cutwater.wire.identity.server_certificates import ServerName, Wants
 from cutwater.wire.identity.server_keys import ProvenServer
 from cutwater.wire.identity.tls import client_tls
 
@@ -137,7 +140,42 @@ def _token_in(path: Path) -> str | None:
     return "" if any(character.isspace() for character in text) else text
 
 
-async def open_connection(endpoint: Endpoint, address: str, access: Access, *, timeout_ms: int) -> Connection:
+def storage_node(address: str, *numbers: int) -> Wants:
+    """Want one of these storage nodes, or any if no number is known. Another one may have taken over the address, and
+    the catalog that is known here may be old: so the error is retriable."""
+
+    def wants(shown: ServerName) -> None:
+        if shown.kind == STORAGE_NODE and (not numbers or shown.number in numbers):
+            return
+        wanted = f"storage node {' or '.join(map(str, numbers))}" if numbers else "a storage node"
+        raise ConnectionLost(
+            f"{address} shows the certificate of {shown}, and {wanted} is wanted there: nothing was sent to it",
+            outcome_unknown=False,
+        )
+
+    return wants
+
+
+def metadata_node(address: str) -> Wants:
+    """Want any metadata node: users name addresses, not numbers."""
+
+    def wants(shown: ServerName) -> None:
+        if shown.kind != METADATA_NODE:
+            raise not_a_metadata_node(address)
+
+    return wants
+
+
+def not_a_metadata_node(address: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{address} is a storage node, and clients ask metadata nodes first: name their addresses, which "
+        "`cutwater mr start` prints, and `cutwater cluster status --dir DIR` for a local cluster"
+    )
+
+
+async def open_connection(
+    endpoint: Endpoint, address: str, access: Access, *, wants: Wants, timeout_ms: int
+) -> Connection:
     host, port = parse_address(address)
     try:
         return await connect(
@@ -149,7 +187,8 @@ async def open_connection(endpoint: Endpoint, address: str, access: Access, *, t
             server_hostname=host if access.tls is not None else None,
             token=access.shown_token(),
             insecure=access.insecure,
-            expect=None if access.server_keys is None else _wants(address, access.server_keys),
+            expect=None if access.server_keys is None else _expects(address, access.server_keys),
+            wants=_of_cluster(endpoint.cluster, address, wants),
         )
     except (ConnectionLost, Unproven) as error:
         if access.end is not None and (why := access.end()):
@@ -163,16 +202,29 @@ async def open_connection(endpoint: Endpoint, address: str, access: Access, *, t
 
 
 @asynccontextmanager
-async def admin_connection(address: str, access: Access, *, timeout_ms: int) -> AsyncIterator[Connection]:
+async def admin_connection(address: str, access: Access, *, wants: Wants, timeout_ms: int) -> AsyncIterator[Connection]:
     """Connect to a server for a few calls of an operator, whatever cluster it belongs to."""
-    connection = await open_connection(Endpoint(ANY_CLUSTER, "admin"), address, access, timeout_ms=timeout_ms)
+    endpoint = Endpoint(ANY_CLUSTER, "admin")
+    connection = await open_connection(endpoint, address, access, wants=wants, timeout_ms=timeout_ms)
     try:
         yield connection
     finally:
         connection.abort()
 
 
-def _wants(address: str, keys: tuple[str, ...]) -> Expect:
+def _of_cluster(cluster: ClusterId, address: str, wants: Wants) -> Wants:
+    def wanted(shown: ServerName) -> None:
+        if cluster not in (ANY_CLUSTER, shown.cluster):
+            raise Unproven(
+                f"{address} shows the certificate of {shown}, and a server of cluster {cluster} is wanted there: check "
+                "the address"
+            )
+        wants(shown)
+
+    return wanted
+
+
+def _expects(address: str, keys: tuple[str, ...]) -> Expect:
     def expect(server: ProvenServer | None) -> None:
         if server is None or server.key not in keys:
             raise Unproven(

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, metadata_node, not_a_metadata_node, open_connection
 from cutwater.client.cluster.tls_trouble import TlsTrouble
 from cutwater.core.requests import Catalog, Request
 from cutwater.errors import (
@@ -201,7 +201,9 @@ class Repository:
             address = self.addresses[self._turn % len(self.addresses)]
             timeout_ms = deadline.left_ms(CONNECT_MS_MAX)
             try:
-                connection = await open_connection(self._endpoint, address, self._access, timeout_ms=timeout_ms)
+                connection = await open_connection(
+                    self._endpoint, address, self._access, wants=metadata_node(address), timeout_ms=timeout_ms
+                )
             except CutwaterError as error:
                 self.tls_trouble.failed(address, error)
                 if isinstance(error, Untrusted):
@@ -211,10 +213,7 @@ class Repository:
             self.tls_trouble.connected()
             if connection.peer is not None and connection.peer.role == STORAGE_NODE:
                 connection.abort()
-                raise InvalidArgument(
-                    f"{address} is a storage node, and clients ask metadata nodes first: name their addresses, which "
-                    "`cutwater mr start` prints, and `cutwater cluster status --dir DIR` for a local cluster"
-                )
+                raise not_a_metadata_node(address)
             self._connection = connection
             return connection
 

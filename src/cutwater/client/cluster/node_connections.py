@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from cutwater.client.cluster.credentials import Access, open_connection
+from cutwater.client.cluster.credentials import Access, open_connection, storage_node
 from cutwater.client.errors import ClientClosed
 from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.runtime.deadlines import Deadline
@@ -19,15 +19,16 @@ CONNECT_MS_MAX = 3_000
 COMPLAIN_SECONDS = 0.5
 """Minimum interval between complaints about the same storage node."""
 
+NodesAt = Callable[[str], Sequence[StorageNodeId]]
 Complain = Callable[[LogStreamId, StorageNodeId], Coroutine[Any, Any, None]]
 
 
 class Nodes:
     """Connections by address. ``complain`` reports a silent node to the metadata repository, which probes it at
-    once."""
+    once. ``nodes_at`` returns the nodes that have an address, as far as is known."""
 
-    def __init__(self, endpoint: Endpoint, access: Access, complain: Complain) -> None:
-        self._endpoint, self._access, self._complain = endpoint, access, complain
+    def __init__(self, endpoint: Endpoint, access: Access, complain: Complain, nodes_at: NodesAt) -> None:
+        self._endpoint, self._access, self._complain, self._nodes_at = endpoint, access, complain, nodes_at
         self._complained: dict[StorageNodeId, float] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._open: dict[str, Connection] = {}
@@ -49,7 +50,8 @@ class Nodes:
             raise ClientClosed("this client was closed: make another one")
         task = self._connecting.get(address)
         if task is None:
-            connecting = open_connection(self._endpoint, address, self._access, timeout_ms=CONNECT_MS_MAX)
+            wants = storage_node(address, *self._nodes_at(address))
+            connecting = open_connection(self._endpoint, address, self._access, wants=wants, timeout_ms=CONNECT_MS_MAX)
             task = self._connecting[address] = asyncio.get_running_loop().create_task(connecting)
             task.add_done_callback(lambda done: self._connected(address, done))
         try:

@@ -275,7 +275,8 @@ class Ranges:
         catalogs = Catalogs(repository)
         catalogs.take(catalog)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
-        return cls(repository, catalogs, Nodes(Endpoint(repository.cluster, "client"), access, complain))
+        nodes = Nodes(Endpoint(repository.cluster, "client"), access, complain, catalogs.nodes_at)
+        return cls(repository, catalogs, nodes)
 
     async def close(self) -> None:
         await self._catalogs.close()

@@ -18,7 +18,7 @@ from cutwater.types import ClusterId
 from cutwater.wire.addresses import format_address, is_loopback, parse_address
 from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, PeerIdentity
-from cutwater.wire.identity.server_certificates import check_accepted, check_connected
+from cutwater.wire.identity.server_certificates import Wants, check_accepted, check_connected, check_wanted
 from cutwater.wire.identity.server_keys import (
     NONCE_BYTES,
     ProvenServer,
@@ -107,7 +107,8 @@ class Greeting:
     """One side of the handshake of a connection: the connecting side if there is a ``token``, else the accepting one.
 
     ``hello`` is the first message of the connecting side; the accepting side has none. ``authenticate`` judges the
-    credentials of a peer that connects, ``expect`` the server that a connection was made to.
+    credentials of a peer that connects, ``expect`` the server that a connection was made to, and ``wants`` the
+    certificate of that server, before the token is sent.
     """
 
     def __init__(
@@ -117,8 +118,9 @@ class Greeting:
         expect: Expect | None,
         dialled: str,
         authenticate: Authenticator | None,
+        wants: Wants | None = None,
     ) -> None:
-        self._endpoint, self._expect, self._authenticate = endpoint, expect, authenticate
+        self._endpoint, self._expect, self._authenticate, self._wants = endpoint, expect, authenticate, wants
         self.hello = b""
         self._awaited = FrameKind.HELLO
         if token is not None:
@@ -126,6 +128,12 @@ class Greeting:
             self._awaited = FrameKind.WELCOME
         self._unproven: tuple[Peer, bytes, bytes] | None = None
         """A server that has not proved its identity yet, with the HELLO and WELCOME that its proof must sign."""
+
+    def begin(self, transport: asyncio.BaseTransport) -> bytes:
+        """Return the first message of this side; empty if the other side begins."""
+        if self._wants is not None:
+            check_wanted(transport, self._wants)
+        return self.hello
 
     def take(
         self, frame: WireFrame, transport: asyncio.BaseTransport, address: str

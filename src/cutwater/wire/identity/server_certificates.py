@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -65,6 +65,10 @@ class ServerName(Struct, frozen=True):
         raise InvalidArgument(
             f"{shown(uri)} names no server: it is {SCHEME}CLUSTER/sn/NUMBER or {SCHEME}CLUSTER/mr/NUMBER"
         )
+
+
+Wants = Callable[[ServerName], None]
+"""Raises if a certificate is not of the server that a connection was made to."""
 
 
 class ServersAuthority:
@@ -149,6 +153,22 @@ def check_accepted(transport: asyncio.BaseTransport, cluster: int, role: str, na
     if is_claim:
         check_claim(certificate, cluster, role, name, is_required=True)
     return found[0] if len(found) == 1 else ""
+
+
+def check_wanted(transport: asyncio.BaseTransport, wants: Wants) -> None:
+    """Check for which server the certificate is that a server has shown. Runs before this side says anything, so
+    another server of the cluster does not get to see a token. A certificate without a name tells nothing."""
+    tls = transport.get_extra_info("ssl_object")
+    found = server_uris(transport.get_extra_info("peercert") or {}) if tls is not None else ()
+    if not found:
+        return
+    if len(found) > 1:
+        raise Unproven(f"the server shows a certificate for {' and '.join(map(shown, found))}: it is for one server")
+    try:
+        server = ServerName.parse(found[0])
+    except InvalidArgument as error:
+        raise Unproven(f"the server shows a certificate whose name cannot be read: {error.message}") from None
+    wants(server)
 
 
 def check_connected(transport: asyncio.BaseTransport, cluster: int, role: str, name: str) -> None:
