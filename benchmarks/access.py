@@ -127,6 +127,10 @@ class _OneTopic:
     def principal_of_token(self, token: str) -> str | None:
         return None
 
+    def conceal_stream(self, stream: LogStreamId) -> None: ...
+
+    def conceal_number(self, topic: TopicId) -> None: ...
+
 
 def check_us(rules: AccessRules) -> float:
     """Return the time of one check of a read by a server with these rules: the best of many, in this process."""

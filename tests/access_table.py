@@ -201,7 +201,8 @@ _CALLS = """
 
 Each call is judged. `permission_denied` names principal, right and resource, and is in the audit ([audit.md](audit.md))
 and in `calls_denied_total`. `unproven` is for calls that only servers make, and is counted in `calls_unproven_total`.
-*May* means that storage nodes make this call. The columns:
+*May* means that storage nodes make this call. A call about a number that its caller may not describe is first told to
+try again, like one about a number that the server does not know. The columns:
 
 - **no credentials, without TLS**: a client on the loopback address of a cluster without TLS.
 - **principal without the right**: a token whose principal has rights on other resources only.

@@ -41,6 +41,7 @@ RIGHTS = {
     "cursor": ["cursor", "describe"],
     "cluster": ["cluster-operate", "cluster-admin", "describe"],
 }
+ATTEMPTS_MAX = 100
 STEPS = 90
 SEEN_MIN = 5
 """More calls than this have to be allowed, and denied; few random rules allow much, so some seeds take more steps."""
@@ -155,14 +156,20 @@ class Sample:
 
 def _tried(method: Method[Any, Any], argument: object) -> Callable[[Connection], Awaitable[bool]]:
     async def call(connection: Connection) -> bool:
-        try:
-            await connection.call(method, argument, timeout_ms=5_000)
-        except PermissionDenied:
-            return False
-        except CutwaterError as error:
-            if error.retriable:
-                raise
-        return True
+        for attempt in count(1):
+            try:
+                await connection.call(method, argument, timeout_ms=5_000)
+            except PermissionDenied:
+                return False
+            except CutwaterError as error:
+                # What may not be described is answered like what a storage node does not know yet.
+                if error.message.endswith("does not exist: nothing was done, try again") and attempt < ATTEMPTS_MAX:
+                    await asyncio.sleep(0.05)
+                    continue
+                if error.retriable:
+                    raise
+            return True
+        raise AssertionError
 
     return call
 

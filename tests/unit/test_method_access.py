@@ -161,6 +161,10 @@ class Names:
     def principal_of_token(self, token: str) -> str | None:
         return {"t": "alice"}.get(token)
 
+    def conceal_stream(self, stream: int) -> None: ...
+
+    def conceal_number(self, topic: int) -> None: ...
+
 
 def made(kind: Any, **fields: Any) -> Any:
     """An argument with these fields, whatever the others are."""

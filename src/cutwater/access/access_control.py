@@ -84,8 +84,11 @@ class AccessControl:
 
     # Calls.
 
-    def judge(self, peer: Peer | None, method: str, access: MethodAccess, argument: Any) -> None:
-        """Raise unless the peer may call the method with this argument. Of ``CARRIED`` calls the handler judges."""
+    def judge(
+        self, peer: Peer | None, method: str, access: MethodAccess, argument: Any, *, is_under_way: bool = False
+    ) -> None:
+        """Raise unless the peer may call the method with this argument. Of ``CARRIED`` calls the handler judges.
+        ``is_under_way``: the call was allowed before."""
         if access.answers is ClientAnswers.CARRIED:
             return
         view, identity = self.copy.view, peer.identity if peer is not None else _UNKNOWN
@@ -102,9 +105,11 @@ class AccessControl:
                 for right, resource in need.questions(argument, names):
                     is_allowed = is_allowed and view.decide(principal, right, resource, token).is_allowed
         if not is_allowed:
-            self.judge_caller(self.caller(peer), method, access, argument)
+            self.judge_caller(self.caller(peer), method, access, argument, is_under_way=is_under_way)
 
-    def judge_caller(self, caller: Caller, method: str, access: MethodAccess, argument: Any) -> None:
+    def judge_caller(
+        self, caller: Caller, method: str, access: MethodAccess, argument: Any, *, is_under_way: bool = False
+    ) -> None:
         """The same for a caller that may be connected to another metadata node. Says why, and records denials."""
         if not self.is_on or access.is_free_for(caller.server):
             return
@@ -126,7 +131,10 @@ class AccessControl:
                 is_asked = True
                 verdict = view.decide(caller.principal, right, resource, caller.token)
                 if not verdict.is_allowed:
-                    self._deny(verdict, caller, method, is_hidden=need.is_by_number)
+                    is_hidden = need.is_by_number and not self._may_know(view, verdict)
+                    if is_hidden and not (caller.server or is_under_way) and view.enforces(right, resource):
+                        need.conceal(argument, self.names)
+                    self._deny(verdict, caller, method, is_hidden=is_hidden)
         if caller.principal == NOBODY and not is_asked:
             self._deny(view.decide(NOBODY, Right.DESCRIBE, CLUSTER), caller, method)
 
@@ -136,10 +144,11 @@ class AccessControl:
         """Raise if a call that is being served has lost its right, and may be ended."""
         rights = {right for need in access.needs for right, _ in need.questions(argument, self.names)}
         if is_stream or rights <= WATCHED:
-            self.judge(peer, method, access, argument)
+            self.judge(peer, method, access, argument, is_under_way=True)
 
     def _deny(self, verdict: AccessVerdict, caller: Caller, method: str, *, is_hidden: bool = False) -> None:
-        """Record a denial, and raise it if its right is enforced now."""
+        """Record a denial, and raise it if its right is enforced now. ``is_hidden``: the caller must not learn whether
+        the resource exists."""
         view = self.copy.view
         is_enforced = view.enforces(Right(verdict.right), verdict.resource)
         if is_enforced and not caller.is_judged and not caller.server:
@@ -163,12 +172,12 @@ class AccessControl:
                 "maps its certificate, or give it a token of the cluster (cwt_...)",
                 principal="",
                 right=verdict.right,
-                resource=str(verdict.resource),
+                resource=verdict.resource.kind if is_hidden else str(verdict.resource),
             )
         if verdict.missing is Missing.TOKEN:
             # The connection is ended for the same reason, now or in a moment: one reason has one error.
             raise Unauthenticated(f"{verdict.why}: use another one")
-        if is_hidden and not self._may_know(view, verdict):
+        if is_hidden:
             kind, name = verdict.resource.kind, caller.principal or "a client without credentials"
             raise PermissionDenied(
                 f"{name} lacks the right {verdict.right} on the {kind} that this number stands for, or there is none "

@@ -39,3 +39,9 @@ class StateNames:
         state = self._state()
         known = state.access.tokens.get(token) if state is not None else None
         return None if known is None else known.principal
+
+    def conceal_stream(self, stream: LogStreamId) -> None:
+        """Nothing differs: the leader knows all names at once."""
+
+    def conceal_number(self, topic: TopicId) -> None:
+        """Nothing differs."""

@@ -48,14 +48,24 @@ class NameLookup(Protocol):
 
     def principal_of_token(self, token: str) -> str | None: ...
 
+    def conceal_stream(self, stream: LogStreamId) -> None:
+        """Return if a log stream that did not exist would be denied by now. Raise what would be raised otherwise."""
+        ...
+
+    def conceal_number(self, topic: TopicId) -> None:
+        """The same for the number of a topic."""
+        ...
+
 
 class Need(Struct, frozen=True):
     """Rights that a call needs. ``text`` says which, for the docs. ``is_by_number``: the argument names the resource by
-    a number, so a caller that may not describe the resource must not learn its name."""
+    a number, so a caller that may not describe the resource must not learn its name. ``conceal`` is called before such
+    a caller is denied: it makes the answer the one that it would get if nothing had that number."""
 
     questions: Callable[[Any, NameLookup], Iterable[Question]]
     text: str
     is_by_number: bool = False
+    conceal: Callable[[Any, NameLookup], None] = lambda argument, names: None
 
 
 def on_cluster(right: Right) -> Need:
@@ -75,6 +85,7 @@ def on_topic_of_stream(right: Right) -> Need:
         lambda argument, names: ((right, _topic(names.topic_of_stream(argument.stream))),),
         f"{right} on topic:<topic of the log stream>",
         is_by_number=True,
+        conceal=lambda argument, names: names.conceal_stream(argument.stream),
     )
 
 
@@ -152,7 +163,12 @@ def _topic(name: str | None) -> Resource:
 
 
 PRODUCE_AS_OF_BATCH = Need(_append_as, "produce-as on producer:<producer of the batch>, if it has one")
-APPEND_FOR_PART = Need(_append_to_part_topic, "append on topic:<topic of the part>", True)
+APPEND_FOR_PART = Need(
+    _append_to_part_topic,
+    "append on topic:<topic of the part>",
+    True,
+    lambda argument, names: names.conceal_number(argument.part.topic),
+)
 APPEND_FOR_FINISHED = Need(_append_to_topic_of_part(attrgetter("part")), "append on topic:<topic of the part>", True)
 APPEND_FOR_DISCARDED = Need(_append_to_topic_of_part(str), APPEND_FOR_FINISHED.text, True)
 _OF_RUN = "publish on run:<name of the run>; without a name, act-as on principal:<its opener> and append on some topic"

@@ -54,6 +54,12 @@ class NodeNames:
     def principal_of_token(self, token: str) -> str | None:
         return None
 
+    def conceal_stream(self, stream: LogStreamId) -> None:
+        self._topics.miss_stream(stream)
+
+    def conceal_number(self, topic: TopicId) -> None:
+        self._topics.miss_topic(topic)
+
 
 class StorageAccess:
     """See the module. That access control is on is stored with the identity of the node: after a start, a node of a

@@ -86,14 +86,22 @@ class KnownTopics:
         not known yet: the catalog is fetched meanwhile."""
         found = self._of_stream.get(stream)
         if found is None:
-            self._missed(("log stream", stream))
+            self.miss_stream(stream)
         return None if found is None else found.name
 
     def name_of_topic(self, topic: TopicId) -> str | None:
         found = self._of_topic.get(topic)
         if found is None:
-            self._missed(("topic number", topic))
+            self.miss_topic(topic)
         return None if found is None else found.name
+
+    def miss_stream(self, stream: LogStreamId) -> None:
+        """Act as if the catalog that is known here did not have this log stream."""
+        self._missed(("log stream", stream))
+
+    def miss_topic(self, topic: TopicId) -> None:
+        """The same for the number of a topic."""
+        self._missed(("topic number", topic))
 
     def _missed(self, what: tuple[str, int]) -> None:
         """Return if a catalog that was requested after this was missed does not have it either."""
