@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from cutwater.admin.access_calls import AccessCalls
 from cutwater.admin.damage import Damage, find_damage
+from cutwater.admin.jobs import JobCalls
 from cutwater.client.cluster.credentials import ANYONE, Access, admin_connection, metadata_node, storage_node
 from cutwater.client.cluster.metadata_client import SCHEME, Repository, no_such_topic
 from cutwater.core import requests as r
@@ -84,6 +85,8 @@ class Admin:
         self._timeout_ms, self.access = timeout_ms, access
         self.control = AccessCalls(self._ask)
         """Calls about access control."""
+        self.jobs = JobCalls(self._repository.ask, timeout=timeout_ms / 1_000)
+        """Calls about jobs and agents."""
 
     async def __aenter__(self) -> Admin:
         return self

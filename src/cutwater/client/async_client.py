@@ -78,7 +78,8 @@ class AsyncClient(PublishingCalls):
         self.cluster = repository.cluster
         self.servers = SCHEME + ",".join(repository.addresses)
         """The address at which other clients can connect to the same cluster."""
-        self._repository = repository
+        self._repository = self.repository = repository
+        """``repository`` is for other parts of Cutwater, whose calls are no methods of a client."""
         self._timeout, self._limits, self._compression = timeout, limits, compression
         self._catalogs = Catalogs(repository)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
