@@ -15,6 +15,7 @@ from cutwater.core.jobs.job_records import (
     CheckpointPointer,
     JobPhase,
     JobSavepoint,
+    ProgramPlace,
     RunEnd,
     StartPoint,
 )
@@ -407,6 +408,23 @@ def test_programs_of_all_versions_are_live() -> None:
     jobs = running()
     upgrade(jobs)
     assert jobs.state.programs() == {SPEC.program, NEW.program}
+
+
+def test_the_places_of_programs_are_kept_within_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = running()
+    monkeypatch.setattr(job_registry, "PROGRAMS_MAX", 2)
+    places = [ProgramPlace(GLSN(10 * (number + 1)), 3, 900) for number in range(6)]
+    for place in places:
+        jobs.state.note_program(SPEC.program, place)
+    assert jobs.state.programs_stored[SPEC.program] == (places[0], *places[-3:])
+    for program in ("01" * 32, "02" * 32):
+        jobs.state.note_program(program, places[-1])
+    assert list(jobs.state.programs_stored) == [SPEC.program, "02" * 32], "a version of a job names the first"
+    assert JobRegistry(jobs.state.snapshot()).programs_stored == jobs.state.programs_stored
+    jobs.state.note_trim_of_programs(GLSN(50))
+    assert jobs.state.programs_stored[SPEC.program] == tuple(places[-2:])
+    jobs.state.note_trim_of_programs(GLSN(1_000))
+    assert not jobs.state.programs_stored
 
 
 def test_a_snapshot_is_the_state_and_changes_reach_agents_and_jobs_by_revision() -> None:

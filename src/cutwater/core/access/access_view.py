@@ -182,7 +182,7 @@ class _Grants:
         for rule in sorted(rules, key=lambda rule: -len(rule.pattern.name)):
             pattern = rule.pattern
             for right in rule.rights:
-                if pattern.kind == ResourceKind.TOPIC:
+                if pattern.kind in (ResourceKind.TOPIC, ResourceKind.JOB):
                     self._some[pattern.kind, right, ANY_NAME] = rule
                 if pattern.is_prefix:
                     self._prefixes.setdefault((pattern.kind, right), []).append(rule)

@@ -31,6 +31,7 @@ class Right(enum.StrEnum):
     CLUSTER_OPERATE = "cluster-operate"
     CLUSTER_ADMIN = "cluster-admin"
     AUDIT_READ = "audit-read"
+    RUN_JOBS = "run-jobs"
 
 
 class ResourceKind(enum.StrEnum):
@@ -52,12 +53,18 @@ RIGHTS_OF_KIND: dict[ResourceKind, tuple[Right, ...]] = {
     ResourceKind.RUN: (Right.PUBLISH, Right.DELETE, Right.DESCRIBE),
     ResourceKind.JOB: (Right.JOB_SUBMIT, Right.JOB_OPERATE, Right.DESCRIBE),
     ResourceKind.PRINCIPAL: (Right.ACT_AS, Right.DESCRIBE),
-    ResourceKind.CLUSTER: (Right.CLUSTER_OPERATE, Right.CLUSTER_ADMIN, Right.AUDIT_READ, Right.DESCRIBE),
+    ResourceKind.CLUSTER: (
+        *(Right.CLUSTER_OPERATE, Right.CLUSTER_ADMIN, Right.AUDIT_READ, Right.RUN_JOBS, Right.DESCRIBE),
+    ),
 }
 """The rights that exist on each kind of resource."""
 
 INTERNAL_PREFIX = "_"
 AUDIT_TOPIC = "_audit"
+PROGRAMS_TOPIC = "_programs"
+JOB_LOGS_TOPIC = "_job_logs"
+PROGRAM_RUNS = "program:"
+"""The beginning of the names of runs that store programs."""
 ANY = "*"
 """At the end of a pattern: every name that begins like this."""
 
@@ -101,8 +108,8 @@ def is_internal(name: str) -> bool:
 
 
 ANY_NAME = "*"
-"""In a question about topics: some name. Any rule that gives the right on a topic answers it with yes. No topic can
-have this name; cursors, producers and runs can."""
+"""In a question about topics or jobs: some name. Any rule that gives the right on a topic, or a job, answers it with
+yes. No topic and no job can have this name; cursors, producers and runs can."""
 
 
 def name_matches(prefix: str, name: str) -> bool:

@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from cutwater.core.access.rights import (
+    ANY_NAME,
     AUDIT_TOPIC,
     CLUSTER,
+    JOB_LOGS_TOPIC,
+    PROGRAM_RUNS,
+    PROGRAMS_TOPIC,
     RIGHTS_OF_KIND,
     Resource,
     ResourceKind,
@@ -45,7 +49,9 @@ def sufficient(right: Right, resource: Resource) -> Iterator[tuple[Right, Resour
     2. To describe a resource, any right on it.
     3. To describe anything, ``cluster-operate``.
     4. To read or describe the audit, ``audit-read``.
-    5. For everything, ``cluster-admin``, except ``GUARDED`` rights on internal names.
+    5. To store programs, ``job-submit`` on some job.
+    6. To read programs, and to append to the logs of jobs, ``run-jobs``.
+    7. For everything, ``cluster-admin``, except ``GUARDED`` rights on internal names. It may store programs, though.
     """
     yield right, resource
     is_question = right is Right.DESCRIBE
@@ -58,5 +64,27 @@ def sufficient(right: Right, resource: Resource) -> Iterator[tuple[Right, Resour
     is_audit = resource.kind == ResourceKind.TOPIC and resource.name == AUDIT_TOPIC
     if is_audit and (is_question or right is Right.READ):
         yield Right.AUDIT_READ, CLUSTER
-    if right is not Right.CLUSTER_ADMIN and not (right in GUARDED and is_internal(resource.name)):
+    is_storing = _is_storing_programs(right, resource)
+    if is_storing:
+        yield _SOME_SUBMIT
+    if (resource.kind, resource.name) in _OF_AGENTS and right in _OF_AGENTS[resource.kind, resource.name]:
+        yield Right.RUN_JOBS, CLUSTER
+    is_guarded = right in GUARDED and is_internal(resource.name) and not is_storing
+    if right is not Right.CLUSTER_ADMIN and not is_guarded:
         yield Right.CLUSTER_ADMIN, CLUSTER
+
+
+_SOME_SUBMIT = (Right.JOB_SUBMIT, Resource(ResourceKind.JOB, ANY_NAME))
+
+_OF_AGENTS = {
+    (ResourceKind.TOPIC.value, PROGRAMS_TOPIC): (Right.READ, Right.DESCRIBE),
+    (ResourceKind.TOPIC.value, JOB_LOGS_TOPIC): (Right.APPEND, Right.DESCRIBE),
+}
+"""What the agents that run jobs may do with internal topics."""
+
+
+def _is_storing_programs(right: Right, resource: Resource) -> bool:
+    if resource.kind == ResourceKind.TOPIC:
+        return resource.name == PROGRAMS_TOPIC and right in (Right.APPEND, Right.DESCRIBE)
+    is_run = resource.kind == ResourceKind.RUN and resource.name.startswith(PROGRAM_RUNS)
+    return is_run and right in (Right.PUBLISH, Right.DESCRIBE)

@@ -17,6 +17,12 @@ VERSIONS_MAX = 50
 ATTEMPTS_KEPT = 5
 SAVEPOINTS_MAX = 200
 """Number of savepoints of a job that are known by their ids."""
+PROGRAMS_MAX = 10_000
+"""Number of programs whose places are known. Those that a version of a job names stay, of the others the newest."""
+PLACES_MAX = 4
+"""Number of known places of one program."""
+PROGRAM_RUN_PREFIX = "program:"
+"""Before the SHA-256 of a program, in the name of the run that stores it."""
 ERROR_CHARS_MAX = 4_096
 PATH_CHARS_MAX = 4_096
 
@@ -123,6 +129,15 @@ class Assignment(Struct, frozen=True, omit_defaults=True):
     """Whether the last attempt in this assignment has failed."""
     is_releasing: bool = False
     """Whether the agent is to give the job back, since it drains."""
+
+
+class ProgramPlace(Struct, frozen=True, omit_defaults=True):
+    """Where a program is in the topic of programs: ``rows`` records from ``glsn`` on. ``bytes`` is their stored size,
+    and 0 if it is unknown. Whether they are the program, its hash tells."""
+
+    glsn: GLSN
+    rows: int
+    bytes: int = 0
 
 
 class AttemptRecord(Struct, frozen=True, omit_defaults=True):

@@ -18,11 +18,14 @@ from cutwater.core.jobs import job_decisions as j
 from cutwater.core.jobs.agents import AgentRecord
 from cutwater.core.jobs.job_records import (
     ATTEMPTS_KEPT,
+    PLACES_MAX,
+    PROGRAMS_MAX,
     VERSIONS_MAX,
     Assignment,
     AttemptRecord,
     JobRecord,
     JobVersion,
+    ProgramPlace,
     RunEnd,
     RunFailure,
     StartPoint,
@@ -37,7 +40,7 @@ from cutwater.core.jobs.operations import (
     OperationState,
     OperationStep,
 )
-from cutwater.types import BatchNumber, CutTime, JobEpoch, JobNumber, Revision
+from cutwater.types import GLSN, BatchNumber, CutTime, JobEpoch, JobNumber, Revision
 
 OPERATIONS_KEPT = 10_000
 """Number of operations that are remembered. Those in progress, and those that an idempotency key names, stay."""
@@ -45,6 +48,13 @@ SWITCHING = (OperationKind.UPGRADE, OperationKind.RESCALE, OperationKind.ROLLBAC
 """Operations that change the version of a job."""
 _RETURNING = (OperationKind.UPGRADE, OperationKind.RESCALE)
 """Operations after which the version before goes on, if the new one fails before it has come up."""
+
+
+class StoredProgram(Struct, frozen=True):
+    """A program in the topic of programs, by its SHA-256."""
+
+    sha256: str
+    places: tuple[ProgramPlace, ...]
 
 
 class JobsSnapshot(Struct, frozen=True, omit_defaults=True):
@@ -57,6 +67,7 @@ class JobsSnapshot(Struct, frozen=True, omit_defaults=True):
     jobs: tuple[JobRecord, ...] = ()
     operations: tuple[Operation, ...] = ()
     keys: tuple[KeptKey, ...] = ()
+    programs: tuple[StoredProgram, ...] = ()
 
 
 class JobRegistry:
@@ -70,6 +81,8 @@ class JobRegistry:
         self.operations = {operation.id: operation for operation in start.operations}
         self.keys = {(kept.principal, kept.key.key): kept for kept in start.keys}
         """In the order in which they were used."""
+        self.programs_stored = {program.sha256: program.places for program in start.programs}
+        """Where programs are, by their SHA-256, in the order in which they were stored."""
         self._numbers = {job.name: job.number for job in start.jobs}
         self._of_agent: dict[str, dict[JobNumber, None]] = {}
         self.waiting: dict[JobNumber, None] = {}
@@ -88,6 +101,7 @@ class JobRegistry:
             tuple(self.jobs[number] for number in (*self.waiting, *others)),
             tuple(self.operations.values()),
             tuple(self.keys.values()),
+            tuple(StoredProgram(sha256, places) for sha256, places in self.programs_stored.items()),
         )
 
     @property
@@ -492,6 +506,30 @@ class JobRegistry:
 
     def _fail(self, operation: Operation, error: OperationError, at: CutTime) -> None:
         self._finish(operation, OperationState.FAILED, at, error)
+
+    # Programs.
+
+    def note_program(self, sha256: str, place: ProgramPlace) -> None:
+        """Note that a program was stored. Only its hash tells whether the records are that program, so several places
+        are kept: the first and the newest ones."""
+        self.revision = Revision(self.revision + 1)
+        known = self.programs_stored.pop(sha256, ())
+        places = (*known, place)
+        self.programs_stored[sha256] = (*places[:1], *places[1:][-(PLACES_MAX - 1) :])
+        surplus = len(self.programs_stored) - PROGRAMS_MAX
+        if surplus > 0:
+            live = self.programs()
+            for other in [known for known in self.programs_stored if known not in live][:surplus]:
+                del self.programs_stored[other]
+
+    def note_trim_of_programs(self, before: GLSN) -> None:
+        """Forget places that were trimmed."""
+        self.revision = Revision(self.revision + 1)
+        left = {
+            sha256: tuple(place for place in places if place.glsn >= before)
+            for sha256, places in self.programs_stored.items()
+        }
+        self.programs_stored = {sha256: places for sha256, places in left.items() if places}
 
     # Limits.
 

@@ -11,12 +11,14 @@ import enum
 from msgspec import Struct
 
 from cutwater.core.jobs.agents import AgentDescription, AgentRecord
+from cutwater.core.jobs.errands import Errand, ErrandKind
 from cutwater.core.jobs.job_records import (
     CheckpointPointer,
     JobPhase,
     JobRecord,
     JobSavepoint,
     JobVersion,
+    ProgramPlace,
     RunEnd,
     RunFailure,
     StartPoint,
@@ -26,8 +28,9 @@ from cutwater.core.jobs.operations import IdempotencyKey, Operation, OperationEr
 from cutwater.types import GLSN, BatchNumber, CutTime, JobEpoch, JobNumber, Revision
 
 JOBS_PAGE_MAX = 1_000
-WAIT_MS_MAX = 5_000
-"""How long the leader keeps a request that waits for a change. Less than a client waits for one node."""
+WAIT_MS_MAX = 2_000
+"""How long the leader keeps a request that waits for a change. Less than a client waits for one node, which it would
+otherwise take for dead. A caller that wants to wait longer asks again."""
 
 # Users: operations. ``operation`` is a random id that the caller makes; the same request again begins nothing new.
 
@@ -150,6 +153,30 @@ class ListAgentsRequest(Struct, frozen=True, tag=True, omit_defaults=True):
     after: str = ""
 
 
+class AskAgentRequest(Struct, frozen=True, tag=True, omit_defaults=True):
+    """Send an errand to an agent and wait for the answer, ErrandAnswer.
+
+    ``body`` is JSON. ``spec`` is the specification to validate; the job need not exist then. ``savepoint`` is the id of
+    a savepoint of the job. ``agent``: ask this one; otherwise the leader chooses one that can answer. A caller that
+    gets a retriable error asks the same again and waits for the same errand.
+    """
+
+    name: str
+    kind: ErrandKind
+    body: bytes = b"{}"
+    spec: JobSpec | None = None
+    savepoint: str = ""
+    other_savepoint: str = ""
+    agent: str = ""
+    wait_ms: int = 0
+
+
+class FetchProgramPlaceRequest(Struct, frozen=True, tag=True):
+    """Ask where the program with this SHA-256 is in the topic of programs. Answer: ProgramPlaces."""
+
+    sha256: str
+
+
 # Operators.
 
 
@@ -204,6 +231,13 @@ class WatchAgentRequest(Struct, frozen=True, tag=True, omit_defaults=True):
     session: int
     seen: Revision = Revision(0)
     wait_ms: int = 0
+
+
+class LeaveAgentRequest(Struct, frozen=True, tag=True):
+    """Tell that the agent ends, and that no process of any job is left there. Its jobs go to other agents at once."""
+
+    agent: str
+    session: int
 
 
 class FetchAssignedRequest(Struct, frozen=True, tag=True):
@@ -297,9 +331,36 @@ class FinishStepRequest(Struct, frozen=True, tag=True, omit_defaults=True):
     error: OperationError | None = None
 
 
+class AnswerErrandRequest(Struct, frozen=True, tag=True, omit_defaults=True):
+    """Answer an errand: with ``body``, which is JSON, or with an error."""
+
+    agent: str
+    session: int
+    errand: str
+    body: bytes = b""
+    error: OperationError | None = None
+
+
+class JobTokenRequest(Struct, frozen=True, tag=True, omit_defaults=True):
+    """Make a token of the job's principal known, whose secret only the agent has. It ends with the assignment, or at
+    ``expires``. ``errand``: the token is for this errand, which validates a job, and ends with it. Answer:
+    JobTokenGranted."""
+
+    agent: str
+    session: int
+    job: JobNumber
+    epoch: JobEpoch
+    token: str
+    """The id of the token, made at random."""
+    sha256: str
+    expires: CutTime
+    errand: str = ""
+
+
 FromAgent = (
     RenewAgentRequest
     | WatchAgentRequest
+    | LeaveAgentRequest
     | FetchAssignedRequest
     | BeginAttemptRequest
     | EndAttemptRequest
@@ -308,6 +369,8 @@ FromAgent = (
     | NoteBatchRequest
     | NoteSavepointRequest
     | FinishStepRequest
+    | AnswerErrandRequest
+    | JobTokenRequest
 )
 """Requests of an agent that has registered."""
 
@@ -324,6 +387,8 @@ JobRequest = (
     | DescribeOperationRequest
     | ListOperationsRequest
     | ListAgentsRequest
+    | AskAgentRequest
+    | FetchProgramPlaceRequest
     | DrainAgentRequest
     | RemoveAgentRequest
     | RegisterAgentRequest
@@ -438,12 +503,14 @@ class JobOrder(Struct, frozen=True, omit_defaults=True):
     is_releasing: bool = False
 
 
-class AgentOrders(Struct, frozen=True, tag=True):
-    """All jobs that the agent has. It ends every job of which it has processes and that is not among them."""
+class AgentOrders(Struct, frozen=True, tag=True, omit_defaults=True):
+    """All jobs that the agent has, and the errands that it has not answered. It ends every job of which it has
+    processes and that is not among the orders. It gives up an errand that is not among the errands any more."""
 
     revision: Revision
     orders: tuple[JobOrder, ...]
     is_draining: bool = False
+    errands: tuple[Errand, ...] = ()
 
 
 class AssignedJob(Struct, frozen=True, tag=True, omit_defaults=True):
@@ -466,6 +533,26 @@ class ReportNoted(Struct, frozen=True, tag=True):
     revision: Revision
 
 
+class ErrandAnswer(Struct, frozen=True, tag=True, omit_defaults=True):
+    """What an agent answered: JSON. If it answered with an error, the caller gets that error."""
+
+    body: bytes
+    agent: str = ""
+
+
+class ProgramPlaces(Struct, frozen=True, tag=True):
+    """Where a program is stored, the newest place last. There is none if it was never stored, or was trimmed."""
+
+    places: tuple[ProgramPlace, ...]
+
+
+class JobTokenGranted(Struct, frozen=True, tag=True):
+    """The token is valid, as this principal, until it expires or the assignment ends."""
+
+    principal: str
+    expires: CutTime
+
+
 JobAnswer = (
     OperationAnswer
     | OperationList
@@ -477,4 +564,7 @@ JobAnswer = (
     | AgentOrders
     | AssignedJob
     | ReportNoted
+    | ErrandAnswer
+    | ProgramPlaces
+    | JobTokenGranted
 )
