@@ -103,6 +103,8 @@ class Job(Struct):
     """The socket on which the process takes commands; empty for a program that runs by itself."""
     metrics: str = ""
     """The address where Prometheus can read metrics while the process runs; empty if they are not served."""
+    ui: str = ""
+    """The address of Spark's own pages while the program runs; empty if they are not served."""
     restarts: int = 0
     last_error: ProgramFailure | None = None
     since: float = 0.0

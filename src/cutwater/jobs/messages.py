@@ -101,6 +101,8 @@ class Start(Struct, frozen=True, tag=True, omit_defaults=True):
     replay_output: bool = False
     allow_non_restored_state: bool = False
     retain: int | None = None
+    conf: dict[str, str] = {}
+    """Settings of Spark on top of ours; ``spark_conf.check_conf`` has checked them."""
 
 
 class TakeSavepoint(Struct, frozen=True, tag="Savepoint"):  # the tag is part of the messages: it stays
@@ -136,13 +138,14 @@ class Loaded(Struct, frozen=True, tag=True):
 class Running(Struct, frozen=True, tag=True):
     """The pipeline runs. The values are the actual ones, which may differ from the requested ones. ``until``: the end
     as a position, so that a restart ends there too. ``from_savepoint``: what the checkpoint began with. ``restored``:
-    what this start went on from."""
+    what this start went on from. ``ui``: the address of Spark's pages, if they are served."""
 
     jvm: int
     parallelism: int
     until: int | None = None
     from_savepoint: str | None = None
     restored: Restored | None = None
+    ui: str = ""
 
 
 class Moved(Struct, frozen=True, tag=True):

@@ -213,7 +213,7 @@ class Supervisor:
         self._selector.register(child.events, EVENT_READ, self._heard)
         self._deadline = time.monotonic() + START_SECONDS
         if self._job is not None:
-            self._job.driver, self._job.jvm = child.pid, 0
+            self._job.driver, self._job.jvm, self._job.ui = child.pid, 0, ""
             self._change(JobState.STARTING)
 
     def _heard(self) -> None:
@@ -252,7 +252,7 @@ class Supervisor:
         self._before = self._start_before = self._deadline = None
         self._job.jvm = message.jvm
         self._job.parallelism, self._job.from_savepoint = message.parallelism, message.from_savepoint
-        self._job.restored = message.restored
+        self._job.restored, self._job.ui = message.restored, message.ui
         until = self._start.until if message.until is None else message.until
         self._start = msgspec.structs.replace(self._start, until=until, parallelism=message.parallelism)
         self._change(JobState.RUNNING)
@@ -503,7 +503,7 @@ class Supervisor:
     def _over(self, state: JobState, savepoint: str | None = None) -> None:
         """End the job in this state, with this savepoint. Tell a waiting client whether its request was fulfilled."""
         assert self._job is not None
-        self._job.control = self._job.metrics = ""
+        self._job.control = self._job.metrics = self._job.ui = ""
         if self._before is not None and not has_begun(self._job.checkpoint):
             self._job.go_back_to(self._before)
         self._change(state)

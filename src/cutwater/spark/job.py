@@ -41,6 +41,7 @@ from cutwater.jobs.messages import (
 )
 from cutwater.jobs.program_file import load_pipeline
 from cutwater.jobs.restarts import is_hopeless
+from cutwater.jobs.spark_conf import check_conf, refuse_open_ui
 from cutwater.pipeline.keyed_state.keys import SLICES_DEFAULT
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.files import LocalFiles, is_local
@@ -204,7 +205,10 @@ class _Program:
         from cutwater.spark.session.session import session  # noqa: PLC0415
 
         start, pipeline = self._start, self._pipeline
+        check_conf(start.conf, start.master)
         where = _where(pipeline, start.master)
+        if where.token():
+            refuse_open_ui(start.conf)
         # Spark's processes read the file that the query names, and no other process needs the token.
         for name in (TOKEN, TOKEN_FILE):
             os.environ.pop(name, "")
@@ -212,7 +216,7 @@ class _Program:
         note = Checkpoint(start.checkpoint, LocalFiles()).note() if is_local(start.checkpoint) else None
         threads, slices = sizes(start, note)
         until = self._checked(where, threads, slices)
-        spark = session(f"cutwater {pipeline.name}", master=start.master or f"local[{threads}]")
+        spark = session(f"cutwater {pipeline.name}", master=start.master or f"local[{threads}]", config=start.conf)
         gateway: Any = spark.sparkContext._gateway
         jvm = gateway.proc
         threading.Thread(target=self._watch_jvm, args=(jvm,), name="jvm", daemon=True).start()
@@ -240,7 +244,9 @@ class _Program:
         note = checkpoint.note()
         origin = None if note is None else note.origin
         savepoint = None if origin is None else origin.savepoint
-        self._supervisor.tell(Running(jvm.pid, parallelism, until, savepoint, restored(checkpoint, done, origin)))
+        ui = str(spark.sparkContext.uiWebUrl or "")
+        goes_on = restored(checkpoint, done, origin)
+        self._supervisor.tell(Running(jvm.pid, parallelism, until, savepoint, goes_on, ui))
         last = self._until_over(run, checkpoint, Watcher(pipeline, where))
         self._end_jvm(spark, jvm)
         self._supervisor.tell(last)

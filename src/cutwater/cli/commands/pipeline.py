@@ -32,6 +32,7 @@ from cutwater.jobs.job_file import LOG_FILE, Job, JobDirectory, JobState, has_be
 from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Start, Stop, TakeSavepoint
 from cutwater.jobs.places import all_jobs, find
 from cutwater.jobs.restarts import DEFAULT, parse, written
+from cutwater.jobs.spark_conf import check_conf, parse_conf, refuse_open_ui, with_ui
 from cutwater.jobs.supervisor import JobOptions, Supervisor
 from cutwater.pipeline.local.spark_import import no_spark, on_spark
 from cutwater.runtime.permissions import open_file
@@ -126,7 +127,15 @@ class PipelineRunOptions(Bundle):
         int | None, _spark(metavar="N", min=1, help="How large a micro-batch may be.")
     ] = None
     master: Annotated[str, _spark(help="Where Spark runs; by default in processes of this machine.")] = ""
-
+    conf: Annotated[
+        list[str] | None, _spark("--conf", metavar="KEY=VALUE", help="A setting of Spark's own; may be repeated.")
+    ] = None
+    spark_ui: Annotated[
+        int | None,
+        _spark(
+            "--spark-ui", metavar="PORT", min=0, max=65_535, help="Serve Spark's pages on this machine; 0: any port."
+        ),
+    ] = None
     metrics: Annotated[str | None, _metrics(metavar="HOST:PORT", help="Where Prometheus can read metrics.")] = None
     insecure: Annotated[bool, _metrics("--insecure", help="--metrics may be reached from other machines.")] = False
 
@@ -141,13 +150,16 @@ class PipelineRunOptions(Bundle):
         )
         if self.metrics is not None:
             check_metrics(self.metrics, insecure=self.insecure)
+        start = self._start()
+        if token:
+            refuse_open_ui(start.conf)
         return JobOptions(
             str(Path(path).absolute()),
             variable,
             self.log,
             "" if root is None else str(root.absolute()),
             parse(self.restart),
-            self._start(),
+            start,
             token if isinstance(token, str) else "",
             self.metrics or "",
             "" if isinstance(token, str) else str(token.absolute()),
@@ -168,6 +180,8 @@ class PipelineRunOptions(Bundle):
             _require_savepoint(self.from_savepoint)
         if self.trigger is not None:
             milliseconds(self.trigger, "--trigger")
+        conf = with_ui(parse_conf(self.conf or ()), self.spark_ui)
+        check_conf(conf, self.master)
         return Start(
             checkpoint=_absolute(self.checkpoint) or "",
             master=self.master,
@@ -182,6 +196,7 @@ class PipelineRunOptions(Bundle):
             replay_output=self.replay_output,
             allow_non_restored_state=self.allow_non_restored_state,
             retain=self.retain,
+            conf=conf,
         )
 
 
@@ -242,6 +257,8 @@ def run(
         where = "" if jobs_dir is None else f" --jobs-dir {jobs_dir}"
         if job.metrics:
             told += f"metrics: http://{job.metrics}/metrics\n"
+        if job.ui:
+            told += f"Spark's pages: {job.ui}\n"
         show(job, f"{told}stop it with: cutwater pipeline stop {job.pipeline}{where}")
         return
     display = Display()
@@ -296,6 +313,8 @@ def describe(job: OneJob) -> None:
         lines.append(f"  savepoint:  {found.savepoint}")
     if found.metrics and found.is_alive:
         lines.append(f"  metrics:    http://{found.metrics}/metrics")
+    if found.ui and found.is_alive:
+        lines.append(f"  Spark's pages: {found.ui}")
     if found.last_error is not None:
         lines.append(f"  last error: {moment(found.last_error.at)} UTC, {found.last_error.message}")
     if progress is not None:
@@ -388,10 +407,20 @@ def _saved_at_rest(job: OneJob, target: str) -> str:
         if "://" not in found.checkpoint and not has_begun(found.checkpoint) and not found.from_savepoint:
             raise Refused(f"pipeline {job.name!r} has not done a micro-batch: there is nothing to save")
         with _printing_to(directory.path / LOG_FILE):
-            on_spark("savepoint.savepoints", job.name).take_savepoint(found.checkpoint, target, timeout=job.timeout)
+            take = on_spark("savepoint.savepoints", job.name).take_savepoint
+            take(found.checkpoint, target, timeout=job.timeout, **_session(found))
         found.savepoint = target
         directory.save(found)
     return target
+
+
+def _session(job: Job) -> dict[str, Any]:
+    """Return the session to save a job with, if it reaches its file systems by settings of its own."""
+    conf: dict[str, str] = job.arguments.get("conf") or {}
+    stores = {name: value for name, value in conf.items() if name.startswith("spark.hadoop.")}
+    if not stores:
+        return {}
+    return {"spark": on_spark("session.session", job.pipeline).session("cutwater savepoint", config=stores)}
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, No
 from cutwater.jobs.checkpoint_hold import Hold
 from cutwater.jobs.job_file import require_parallelism
 from cutwater.jobs.places import root_of
+from cutwater.jobs.spark_conf import refuse_open_ui
 from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS, check_drain_firings
 from cutwater.pipeline.graph import SinkNode, SourceNode
 from cutwater.pipeline.keyed_state.keys import SLICES_DEFAULT
@@ -53,7 +54,7 @@ from cutwater.spark.savepoint.files import files_at
 from cutwater.spark.savepoint.savepoint_restore import Beginning, beginning, initial_state, wish_of
 from cutwater.spark.savepoint.savepoints import TIMEOUT_SECONDS, absolute, settings, take_savepoint
 from cutwater.spark.session.log_holder import servers_of
-from cutwater.spark.session.session import LATE_WORKER, STARTS_MAX, provide_format, session
+from cutwater.spark.session.session import LATE_WORKER, STARTS_MAX, check_session_conf, provide_format, session
 from cutwater.spark.session.session import start as start_query
 from cutwater.spark.session.token_safety import file_of, refuse_unprotected, settings_of, why_no_tokens
 
@@ -260,6 +261,7 @@ def run_pipeline(
     max_records_per_trigger: int | None = None,
     slices: int | None = None,
     spark: SparkSession | None = None,
+    conf: Mapping[str, str] | None = None,
     token: str | os.PathLike[str] = "",
     tls_ca: str | os.PathLike[str] | None = None,
     tls_certificate: str | os.PathLike[str] | None = None,
@@ -285,6 +287,8 @@ def run_pipeline(
     of that output. ``allow_non_restored_state`` drops state that belongs to no operator of the program. ``retain`` is
     the number of micro-batches that a checkpoint keeps, to take savepoints from.
 
+    ``spark`` is a session to run in. Without it, one is made on this machine; ``conf`` are settings of Spark for it.
+
     ``token`` is the token, or the ``pathlib.Path`` of a file with it. ``tls_ca`` is the authority of the servers;
     ``tls_certificate`` and ``tls_key`` are for a client without a token. All are files that each task reads.
     """
@@ -306,8 +310,11 @@ def run_pipeline(
     if retain is not None and retain < RETAIN_MIN:
         raise InvalidArgument(f"retain is {retain}: a checkpoint keeps at least {RETAIN_MIN} micro-batches")
     wish = wish_of(from_savepoint, replay_output, allow_non_restored_state)
+    check_session_conf(conf or {}, spark)
     settings = settings_of(spark) if token and spark is not None else {"spark.master": "local"}
     where = where_of_run(pipeline, file_of(token, settings), (tls_ca, tls_certificate, tls_key))
+    if where.token():
+        refuse_open_ui(conf or {})
     began_with = None if wish.savepoint is None else absolute(wish.savepoint)
     if checkpoint is None:
         hold = Hold(pipeline.name, None, began_with, root_of(log_key(where), pipeline.name))
@@ -316,12 +323,12 @@ def run_pipeline(
     try:
         if spark is None and not is_local(hold.place):
             # Only Spark can read the settings of this checkpoint.
-            spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism or '*'}]")
+            spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism or '*'}]", config=conf)
         with translated(pipeline.name, hold.place), connected(where) as client:
             tasks, pieces = sizes_of(Checkpoint(hold.place, files_at(spark, hold.place)), parallelism, slices)
             program = checked(pipeline, client, tasks, pieces)
             end = until_position(client, until)
-            spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{tasks}]")
+            spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{tasks}]", config=conf)
             if where.token():
                 refuse_unprotected(where, why_no_tokens(settings_of(spark)))
             provide_format(spark, PipelineSource)

@@ -18,8 +18,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from cutwater.errors import InvalidArgument, Unavailable
 from cutwater.jobs.child import how_it_ended
+from cutwater.jobs.spark_conf import check_conf
 from cutwater.spark.session.java import provide_java
 from cutwater.spark.session.spark_home import provide_home
+from cutwater.spark.session.spark_ui import serve_on_loopback
 from cutwater.spark.session.token_safety import refuse_tokens_in, settings_of, why_no_tokens
 from cutwater.spark.source.source import source_class
 
@@ -62,7 +64,8 @@ def session(
     """Return a session that reads and writes the format ``cutwater``: the running one if there is one, else a new one.
 
     ``master`` is Spark's: ``local[*]``, ``local-cluster[2,1,1024]``, ``spark://host:port`` and others. ``config`` comes
-    on top of ``SETTINGS``. Python workers run the interpreter that calls this.
+    on top of ``SETTINGS``. Python workers run the interpreter that calls this. Spark's pages, if ``config`` switches
+    them on, are served on loopback.
 
     >>> spark = cutwater.spark.session()                                                           # doctest: +SKIP
     >>> spark.read.format("cutwater").option("subscribe", "orders").load("./data").show()          # doctest: +SKIP
@@ -81,6 +84,7 @@ def session(
         settings["spark.sql.shuffle.partitions"] = str(min(os.cpu_count() or 1, 8))
     settings |= config or {}
     refuse_tokens_in(settings)
+    settings |= serve_on_loopback(settings, master)
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -89,6 +93,26 @@ def session(
     _quieten(spark)
     register(spark)
     return spark
+
+
+def check_session_conf(conf: Mapping[str, str], spark: SparkSession | None) -> None:
+    """Refuse settings for the session of a pipeline that are not allowed, or that would not take effect because a
+    session runs already: Spark ignores most of them then."""
+    check_conf(conf)
+    if spark is not None and conf:
+        raise InvalidArgument(
+            "conf=… is for the session that run() makes, and spark=… gives one that runs already: give the settings to "
+            "cutwater.spark.session(config=…)"
+        )
+    running = SparkSession.getActiveSession() if conf else None
+    if running is None:
+        return
+    for name, value in conf.items():
+        if running.conf.get(name, None) != value:
+            raise InvalidArgument(
+                f"conf=… has {name}={value!r}, and a session of Spark runs in this process already without it: stop it "
+                "(spark.stop()), or give the settings to the cutwater.spark.session(config=…) that makes it"
+            )
 
 
 def _leave_out_checksum_files(spark: SparkSession) -> None:
