@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from cutwater.admin.jobs import JobCalls, as_error, body_hash, progress_of
 from cutwater.core.jobs import job_requests as q
 from cutwater.core.jobs.agents import AgentDescription, AgentRecord
-from cutwater.core.jobs.job_records import JobPhase, JobRecord, JobVersion
+from cutwater.core.jobs.errand_bodies import DataInfo, LogAnswer, StateAnswer, ValidateAnswer, ValidateQuestion
+from cutwater.core.jobs.job_records import JobPhase, JobRecord, JobSavepoint, JobVersion
 from cutwater.core.jobs.job_spec import DesiredState, JobSpec
 from cutwater.core.jobs.operations import (
     Operation,
@@ -24,7 +26,7 @@ from cutwater.core.jobs.operations import (
     steps_of,
 )
 from cutwater.errors import DeadlineExceeded, Fenced, InvalidArgument, NotFound, PipelineFailed, Refused, Unavailable
-from cutwater.types import CutTime, JobNumber, Revision
+from cutwater.types import GLSN, CutTime, JobNumber, Revision
 
 T = TypeVar("T")
 SPEC = JobSpec("ab" * 32, "fraud.py:p", labels={"b": "2", "a": "1"})
@@ -243,3 +245,62 @@ def test_following_a_job_tells_each_change_and_ends_with_its_time() -> None:
     leader = Leader(described(7), described(7), Unavailable("no leader"), described(9))
     assert run(follow(JobCalls(leader)))[:2] == [7, 9]
     assert [request.seen for request in leader.asked[:3]] == [0, 7, 7]
+
+
+# Errands.
+
+
+def answered(body: object) -> q.ErrandAnswer:
+    return q.ErrandAnswer(msgspec.json.encode(body), "a")
+
+
+def test_a_question_is_asked_until_the_agent_answers() -> None:
+    told = ValidateAnswer("fraud", "pipeline fraud", (DataInfo("payments", "in", "id string"),), restored=("count",))
+    leader = Leader(Unavailable("no answer yet"), Unavailable("no leader"), answered(told))
+    found = run(JobCalls(leader).validate("fraud", SPEC, savepoint=ID, allow_non_restored_state=True))
+    assert found == told
+    assert len({(r.name, r.kind, r.body, r.savepoint) for r in leader.asked}) == 1
+    assert msgspec.json.decode(leader.asked[0].body, type=ValidateQuestion) == ValidateQuestion(True)
+    assert all(0 < request.wait_ms <= 1_000 for request in leader.asked)
+
+
+def test_an_error_of_the_agent_is_not_asked_for_twice() -> None:
+    leader = Leader(InvalidArgument("fraud.py, line 3: invalid syntax"))
+    with pytest.raises(InvalidArgument, match="line 3"):
+        run(JobCalls(leader).validate("fraud", SPEC))
+    assert len(leader.asked) == 1
+
+
+def test_a_question_without_an_answer_ends_with_the_reason() -> None:
+    with pytest.raises(Unavailable, match="no agent with slots"):
+        run(JobCalls(Leader(Unavailable("no agent with slots"))).validate("fraud", SPEC, timeout=0.3))
+
+
+def test_an_answer_of_another_version_is_told_as_such() -> None:
+    with pytest.raises(Unavailable, match="agent 'a' is of another version"):
+        run(JobCalls(Leader(answered([1]))).verify_savepoint("fraud", ID))
+
+
+def test_state_is_that_of_the_last_savepoint_unless_one_is_named() -> None:
+    taken = tuple(JobSavepoint(f"{number:032x}", "default", "p", GLSN(1)) for number in (1, 2))
+    job = structs.replace(described(7), job=structs.replace(JOB, savepoints=taken))
+    leader = Leader(job, answered(StateAnswer({"count": [{"key": {"user": "ann"}}]})))
+    assert run(JobCalls(leader).state("fraud", uid="count", key=("ann",))).operators["count"]
+    assert leader.asked[1].savepoint == taken[1].id
+    with pytest.raises(NotFound, match="has no savepoint"):
+        run(JobCalls(Leader(described(7))).state("fraud"))
+
+
+def test_a_savepoint_that_is_deleted_is_forgotten_too() -> None:
+    leader = Leader(answered({"deleted": ID}), NotFound("there is no such savepoint"))
+    run(JobCalls(leader).delete_savepoint("fraud", ID))
+    assert [type(request) for request in leader.asked] == [q.AskAgentRequest, q.ForgetSavepointRequest]
+
+
+def test_the_other_questions_have_their_kinds() -> None:
+    leader = Leader(answered({"glsn": 1}), answered({"glsn": 2}), answered(LogAnswer("boom", 2, 0, 4)))
+    jobs = JobCalls(leader)
+    assert run(jobs.describe_savepoint("fraud", ID)) == {"glsn": 1}
+    assert run(jobs.diff_savepoints("fraud", ID, ID)) == {"glsn": 2}
+    assert run(jobs.log_tail("fraud", bytes=100)).text == "boom"
+    assert [request.kind for request in leader.asked] == ["savepoint-describe", "savepoint-diff", "log"]

@@ -1,4 +1,4 @@
-"""Jobs, operations and agents as calls: what users and operators may ask of the job service.
+"""Jobs, operations, agents and errands as calls: what users and operators may ask of the job service.
 
 A call that changes something begins an operation, and returns when the cluster has stored it. Operations go on by
 themselves: ``follow_operation`` and ``end_of`` wait for them, and whoever stops waiting loses nothing. Every such call
@@ -9,13 +9,15 @@ that may have died meanwhile, too: the same call under the same key is the same 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
-from msgspec import Raw, structs
+from msgspec import Raw, Struct, structs
 
+from cutwater.core.jobs import errand_bodies as b
 from cutwater.core.jobs import job_requests as q
+from cutwater.core.jobs.errands import ErrandKind
 from cutwater.core.jobs.job_records import JobPhase, JobVersion
 from cutwater.core.jobs.job_spec import JobSpec
 from cutwater.core.jobs.operations import (
@@ -28,7 +30,7 @@ from cutwater.core.jobs.operations import (
     check_idempotency_key,
     check_random_id,
 )
-from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound
+from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Unavailable
 from cutwater.protocol.errors import WireError, from_wire
 from cutwater.runtime import system
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline
@@ -290,6 +292,96 @@ class JobCalls:
         check_random_id("savepoint", savepoint)
         await self._ask(q.ForgetSavepointRequest(name, savepoint), object, timeout, idempotent=False)
 
+    # Errands: what only an agent can answer.
+
+    async def validate(
+        self,
+        name: str,
+        spec: JobSpec,
+        *,
+        savepoint: str = "",
+        allow_non_restored_state: bool = False,
+        agent: str = "",
+        timeout: float = OPERATION_SECONDS,
+    ) -> b.ValidateAnswer:
+        """Let an agent load a program, and say what it is and what a savepoint would restore. The job of this name need
+        not exist, unless a savepoint of it is named."""
+        question = b.ValidateQuestion(allow_non_restored_state)
+        request = q.AskAgentRequest(name, ErrandKind.VALIDATE, _body(question), spec, savepoint, agent=agent)
+        return await self._errand(request, b.ValidateAnswer, timeout)
+
+    async def describe_savepoint(
+        self, name: str, savepoint: str, *, timeout: float = OPERATION_SECONDS
+    ) -> dict[str, Any]:
+        """Return the manifest of a savepoint of a job."""
+        request = q.AskAgentRequest(name, ErrandKind.SAVEPOINT_DESCRIBE, savepoint=savepoint)
+        return await self._errand(request, dict[str, Any], timeout)
+
+    async def verify_savepoint(
+        self, name: str, savepoint: str, *, timeout: float = OPERATION_SECONDS
+    ) -> b.VerifyAnswer:
+        """Compare every file of a savepoint with its checksum; raise ``SavepointDamaged`` if one is damaged."""
+        request = q.AskAgentRequest(name, ErrandKind.SAVEPOINT_VERIFY, savepoint=savepoint)
+        return await self._errand(request, b.VerifyAnswer, timeout)
+
+    async def diff_savepoints(
+        self, name: str, savepoint: str, other: str, *, timeout: float = OPERATION_SECONDS
+    ) -> dict[str, Any]:
+        """Return what has changed from one savepoint of a job to another."""
+        request = q.AskAgentRequest(name, ErrandKind.SAVEPOINT_DIFF, savepoint=savepoint, other_savepoint=other)
+        return await self._errand(request, dict[str, Any], timeout)
+
+    async def delete_savepoint(self, name: str, savepoint: str, *, timeout: float = OPERATION_SECONDS) -> None:
+        """Remove the files of a savepoint, and forget its id."""
+        request = q.AskAgentRequest(name, ErrandKind.SAVEPOINT_DELETE, savepoint=savepoint)
+        await self._errand(request, dict[str, Any], timeout)
+        try:
+            await self.forget_savepoint(name, savepoint)
+        except NotFound:
+            # It was forgotten with its files.
+            return
+
+    async def state(
+        self,
+        name: str,
+        savepoint: str = "",
+        *,
+        uid: str = "",
+        key: Sequence[str] = (),
+        limit: int = b.STATE_ROWS,
+        timeout: float = OPERATION_SECONDS,
+    ) -> b.StateAnswer:
+        """Return what a savepoint has of an operator, by key; of the last savepoint of the job, if none is named."""
+        if not savepoint:
+            known = (await self.job(name)).job.savepoints
+            if not known:
+                raise NotFound(f"job {name!r} has no savepoint: `cutwater job savepoint {name}` takes one")
+            savepoint = known[-1].id
+        question = b.StateQuestion(uid, tuple(key), limit)
+        request = q.AskAgentRequest(name, ErrandKind.STATE, _body(question), savepoint=savepoint)
+        return await self._errand(request, b.StateAnswer, timeout)
+
+    async def log_tail(self, name: str, *, bytes: int = b.LOG_BYTES, timeout: float | None = None) -> b.LogAnswer:
+        """Return the last bytes of what the present attempt has printed so far. Its agent must be alive."""
+        request = q.AskAgentRequest(name, ErrandKind.LOG, _body(b.LogQuestion(bytes)))
+        return await self._errand(request, b.LogAnswer, self._timeout if timeout is None else timeout)
+
+    async def _errand(self, request: q.AskAgentRequest, expected: type[A], timeout: float) -> A:
+        """Ask an agent by way of the leader. The same question is the same errand, so it is asked until there is an
+        answer; a new leader, which has forgotten it, gives it out again."""
+        deadline = Deadline(timeout)
+        while True:
+            request = structs.replace(request, wait_ms=min(WAIT_MS, deadline.left_ms()))
+            try:
+                answer = await self._ask(request, q.ErrandAnswer, max(deadline.left, 0.001))
+                return msgspec.json.decode(answer.body, type=expected)
+            except msgspec.MsgspecError as error:
+                raise Unavailable(f"agent {answer.agent!r} is of another version: {error}") from error
+            except CutwaterError as error:
+                if not error.retriable or deadline.left <= RETRY_SECONDS:
+                    raise
+            await deadline.pause(RETRY_SECONDS)
+
     # Agents.
 
     async def agents(self, *, timeout: float | None = None) -> tuple[q.AgentSummary, ...]:
@@ -350,6 +442,10 @@ def error_of(operation: Operation) -> CutwaterError | None:
 def as_error(error: OperationError) -> CutwaterError:
     """Return an error that is stored as code and message as an exception of the class of that code."""
     return from_wire(WireError(error.code, error.message, False, Raw(b"")))
+
+
+def _body(question: Struct) -> bytes:
+    return msgspec.json.encode(question)
 
 
 def _ms(seconds: float) -> int:
