@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from cutwater.access.quota_meter import WAITING_MAX
 from cutwater.admin.free_ports import free_addresses
 from cutwater.client.append.batcher import QUOTA_DIVISOR
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.produce.producer import AsyncProducer
 from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
@@ -64,7 +65,20 @@ async def flood(
 
 def accepted(cluster: AccessCluster) -> int:
     """Return the bytes of all batches that heads have taken."""
-    return sum(node.node.counters.append_bytes for node in cluster.nodes.values())
+    return accepted_at(cluster, cluster.nodes.keys())
+
+
+def accepted_at(cluster: AccessCluster, nodes: Iterable[int]) -> int:
+    return sum(cluster.nodes[node].node.counters.append_bytes for node in nodes)
+
+
+async def heads_of(cluster: AccessCluster) -> dict[str, set[int]]:
+    """Return the nodes that are heads of log streams of each topic."""
+    catalog: r.Catalog = await cluster.admin(r.CatalogRequest())
+    return {
+        topic.name: {int(one.chain[0]) for one in catalog.streams if one.topic == topic.topic}
+        for topic in catalog.topics
+    }
 
 
 async def test_a_quota_holds_over_ten_seconds_with_skewed_traffic(tmp_path: Path) -> None:
@@ -106,6 +120,55 @@ async def test_a_quota_holds_over_ten_seconds_with_skewed_traffic(tmp_path: Path
         assert max(rates) >= 1 - WITHIN, rates
         counts = [node.access.control.quotas.counters for node in cluster.nodes.values()]
         assert sum(count.delayed["bytes_in_per_s"] for count in counts) > 0
+
+
+async def test_named_producers_of_large_batches_use_their_quota(tmp_path: Path) -> None:
+    """One principal has a producer on one node. Another one has two, of which one brings a tenth of its quota, in
+    batches seconds apart: its node must not hold a larger share than it needs, nor lack one when a batch comes."""
+    quota, batch = 4_000_000, [b"x" * 500_000] * 2
+    size = sum(map(len, batch))
+    async with access_cluster(tmp_path, nodes=3, mode=ON) as cluster:
+        rights = (RIGHTS, "topic:*"), ("produce-as", "producer:*")
+        tokens = {name: await cluster.principal(name, *rights) for name in ("ann", "bob")}
+        await make_topic(cluster, "ann", 1)
+        await make_topic(cluster, "bob", 2)
+        for name in tokens:
+            await limit(cluster, name, bytes_in_per_s=quota)
+        async with cluster.client(tokens["ann"]) as ann, cluster.client(tokens["bob"]) as bob:
+            alone = await ann.producer("ann", id="alone")
+            busy, quiet = await bob.producer("bob", id="busy"), await bob.producer("bob", id="quiet")
+
+            async def steady(producer: AsyncProducer, seconds: float) -> None:
+                while True:
+                    sent = await producer.send(batch, timeout=60)
+                    if seconds:
+                        await sent
+                        await asyncio.sleep(seconds)
+
+            slow = size / (quota * WITHIN)
+            floods = [asyncio.create_task(steady(*one)) for one in ((alone, 0.0), (busy, 0.0), (quiet, slow))]
+            heads = await heads_of(cluster)
+            assert len(heads["ann"] | heads["bob"]) == 3, "each producer has a node of its own"
+            rates: dict[str, list[float]] = {name: [] for name in tokens}
+            try:
+                await asyncio.sleep(4.0)
+                for _ in range(ATTEMPTS):
+                    before, began = {name: accepted_at(cluster, heads[name]) for name in tokens}, system.monotonic()
+                    await asyncio.sleep(SECONDS)
+                    for name, rate in rates.items():
+                        took = accepted_at(cluster, heads[name]) - before[name]
+                        rate.append(took / (system.monotonic() - began) / quota)
+                        assert rate[-1] <= 1 + WITHIN, rates
+                    if all(rate[-1] >= 1 - WITHIN for rate in rates.values()):
+                        break
+            finally:
+                for task in floods:
+                    task.cancel()
+                await asyncio.gather(*floods, return_exceptions=True)
+                for producer in (alone, busy, quiet):
+                    with suppress(CutwaterError):
+                        await producer.close(timeout=0.1)
+        assert all(max(rate) >= 1 - WITHIN for rate in rates.values()), rates
 
 
 async def test_a_client_over_its_quota_makes_small_batches(tmp_path: Path) -> None:

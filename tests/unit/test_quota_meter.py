@@ -56,6 +56,28 @@ async def test_an_item_that_waits_for_long_still_wants_a_share(monkeypatch: pyte
     meter.stop()
 
 
+async def test_a_share_that_suffices_is_kept_and_not_doubled_again() -> None:
+    limit, now = "bytes_in_per_s", 1_000.0
+    account = QuotaAccount("ann", QuotaLimits(bytes_in_per_s=1_000), lambda account, stock: 0, now)
+
+    def wants(at: float) -> int:
+        (use,) = account.uses(at)
+        return use.wants
+
+    account.take_share(limit, 100_000, now)
+    account.take(limit, 10, now)
+    account.note_short(limit, now + 0.1)
+    assert wants(now + 0.2) == 200_000, "something had to wait with the present share"
+    account.take_share(limit, 200_000, now + 0.3)
+    assert wants(now + 0.4) == 160_000, "nothing has waited since: the leader adds a quarter"
+    assert wants(now + 1.4) == 160_000
+    account.note_short(limit, now + 1.5)
+    assert wants(now + 1.6) == 400_000
+    account.take_share(limit, 400_000, now + 1.7)
+    account.take(limit, 10, now + 6.0)
+    assert wants(now + 6.0) < 100_000, "what was not needed for so long is given back"
+
+
 async def test_a_large_group_is_not_counted_for_each_that_waits() -> None:
     loop, counted, held = asyncio.get_running_loop(), 0, 3
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from cutwater.core.access.demand import MEMORY_SECONDS, Demand
 from cutwater.core.access.quota_shares import (
     RATE_UNIT,
     QuotaAnswer,
@@ -253,3 +254,54 @@ def test_a_clock_that_jumps_neither_fills_nor_empties_it() -> None:
     assert bucket.may_pass(1e9)
     bucket.take(1, 1e9)
     assert not bucket.may_pass(1e9), "a jump ahead gives no more than a burst"
+
+
+# The demand at one server.
+
+
+def demand_of(lump: float, every: float, seconds: float) -> list[float]:
+    """Return the estimates, ten in a second, of a server that is sent a lump from time to time."""
+    demand, found, due = Demand(), [], 0.0
+    for tick in range(int(seconds * 10)):
+        now = 100 + tick / 10
+        if now >= 100 + due:
+            demand.note(lump, now)
+            due += every
+        found.append(demand.rate(now))
+    return found
+
+
+@pytest.mark.parametrize("every", [0.1, 0.5, 1.0, 2.5])
+def test_the_demand_of_lumps_is_known_soon_and_does_not_swing(every: float) -> None:
+    rate = 400.0
+    found = demand_of(rate * every, every, 20.0)
+    after = found[50:]
+    assert all(0.7 * rate <= one <= 1.6 * rate for one in after), (min(after), max(after))
+
+
+def test_demand_that_ends_is_given_up_within_seconds() -> None:
+    demand = Demand()
+    for tick in range(200):
+        demand.note(10.0, tick / 10)
+    assert demand.rate(20.0) == pytest.approx(100.0, rel=0.05)
+    assert demand.rate(21.0) <= 60.0
+    assert demand.rate(23.0) <= 20.0
+    # A lump after a long time is no demand of ten times its size.
+    demand.note(100.0, 20.0 + 10 * MEMORY_SECONDS)
+    assert demand.rate(20.1 + 10 * MEMORY_SECONDS) <= 100.0
+
+
+def test_demand_that_grows_tenfold_is_seen() -> None:
+    demand = Demand()
+    for tick in range(100):
+        demand.note(1.0, tick / 10)
+    for tick in range(100, 200):
+        demand.note(10.0, tick / 10)
+    assert 75.0 <= demand.rate(20.0) <= 100.0
+
+
+def test_a_clock_that_goes_back_does_no_harm() -> None:
+    demand = Demand()
+    demand.note(100.0, 50.0)
+    demand.note(100.0, 10.0)
+    assert 0 < demand.rate(10.0) <= 200.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cutwater.core.access.demand import Demand
 from cutwater.core.access.quota_shares import RATE_UNIT, RATES, QuotaUse, quota_units
 from cutwater.core.access.quotas import QuotaLimits
 from cutwater.core.access.rate_bucket import RateBucket
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 STOCKS = ("connections", "subscriptions", "staged_bytes")
 """Limits of what is held at a time."""
 SHORT_SECONDS = 2.0
-"""For this long after something had to wait, the server wants more than it uses."""
+"""For this long after something had to wait, the server wants a larger share, unless it got one since."""
+KEEP_SECONDS = 4.0
+"""For this long after something had to wait, it keeps the share with which nothing has to."""
+KEEP = 0.8
+"""The leader adds a quarter to what is wanted."""
 IDLE_SECONDS = 3.0
 """A share that was not used for this long is given back."""
 
@@ -39,9 +44,12 @@ class QuotaAccount:
         """Shares of rates, in the unit of ``quota_shares``."""
         self._short: dict[str, tuple[float, int]] = {}
         """By limit, when something last had to wait, and how much was missing of a stock."""
+        self._enlarged_at: dict[str, float] = {}
+        """When the share of a rate last grew."""
         self._full: dict[str, tuple[float, int]] = {}
         """Until when a stock counts as full for so much or more."""
         self._used_at: dict[str, float] = {}
+        self._demand: dict[str, Demand] = {}
         self.set_limits(limits, now)
 
     def set_limits(self, limits: QuotaLimits, now: float) -> None:
@@ -52,9 +60,11 @@ class QuotaAccount:
             units = quota_units(limits, rate)
             if units is None:
                 self.buckets.pop(rate, None)
+                self._demand.pop(rate, None)
                 self._shares.pop(rate, None)
             else:
                 self.buckets.setdefault(rate, RateBucket(now))
+                self._demand.setdefault(rate, Demand())
                 self._set_rate(rate, min(self._shares.get(rate, 0), units), now)
         for stock in STOCKS:
             limit = getattr(limits, stock)
@@ -93,6 +103,7 @@ class QuotaAccount:
         bucket = self.buckets.get(rate)
         if bucket is not None:
             bucket.take(amount, now)
+            self._demand[rate].note(amount, now)
             self._used_at[rate] = now
 
     def note_short(self, limit: str, now: float, missing: int = 0) -> None:
@@ -134,13 +145,19 @@ class QuotaAccount:
                 self._stocks[limit] = 0
                 return None
             return QuotaUse(self.subject, limit, self._stocks[limit], wants, held)
-        bucket, share = self.buckets[limit], self._shares[limit]
-        debt = bucket.debt(now)
-        if not is_short and not debt and now - self._used_at.get(limit, now - IDLE_SECONDS) >= IDLE_SECONDS:
+        share = self._shares[limit]
+        if (
+            not is_short
+            and not self.buckets[limit].debt(now)
+            and now - self._used_at.get(limit, now - IDLE_SECONDS) >= IDLE_SECONDS
+        ):
             self._set_rate(limit, 0, now)
             return None
-        used = round((bucket.used(now) + debt) * RATE_UNIT)
-        wants = max(2 * share, 2 * used, units // 16) if is_short else used
+        wants = used = round(self._demand[limit].rate(now) * RATE_UNIT)
+        if at is not None and is_short and at >= self._enlarged_at.get(limit, at):
+            wants = max(2 * share, 2 * used, units // 16)
+        elif at is not None and now - at < KEEP_SECONDS:
+            wants = max(round(share * KEEP), used)
         return QuotaUse(self.subject, limit, share, min(wants, units))
 
     def take_share(self, limit: str, share: int, now: float) -> tuple[int, int]:
@@ -151,6 +168,8 @@ class QuotaAccount:
         before, share = self._share(limit), min(share, units)
         if limit in RATES:
             self._set_rate(limit, share, now)
+            if share > before:
+                self._enlarged_at[limit] = now
         else:
             self._stocks[limit] = share
             self._full.pop(limit, None)

@@ -1,4 +1,4 @@
-"""Measures and limits a rate: the bucket of one limit at one server. Pure; time is an argument.
+"""Limits a rate: the bucket of one limit at one server. Pure; time is an argument.
 
 The bucket fills at its rate and holds what comes in a moment. Something may pass while the bucket is not in debt, and
 is paid for then, if necessary with a debt. So a request that is larger than the bucket passes, too, and later ones wait
@@ -7,24 +7,20 @@ until it is paid for.
 
 from __future__ import annotations
 
-from math import exp, inf
+from math import inf
 
 BURST_SECONDS = 0.25
 """How much of its rate a bucket holds."""
-SMOOTH_SECONDS = 1.5
-"""The use of so long ago counts little."""
 
 
 class RateBucket:
     """``rate`` is per second. Nothing passes while it is 0."""
 
-    __slots__ = ("_at", "_balance", "_used", "rate")
+    __slots__ = ("_at", "_balance", "rate")
 
     def __init__(self, now: float) -> None:
         self.rate = 0.0
         self._balance = 0.0
-        self._used = 0.0
-        """Use per second, smoothed."""
         self._at = now
 
     def _go_on(self, now: float) -> None:
@@ -32,7 +28,6 @@ class RateBucket:
         passed = now - self._at
         if passed > 0:
             self._balance = min(self._balance + passed * self.rate, self.rate * BURST_SECONDS)
-            self._used *= exp(-passed / SMOOTH_SECONDS)
             self._at = now
 
     def set_rate(self, rate: float, now: float) -> None:
@@ -47,7 +42,6 @@ class RateBucket:
     def take(self, amount: float, now: float) -> None:
         self._go_on(now)
         self._balance -= amount
-        self._used += amount / SMOOTH_SECONDS
 
     def wait_seconds(self, ahead: float, now: float) -> float:
         """Return how long something waits that passes after ``ahead``."""
@@ -60,7 +54,3 @@ class RateBucket:
     def debt(self, now: float) -> float:
         self._go_on(now)
         return max(0.0, -self._balance)
-
-    def used(self, now: float) -> float:
-        self._go_on(now)
-        return self._used
