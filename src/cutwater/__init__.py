@@ -20,6 +20,7 @@ from cutwater import errors
 from cutwater.errors import (
     AlreadyExists,
     AppendUnknown,
+    BatchDiffers,
     CheckpointDamaged,
     ConditionFailed,
     ContradictoryCommand,
@@ -101,6 +102,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncStager",
     "AsyncSubscription",
+    "BatchDiffers",
     "CannotListen",
     "CheckpointDamaged",
     "Client",

@@ -13,13 +13,14 @@
      │   ├─ ConditionFailed          condition_failed       a conditional append found another end
      │   ├─ StagedExpired            staged_expired         the staged rows expired before they were decided on
      │   ├─ OutputExists             output_exists          what the run would publish is in the log under its name
+     │   ├─ BatchDiffers             batch_differs          the batch was decided for another range of the input
      │   ├─ PermissionDenied         permission_denied      the caller lacks a right; names the command that gives it
      │   ├─ WrongIdentity            wrong_identity         data or a key belongs to another cluster, node or log stream
      │   └─ LastCopy                 last_copy              would remove the last copy of committed records
      ├─ Fenced                       fenced                 a newer holder has taken over
      │   ├─ LeaderFenced             leader_fenced          another metadata repository node leads now
      │   ├─ ProducerFenced           producer_fenced        the producer's name was opened again elsewhere
-     │   └─ RunFenced                run_fenced             another run publishes under this name now
+     │   └─ RunFenced                run_fenced             another run, or assignment of the job, has the name now
      ├─ SequenceError                sequence_error         a producer's numbering is broken
      │   ├─ SequenceGap              sequence_gap           a number before this one never arrived
      │   ├─ SequenceReused           sequence_reused        the same number with other bytes
@@ -54,7 +55,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cutwater.types import GLSN, LLSN, Epoch, LogStreamId, RunId, Sequence
+from cutwater.types import GLSN, LLSN, BatchNumber, Epoch, LogStreamId, RunId, Sequence
 
 
 class CutwaterError(Exception):
@@ -162,6 +163,21 @@ class OutputExists(Refused):
         self.name, self.rows, self.glsn, self.position, self.what = name, rows, glsn, position, what
 
 
+class BatchDiffers(Refused):
+    """The checkpoint of a driver is not the one from which the batch was published. ``after`` and ``through`` are the
+    range of the input for which the batch was decided, and ``given`` is the range of this driver, as text."""
+
+    code = "batch_differs"
+
+    def __init__(self, run: RunId, batch: BatchNumber, after: GLSN, through: GLSN, given: str) -> None:
+        super().__init__(
+            f"batch {batch} of run {run} was decided for the input from GLSN {after + 1} to {through}, and this driver "
+            f"has planned it for {given}: its checkpoint is an old copy, or another driver works with the same one. "
+            "Stop this driver; go on with the checkpoint that was used last, or start from a savepoint with a new one"
+        )
+        self.run, self.batch, self.after, self.through, self.given = run, batch, after, through, given
+
+
 class PermissionDenied(Refused):
     """``core.access.denials`` has the words. ``principal`` is empty if the caller showed no credentials."""
 
@@ -204,6 +220,19 @@ class RunFenced(Fenced):
             "stop this query, or start it under another name"
         )
         self.name, self.run, self.by = name, run, by
+
+    @classmethod
+    def of_epoch(cls, name: str, run: RunId, epoch: int, newest: int) -> RunFenced:
+        """Return the error for a driver of an earlier assignment of a job. ``name`` is empty if it is not known."""
+        error = cls(name, run, run)
+        error.message = (
+            f"assignment {newest} of job {name!r} publishes now, assignment {epoch} is over: stop this driver"
+            if name
+            else f"assignment {newest} of its job publishes for run {run} now, assignment {epoch} is over: stop this "
+            "driver"
+        )
+        error.args = (error.message,)
+        return error
 
 
 class SequenceError(CutwaterError):

@@ -181,6 +181,16 @@ class Part(Struct, frozen=True, array_like=True):
     batch: BatchNumber = BatchNumber(-1)
 
 
+class InputRange(Struct, frozen=True, array_like=True):
+    """The part of the log that was the input of a micro-batch: the positions above ``after``, up to ``through``."""
+
+    after: GLSN
+    through: GLSN
+
+    def __str__(self) -> str:
+        return f"GLSN {self.after + 1} to {self.through}"
+
+
 class Batch(Struct, frozen=True):
     """Records that are appended together: one write, one cut, contiguous in LLSN and GLSN.
 

@@ -21,9 +21,18 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster.metadata_client import parse_servers
 from cutwater.client.publish.runs import Published, Run
 from cutwater.core.requests import DescribeRequest, Description, DropRunRequest, SealRequest, UnsealRequest
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
+from cutwater.errors import (
+    BatchDiffers,
+    CutwaterError,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    Refused,
+    RunFenced,
+    StagedExpired,
+)
 from cutwater.format import merging
-from cutwater.types import LogStreamId, Part
+from cutwater.types import GLSN, InputRange, LogStreamId, Part
 from tests.integration.log_cluster import ORDER, LogCluster, seeded, with_log
 
 pytestmark = pytest.mark.timeout(100)
@@ -494,3 +503,51 @@ def test_several_processes_stage_and_one_publishes_in_an_embedded_log(tmp_path: 
     with cutwater.open(tmp_path / "log") as log:
         (published,) = log.publish(log.open_run("totals", "a checkpoint"), 0, parts)
         assert groups_in(log.table("t"), published) == list(range(1_000))
+
+
+def test_an_earlier_assignment_of_a_job_is_refused_wherever_it_comes(tmp_path: Path) -> None:
+    """Both have the same key: a paused driver, and its successor."""
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        await log.append("t", rows([8, 9]))
+        old = await log.open_run("job", "key", job_epoch=3)
+        assert (old.job_epoch, old.last_input) == (3, None)
+        await log.publish(old, 0, [await log.stage(old, 0, "t", rows([1]))], read=InputRange(GLSN(0), GLSN(1)))
+        paused = [await log.stage(old, 1, "t", rows([2, 3]))]
+        stager = await log.stager(old, 1, "t")
+        await stager.write(rows([4]))
+
+        new = await log.open_run("job", "key", job_epoch=4)
+        assert (new.run, new.generation, new.last_batch, new.job_epoch) == (old.run, old.generation + 1, 0, 4)
+        assert new.last_input == InputRange(GLSN(0), GLSN(1))
+        with pytest.raises(RunFenced):
+            await log.open_run("job", "key", job_epoch=3)
+        with pytest.raises(RunFenced):
+            await log.check_run("job", "key", job_epoch=3)
+        with pytest.raises(Refused, match="belongs to the job"):
+            await log.open_run("job", "key")
+        with pytest.raises(RunFenced):
+            await log.publish(old, 1, paused)
+        with pytest.raises(StagedExpired):
+            await log.publish(new, 1, paused)
+        # The storage nodes know the new assignment from its first part.
+        part = await log.stage(new, 1, "t", rows([2]))
+        with pytest.raises(RunFenced):
+            await stager.finish()
+        with pytest.raises(RunFenced):
+            await log.stage(old, 1, "t", rows([5]))
+        with pytest.raises(RunFenced):
+            await log.stage(structs.replace(old, job_epoch=0), 1, "t", rows([5]))
+        await log.publish(new, 1, [part], read=InputRange(GLSN(1), GLSN(2)))
+        with pytest.raises(BatchDiffers, match=r"GLSN 2 to 2.*GLSN 2 to 1"):
+            await log.publish(new, 1, [part], read=InputRange(GLSN(1), GLSN(1)))
+        assert (await log.table("t"))["n"].to_pylist() == [8, 9, 1, 2]
+        (run,) = await log.find_runs("job")
+        assert (run.job_epoch, run.last_input) == (4, InputRange(GLSN(1), GLSN(2)))
+        # The leader stays of the same opinion, and so do the nodes.
+        await cluster.restart_node(1)
+        with pytest.raises(RunFenced):
+            await log.open_run("job", "key", job_epoch=3)
+
+    with_log(tmp_path, test)

@@ -19,6 +19,7 @@ from cutwater.types import (
     Epoch,
     GroupTag,
     Incarnation,
+    JobEpoch,
     LeaderEpoch,
     LogStreamId,
     MemberList,
@@ -149,7 +150,8 @@ class PublishGroup(Struct, frozen=True, tag=True):
 
     The group is decided, so the message does no harm from any sender and at any repetition. See ``GroupTag`` for
     ``decided`` and ``oldest``; the last entry of the group carries the tag. ``publisher`` is the principal that asked
-    for it, if access control was on: parts that another one has staged are refused.
+    for it, if access control was on: parts that another one has staged are refused. ``job_epoch`` is that of the run:
+    the node takes no more parts of earlier ones.
     """
 
     stream: LogStreamId
@@ -162,6 +164,7 @@ class PublishGroup(Struct, frozen=True, tag=True):
     decided: DecisionIndex
     oldest: DecisionIndex
     publisher: str | UnsetType = UNSET
+    job_epoch: JobEpoch | UnsetType = UNSET
 
     @property
     def tag(self) -> GroupTag:

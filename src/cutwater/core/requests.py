@@ -20,6 +20,8 @@ from cutwater.types import (
     CutTime,
     DecisionIndex,
     Epoch,
+    InputRange,
+    JobEpoch,
     LeaderEpoch,
     LogStreamId,
     NodeState,
@@ -228,6 +230,9 @@ class OpenRunRequest(Struct, frozen=True, tag=True):
 
     A new run whose output exists already, as far as ``start`` tells, is refused, and no run is fenced. ``is_question``:
     nothing is opened; the answer has run 0 if the run would be a new one.
+
+    ``job_epoch``: the driver belongs to this assignment of the job with the run's name. Drivers of earlier assignments
+    are refused from then on, also with the same key, and what they have staged can no longer be decided on.
     """
 
     name: str
@@ -235,6 +240,7 @@ class OpenRunRequest(Struct, frozen=True, tag=True):
     once: bool = False
     start: RunStart = RunStart()
     is_question: bool = False
+    job_epoch: JobEpoch | UnsetType = UNSET
 
 
 class PublishRequest(Struct, frozen=True, tag=True):
@@ -246,6 +252,10 @@ class PublishRequest(Struct, frozen=True, tag=True):
     parts: tuple[Part, ...]
     position: GLSN | None = None
     """The GLSN up to which the input of the run was read for this batch, if the input is this log."""
+    job_epoch: JobEpoch | UnsetType = UNSET
+    """The epoch under which the run was opened."""
+    input: InputRange | UnsetType = UNSET
+    """The range of this log that was read for this batch. A decided batch has one range, permanently."""
 
 
 class ForgetOutputRequest(Struct, frozen=True, tag=True):
@@ -363,11 +373,14 @@ class ProducerGrant(Struct, frozen=True, tag=True):
 
 class RunAnswer(Struct, frozen=True, tag=True):
     """An open run. Rows that are staged for it belong to this generation. ``last_batch`` is the last decided batch, or
-    -1."""
+    -1, and ``input`` is its range of the input, if known. ``job_epoch`` is the epoch under which it was opened, if any;
+    a server of an older version knows none."""
 
     run: RunId
     generation: int
     last_batch: BatchNumber
+    job_epoch: JobEpoch | UnsetType = UNSET
+    input: InputRange | UnsetType = UNSET
 
 
 class PublishedGroup(Struct, frozen=True):
@@ -387,9 +400,11 @@ class PublishAnswer(Struct, frozen=True, tag=True):
 
 
 class StagedAnswer(Struct, frozen=True, tag=True):
-    """Batches that may be dropped, permanently."""
+    """Batches that may be dropped, permanently. ``epochs``: of the runs that were asked about, those that belong to a
+    job, with the epoch of its present assignment."""
 
     drop: tuple[StagedBatch, ...]
+    epochs: dict[RunId, JobEpoch] | UnsetType = UNSET
 
 
 class StreamInfo(Struct, frozen=True):
@@ -539,7 +554,9 @@ class GroupDescription(Struct, frozen=True):
 
 class RunDescription(Struct, frozen=True):
     """A run. ``fenced_by`` is the run that took over the name: 0 if none did, the run itself if it was dropped.
-    ``decided`` is the decision about the last batch, and ``published`` the groups of that batch that are in the log."""
+    ``decided`` is the decision about the last batch, ``published`` the groups of that batch that are in the log, and
+    ``input`` the range of the input for which it was decided. ``job_epoch`` is the epoch under which a job has opened
+    the run last."""
 
     run: RunId
     name: str
@@ -550,6 +567,8 @@ class RunDescription(Struct, frozen=True):
     unpublished: tuple[GroupDescription, ...]
     decided: DecisionIndex = DecisionIndex(0)
     published: tuple[PublishedGroup, ...] = ()
+    job_epoch: JobEpoch | UnsetType = UNSET
+    input: InputRange | UnsetType = UNSET
 
 
 class OutputDescription(Struct, frozen=True):

@@ -203,7 +203,7 @@ class StagingFiles:
         header_bytes = min(whole_bytes(start, path), PART_HEADER_BYTES_MAX)
         data = start + file.pread(header_bytes - len(start), len(start))
         found = decode_struct(data, STAGED, path, _Header)
-        part = StagedPart(found.run, found.batch, found.generation, found.topic, found.part, found.order, found.owner)
+        part = StagedPart(**{name: getattr(found, name) for name in StagedPart.__struct_fields__})
         end_at = file.size() - END_BYTES
         size, staged_us = _decode_end(file.pread(END_BYTES, max(end_at, 0)), path)
         if path.name != name_of(part) or header_bytes + size.bytes != end_at:

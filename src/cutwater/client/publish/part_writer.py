@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import UNSET, UnsetType, structs
 
 from cutwater.client.append.router import now_us
 from cutwater.client.cluster.catalog_cache import Catalogs
@@ -34,7 +35,7 @@ from cutwater.protocol.methods import Method
 from cutwater.protocol.storage_api import DISCARD_PART, FINISH_PART, STAGE, FinishArguments, StageArguments
 from cutwater.runtime import system
 from cutwater.runtime.deadlines import Deadline
-from cutwater.types import Batch, BatchNumber, Part, RunId, StorageNodeId
+from cutwater.types import Batch, BatchNumber, JobEpoch, Part, RunId, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.options import KIB, MIB
 
@@ -67,6 +68,7 @@ class AsyncStager:
         topic: TopicInfo,
         ordered: bool,
         seconds: float,
+        job_epoch: JobEpoch | UnsetType = UNSET,
     ) -> None:
         self._catalogs, self._nodes, self._compression, self._topic = catalogs, nodes, compression, topic
         self._limits = Limits(
@@ -74,7 +76,9 @@ class AsyncStager:
         )
         self._schema = catalogs.view.schema(topic)
         self._is_ordered, self._seconds = ordered, seconds
-        self._staged = StagedPart(run[0], batch, run[1], topic.topic, system.token_hex(16), self._order())
+        self._staged = StagedPart(
+            run[0], batch, run[1], topic.topic, system.token_hex(16), self._order(), job_epoch=job_epoch
+        )
         self._stream: StreamInfo | None = None
         self._holders: dict[StorageNodeId, tuple[str, Connection]] = {}
         self._size = PartSize()
@@ -206,8 +210,7 @@ class AsyncStager:
             except InvalidRecord as again:
                 raise _in_row(again, at) from again
             if self._is_ordered:
-                kept = self._staged
-                self._staged = StagedPart(kept.run, kept.batch, kept.generation, kept.topic, kept.part, self._order())
+                self._staged = structs.replace(self._staged, order=self._order())
             return rows
 
     def _with_positions(self, rows: pa.RecordBatch, positions: Positions, at: int) -> pa.RecordBatch:

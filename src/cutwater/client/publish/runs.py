@@ -14,7 +14,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cutwater.client.cluster.catalog_cache import Catalogs
 from cutwater.client.cluster.metadata_client import Repository
@@ -23,11 +23,11 @@ from cutwater.client.convert.conversion import Records
 from cutwater.client.convert.encoding import Compression, Limits
 from cutwater.client.publish.part_writer import AsyncStager, Positions, rows_in
 from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest, RunAnswer, RunStart
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.runtime.deadlines import Deadline
-from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId
+from cutwater.types import GLSN, BatchNumber, InputRange, JobEpoch, LogStreamId, Part, RunId
 
-__all__ = ["Published", "PublishingCalls", "Run", "RunStart"]
+__all__ = ["InputRange", "Published", "PublishingCalls", "Run", "RunStart"]
 
 CATALOG_SECONDS = 1.0
 """Staging asks for the catalog no more often than this."""
@@ -36,15 +36,18 @@ RETRY_SECONDS_MAX = 1.0
 NAME_CHARS_MAX = 255
 
 
-class Run(Struct, frozen=True):
-    """One lifetime of a query, or one batch write. ``last_batch`` is the last batch that was decided, -1 if none was.
-    Staged parts belong to ``generation``; when it expires, the run has to be opened again."""
+class Run(Struct, frozen=True, omit_defaults=True):
+    """One lifetime of a query, or one batch write. ``last_batch`` is the last batch that was decided, -1 if none was,
+    and ``last_input`` is its range of the input, if known. Staged parts belong to ``generation``; when it expires, the
+    run has to be opened again. ``job_epoch`` is the assignment of a job that has opened the run, 0 if none has."""
 
     run: RunId
     generation: int
     last_batch: int
     name: str
     key: str
+    job_epoch: int = 0
+    last_input: InputRange | None = None
 
 
 class Published(Struct, frozen=True):
@@ -80,6 +83,7 @@ class PublishingCalls(ABC):
         *,
         once: bool = False,
         start: RunStart | None = None,
+        job_epoch: int = 0,
         timeout: float | None = None,
     ) -> Run:
         """Return the run of this key: the one that it had before, or a new one. A new key takes the name over from the
@@ -89,16 +93,25 @@ class PublishingCalls(ABC):
         A new key under a name that has published is refused (``OutputExists``) before any run is fenced, unless
         ``start`` says that the run begins after the input of that output, or that its rows are wanted again.
 
+        ``job_epoch`` is the number of an assignment of the job with this name; each assignment has a higher one than
+        those before. Drivers of earlier assignments are ``RunFenced`` from then on, also with the same key.
+
         >>> run = log.open_run("totals", "key in a checkpoint")
         >>> run.last_batch
         -1
         >>> log.open_run("totals", "key in a checkpoint").run == run.run
         True
         """
-        return await self._open_run(name, key, once, start, self._deadline(timeout))
+        return await self._open_run(name, key, once, start, job_epoch, self._deadline(timeout))
 
     async def check_run(
-        self, name: str, key: str, *, start: RunStart | None = None, timeout: float | None = None
+        self,
+        name: str,
+        key: str,
+        *,
+        start: RunStart | None = None,
+        job_epoch: int = 0,
+        timeout: float | None = None,
     ) -> None:
         """Check that ``open_run`` would return a run: raise what it would raise. Opens nothing, and fences no run.
 
@@ -110,10 +123,18 @@ class PublishingCalls(ABC):
         ...
         cutwater.errors.OutputExists: 'checked' has published 1 row, ...
         """
-        await self._open_run(name, key, False, start, self._deadline(timeout), is_question=True)
+        await self._open_run(name, key, False, start, job_epoch, self._deadline(timeout), is_question=True)
 
     async def _open_run(
-        self, name: str, key: str, once: bool, start: RunStart | None, deadline: Deadline, *, is_question: bool = False
+        self,
+        name: str,
+        key: str,
+        once: bool,
+        start: RunStart | None,
+        job_epoch: int,
+        deadline: Deadline,
+        *,
+        is_question: bool = False,
     ) -> Run:
         given: dict[str, object] = {"name": name, "key": key}
         for what, text in given.items():
@@ -126,9 +147,14 @@ class PublishingCalls(ABC):
         begin: object = RunStart() if start is None else start
         if not isinstance(begin, RunStart):
             raise InvalidArgument(f"start is {reprlib.repr(start)}: give a RunStart, or leave it out")
-        request = OpenRunRequest(name, key, once, begin, is_question)
+        request = OpenRunRequest(name, key, once, begin, is_question, _epoch(job_epoch))
         answer = await self._repository.ask(request, RunAnswer, timeout_ms=deadline.left_ms())
-        return Run(answer.run, answer.generation, answer.last_batch, name, key)
+        if job_epoch and answer.job_epoch is UNSET:
+            raise Refused(
+                "the metadata repository is of an older version, which does not tell one assignment of a job from "
+                "another: upgrade all its nodes first"
+            )
+        return Run(answer.run, answer.generation, answer.last_batch, name, key, job_epoch, answer.input or None)
 
     async def find_runs(self, name: str, *, timeout: float | None = None) -> tuple[Run, ...]:
         """Return all known runs of a name, oldest first, including those that are over. Opens and changes nothing.
@@ -139,7 +165,10 @@ class PublishingCalls(ABC):
         """
         known = (await self._catalogs.description(self._deadline(timeout))).runs
         own = sorted((run for run in known if name and run.name == name), key=lambda run: run.run)
-        return tuple(Run(run.run, run.generation, run.last_batch, run.name, run.key) for run in own)
+        return tuple(
+            Run(run.run, run.generation, run.last_batch, run.name, run.key, run.job_epoch or 0, run.input or None)
+            for run in own
+        )
 
     async def stage(
         self,
@@ -220,6 +249,7 @@ class PublishingCalls(ABC):
             topic=info,
             ordered=ordered,
             seconds=deadline.seconds,
+            job_epoch=_epoch(run.job_epoch),
         )
         await stager.begin(deadline)
         return stager
@@ -231,6 +261,7 @@ class PublishingCalls(ABC):
         parts: Iterable[Part | None],
         *,
         position: int | None = None,
+        read: InputRange | None = None,
         timeout: float | None = None,
     ) -> tuple[Published, ...]:
         """Publish a batch that consists of these parts, of one topic or several, and return when all of it is in the
@@ -240,7 +271,8 @@ class PublishingCalls(ABC):
         A batch that was decided before stays as it was, and these parts are ignored. So a batch may be repeated after
         any failure, even with other rows. If the time is up, the batch may or may not have been decided; once it is, it
         will be published, even if this client ends. ``StagedExpired``: open the run again and stage the rows again.
-        ``position``: the GLSN up to which the input was read for this batch, if the input is this log.
+        If the input is this log, ``position`` is the last GLSN whose rows are in the output, and ``read`` is the range
+        that was read for this batch. A decided batch has one range: a publisher with another gets ``BatchDiffers``.
 
         >>> run = log.open_run("billing", "key of the billing")
         >>> published = log.publish(run, 0, [log.stage(run, 0, "t", [b"a", b"b"])])
@@ -251,11 +283,21 @@ class PublishingCalls(ABC):
         """
         deadline = self._deadline(timeout)
         _check_batch(run, batch)
-        read: object = position
-        if read is not None and (not isinstance(read, int) or isinstance(read, bool) or read < 0):
+        at: object = position
+        if at is not None and (not isinstance(at, int) or isinstance(at, bool) or at < 0):
             raise InvalidArgument(f"position is {reprlib.repr(position)}: it is a GLSN, 0 for none, or left out")
         wanted = _wanted(parts)
-        request = PublishRequest(run.run, BatchNumber(batch), wanted, None if position is None else GLSN(position))
+        range_read: object = read
+        if range_read is not None and not isinstance(range_read, InputRange):
+            raise InvalidArgument(f"read is {reprlib.repr(read)}: give an InputRange, or leave it out")
+        request = PublishRequest(
+            run.run,
+            BatchNumber(batch),
+            wanted,
+            None if position is None else GLSN(position),
+            _epoch(run.job_epoch),
+            UNSET if read is None else read,
+        )
         answer = await self._repository.ask(request, PublishAnswer, timeout_ms=deadline.left_ms())
         if any(group.topic not in self._catalogs.view.names for group in answer.topics):
             await self._catalogs.fresh(deadline)
@@ -265,6 +307,12 @@ class PublishingCalls(ABC):
             for group in answer.topics
             if group.topic in names
         )
+
+
+def _epoch(given: object) -> JobEpoch | UnsetType:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        raise InvalidArgument(f"job_epoch is {reprlib.repr(given)}: assignments are numbered from 1 on; 0 is none")
+    return JobEpoch(given) if given else UNSET
 
 
 def _check_batch(run: object, batch: object) -> None:

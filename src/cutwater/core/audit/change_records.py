@@ -34,7 +34,16 @@ NEVER = (
 """Data, progress, what the cluster does by itself, and log streams, which come with a change of their topic."""
 
 IF_ASKED = (
-    d.Seal | d.Unseal | d.Release | d.AssignReplicas | d.Trim | d.DropCursor | d.OpenRun | d.DropRun | d.ForgetOutput
+    d.Seal
+    | d.Unseal
+    | d.Release
+    | d.AssignReplicas
+    | d.Trim
+    | d.DropCursor
+    | d.OpenRun
+    | d.RaiseRunEpoch
+    | d.DropRun
+    | d.ForgetOutput
 )
 """A change if a principal asked for it. The cluster also decides some of these by itself."""
 
@@ -126,7 +135,7 @@ def _resource(decision: d.Decision, names: AuditNames) -> str:
             return f"cursor:{decision.cursor}"
         case d.OpenRun() | d.ForgetOutput():
             return f"run:{decision.name}"
-        case d.DropRun():
+        case d.DropRun() | d.RaiseRunEpoch():
             return f"run:{names.run_name(decision.run)}"
         case a.CreateToken():
             return f"principal:{decision.principal}"

@@ -20,6 +20,8 @@ from cutwater.types import (
     ClusterId,
     CutTime,
     Epoch,
+    InputRange,
+    JobEpoch,
     LogStreamId,
     Part,
     ProducerEpoch,
@@ -213,12 +215,22 @@ class DropCursor(Dated, frozen=True, tag=True):
 
 
 class OpenRun(Dated, frozen=True, tag=True):
-    """Opens a run and ends an earlier run of the same name. ``once``: the run publishes a single batch."""
+    """Opens a run and ends an earlier run of the same name. ``once``: the run publishes a single batch. ``job_epoch``:
+    an assignment of a job opens it."""
 
     run: RunId
     name: str
     key: str
     once: bool = False
+    job_epoch: JobEpoch | UnsetType = UNSET
+
+
+class RaiseRunEpoch(Dated, frozen=True, tag=True):
+    """A later assignment of the job has opened the run. Earlier ones are over, and so is what they have staged: the
+    run's next generation begins."""
+
+    run: RunId
+    job_epoch: JobEpoch
 
 
 class GroupPlan(Struct, frozen=True):
@@ -241,6 +253,8 @@ class DecideBatch(Attributed, frozen=True, tag=True):
     groups: tuple[GroupPlan, ...]
     position: GLSN | None = None
     """The input of the run was read up to this GLSN for this batch. None: the publisher did not say."""
+    input: InputRange | UnsetType = UNSET
+    """The range of the input for which the batch is decided, if the publisher said it."""
 
 
 class GroupPublished(Struct, frozen=True, tag=True):
@@ -289,7 +303,7 @@ class NoteAudited(Struct, frozen=True, tag=True):
     through: int
 
 
-RunDecision = OpenRun | DecideBatch | GroupPublished | MoveGroup | ExpireStaged | DropRun | ForgetOutput
+RunDecision = OpenRun | RaiseRunEpoch | DecideBatch | GroupPublished | MoveGroup | ExpireStaged | DropRun | ForgetOutput
 
 OrderDecision = (
     Cut

@@ -77,6 +77,11 @@ def _tell(decision: d.OrderDecision) -> tuple[str, str]:
             return f"cursor {decision.cursor!r} dropped", ""
         case d.OpenRun():
             return f"run {decision.run} opened{f' under the name {decision.name!r}' if decision.name else ''}", ""
+        case d.RaiseRunEpoch():
+            return (
+                f"run {decision.run} opened by assignment {decision.job_epoch} of its job, which ends earlier ones",
+                "",
+            )
         case d.MoveGroup():
             told = f"batch {decision.batch} of run {decision.run} goes to log stream {decision.stream}"
             return f"{told} of topic number {decision.topic}", decision.reason

@@ -75,7 +75,7 @@ class Publisher:
 
     def take_ready(self, decision: d.Decision) -> list[Asked]:
         """Remove and return the requests that this decision may answer. The leader evaluates them again."""
-        if isinstance(decision, (d.DeleteTopic, d.OpenRun, d.DropRun)):
+        if isinstance(decision, (d.DeleteTopic, d.OpenRun, d.RaiseRunEpoch, d.DropRun)):
             # A group may no longer need to be published, or a run may be over.
             return self.take_waiting()
         if not isinstance(decision, d.GroupPublished):
@@ -208,6 +208,7 @@ class Publisher:
             run.decided,
             self._state.runs.oldest(group.topic),
             group.publisher,
+            run.job_epoch,
         )
         for node in nodes:
             yield Send(node, message)
@@ -250,6 +251,8 @@ class Publisher:
                 tuple(self._describe_group(run, group) for group in run.unpublished),
                 run.decided,
                 run.published,
+                run.job_epoch,
+                run.input,
             )
             for run in runs
         )

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import UNSET, UnsetType
+
 from cutwater.core import requests as r
 from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.order import decisions as d
 from cutwater.core.order.state import OrderState
 from cutwater.core.publish.runs import Output, RunRegistry, RunState
 from cutwater.core.text import counted
-from cutwater.errors import InvalidArgument, NotFound, OutputExists, Refused, RunFenced, StagedExpired, Unavailable
-from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId, TopicId
+from cutwater.errors import (
+    BatchDiffers,
+    InvalidArgument,
+    NotFound,
+    OutputExists,
+    Refused,
+    RunFenced,
+    StagedExpired,
+    Unavailable,
+)
+from cutwater.types import GLSN, BatchNumber, InputRange, JobEpoch, LogStreamId, Part, RunId, TopicId
 
 NAME_LENGTH_MAX = 255
 PARTS_MAX = 8_192
@@ -29,21 +40,77 @@ def open_run(request: r.OpenRunRequest, state: OrderState) -> Outcome:
             f"the key of a run has 1 to {NAME_LENGTH_MAX} characters and its name at most as many, "
             f"not {len(request.key)} and {len(request.name)}"
         )
+    _check_assignment(request)
     run = state.runs.with_key(request.key)
     if run is not None:
         _check_fence(run)
         if run.name != request.name:
             raise InvalidArgument(f"run {run.run} has another name than {request.name!r}: keep a run's name")
-        return (), r.RunAnswer(run.run, run.generation, run.batch)
+        return _open_again(request, run)
+    _check_epoch_of_name(request, state)
     if request.once:
         _require_no_query(request, state)
     else:
         _require_new_output(request, state)
     if request.is_question:
-        return (), r.RunAnswer(RunId(0), 1, BatchNumber(-1))
+        return (), r.RunAnswer(RunId(0), 1, BatchNumber(-1), request.job_epoch)
     number = RunId(state.runs.last + 1)
-    opened = d.OpenRun(number, request.name, request.key, request.once)
-    return (opened,), r.RunAnswer(number, 1, BatchNumber(-1))
+    opened = d.OpenRun(number, request.name, request.key, request.once, request.job_epoch)
+    return (opened,), r.RunAnswer(number, 1, BatchNumber(-1), request.job_epoch)
+
+
+def _check_assignment(request: r.OpenRunRequest) -> None:
+    if request.job_epoch is UNSET:
+        return
+    if request.job_epoch < 1 or not request.name or request.once:
+        raise InvalidArgument(
+            f"assignment {request.job_epoch} of a job cannot open the run {request.name!r}"
+            f"{' for a single batch' if request.once else ''}: assignments are numbered from 1 on, and their runs have "
+            "the name of the job and many batches"
+        )
+
+
+def _open_again(request: r.OpenRunRequest, run: RunState) -> Outcome:
+    """Open a known run. A later assignment of its job ends those before."""
+    epoch, generation = request.job_epoch, run.generation
+    if epoch is UNSET:
+        _check_epoch(run, epoch)
+        return (), r.RunAnswer(run.run, generation, run.batch, UNSET, run.input)
+    if epoch < run.least_epoch:
+        raise RunFenced.of_epoch(run.name, run.run, epoch, _newest_epoch(run))
+    raised: tuple[d.Decision, ...] = ()
+    if epoch != run.job_epoch and not request.is_question:
+        raised, generation = (d.RaiseRunEpoch(run.run, epoch),), generation + 1
+    return raised, r.RunAnswer(run.run, generation, run.batch, epoch, run.input)
+
+
+def _check_epoch_of_name(request: r.OpenRunRequest, state: OrderState) -> None:
+    """Refuse a new run of an assignment that is over. Without an epoch, the request is not from a job. Then it takes
+    the name over from a job as from any other run, and all epochs so far are over."""
+    least = state.runs.least_epoch(request.name)
+    if request.job_epoch is not UNSET and request.job_epoch < least:
+        holder = state.runs.of_name(request.name)
+        run, newest = (RunId(0), least) if holder is None else (holder.run, _newest_epoch(holder))
+        raise RunFenced.of_epoch(request.name, run, request.job_epoch, newest)
+
+
+def _check_epoch(run: RunState, epoch: JobEpoch | UnsetType) -> None:
+    """Refuse a driver that does not belong to the assignment that has opened the run last."""
+    if epoch == run.job_epoch:
+        return
+    if epoch is UNSET:
+        raise Refused(
+            f"run {run.run} belongs to the job {run.name!r}, so nothing else opens it or publishes for it: run the "
+            "pipeline as that job; or, to run it without the job, delete the job, and start from a savepoint with a "
+            "new checkpoint, or under another name"
+        )
+    if epoch < run.least_epoch:
+        raise RunFenced.of_epoch(run.name, run.run, epoch, _newest_epoch(run))
+    raise InvalidArgument(f"assignment {epoch} has not opened run {run.run} yet: open it first")
+
+
+def _newest_epoch(run: RunState) -> JobEpoch:
+    return run.least_epoch if run.job_epoch is UNSET else run.job_epoch
 
 
 def _require_no_query(request: r.OpenRunRequest, state: OrderState) -> None:
@@ -105,18 +172,28 @@ def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
             f"the input was read up to GLSN {request.position}, but the log ends at {state.high_watermark}: give the "
             "last position of this log that was read, or none"
         )
+    _check_input(request.input, state)
     run = state.runs.get(request.run)
     if run is None:
         raise NotFound(f"there is no run {request.run}, or it was over long ago and is forgotten: open one")
     _check_fence(run)
+    _check_epoch(run, request.job_epoch)
     if request.batch <= run.batch:
         return (), _answer(request, run)
     if run.unpublished:
         return (), None
     _check_parts(request, run, state)
     groups = tuple(_plan(request.batch, parts, state) for parts in _by_topic(request.parts))
-    decided = d.DecideBatch(request.run, request.batch, groups, request.position)
+    decided = d.DecideBatch(request.run, request.batch, groups, request.position, request.input)
     return (decided,), None if groups else r.PublishAnswer()
+
+
+def _check_input(given: InputRange | UnsetType, state: OrderState) -> None:
+    if given is not UNSET and not 0 <= given.after <= given.through <= state.high_watermark:
+        raise InvalidArgument(
+            f"the input of a batch cannot be {given} of a log that ends at {state.high_watermark}: give the range of "
+            "this log that was read, or none"
+        )
 
 
 def drop_run(request: r.DropRunRequest, state: OrderState) -> Outcome:
@@ -132,9 +209,13 @@ def drop_run(request: r.DropRunRequest, state: OrderState) -> Outcome:
 
 
 def _answer(request: r.PublishRequest, run: RunState) -> r.PublishAnswer | None:
-    """Answer about the decided batch. The first decision is final, even if the request now names other parts."""
+    """Answer about the decided batch. The first decision is final, even if the request now names other parts. But its
+    input must be the same: otherwise the batches that follow would skip input, or repeat it."""
     if request.batch < run.batch:
         return r.PublishAnswer()
+    known, given = run.input, request.input
+    if known is not UNSET and given is not UNSET and given != known:
+        raise BatchDiffers(run.run, run.batch, known.after, known.through, str(given))
     if run.unpublished:
         return None
     return r.PublishAnswer(run.published)
@@ -221,7 +302,12 @@ def staged(request: r.StagedRequest, state: OrderState, expire_after_us: int) ->
         for batch in request.batches
         if _may_drop(batch, state, expired) or _is_unheard_of(batch, state, expire_after_us)
     )
-    return tuple(expired.values()), r.StagedAnswer(drop)
+    return tuple(expired.values()), r.StagedAnswer(drop, _epochs_of(request, state) or UNSET)
+
+
+def _epochs_of(request: r.StagedRequest, state: OrderState) -> dict[RunId, JobEpoch]:
+    runs = {batch.run: state.runs.get(batch.run) for batch in request.batches}
+    return {number: run.job_epoch for number, run in runs.items() if run is not None and run.job_epoch is not UNSET}
 
 
 def _may_drop(batch: r.StagedBatch, state: OrderState, expired: dict[RunId, d.ExpireStaged]) -> bool:

@@ -1,8 +1,10 @@
 """Runs and their batches: the part of the state that decisions about runs change.
 
 A *run* is one life of a query's checkpoint, identified by its key. Of the runs with one name, only the newest may go
-on. The batches of a run are decided one after the other. The first decision about a batch is final, and the next batch
-is decided only when all groups of the previous one are published. So the state keeps only the last batch of each run.
+on. If the run is that of a job, only the newest assignment of the job that has opened it may go on: each has an epoch,
+and a higher one than those before. The batches of a run are decided one after the other. The first decision about a
+batch is final, and the next batch is decided only when all groups of the previous one are published. So the state keeps
+only the last batch of each run.
 
 An *output* is everything that was published under one name, by all runs of that name. It is kept until an operator has
 it forgotten, however many runs come and go: a new checkpoint under the name would publish the same rows again.
@@ -16,7 +18,17 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from cutwater.core.order import decisions as d
 from cutwater.core.requests import PublishedGroup
-from cutwater.types import GLSN, BatchNumber, DecisionIndex, LogStreamId, Part, RunId, TopicId
+from cutwater.types import (
+    GLSN,
+    BatchNumber,
+    DecisionIndex,
+    InputRange,
+    JobEpoch,
+    LogStreamId,
+    Part,
+    RunId,
+    TopicId,
+)
 
 FINISHED_RUNS_MAX = 1_000
 """Number of runs for a single batch that are remembered after their batch is published. Also the number of earlier runs
@@ -63,6 +75,19 @@ class RunState(Struct):
     """The run that has taken over the name; the run's own number if it was dropped; 0 if the run may go on."""
     opener: str | UnsetType = UNSET
     """The principal that opened the run, if access control was on. A run without a name belongs to it."""
+    job_epoch: JobEpoch | UnsetType = UNSET
+    """The highest epoch under which a job has opened the run. Not set if none has."""
+    after_epoch: JobEpoch | UnsetType = UNSET
+    """Of a run that no job has opened: the highest epoch that its name had before. All these are over."""
+    input: InputRange | UnsetType = UNSET
+    """The range of the input of the last decided batch, if it is known."""
+
+    @property
+    def least_epoch(self) -> JobEpoch:
+        """The least epoch under which the run may be opened."""
+        if self.job_epoch is not UNSET:
+            return self.job_epoch
+        return JobEpoch(0 if self.after_epoch is UNSET else self.after_epoch + 1)
 
     @property
     def unpublished(self) -> tuple[Group, ...]:
@@ -110,6 +135,12 @@ class RunRegistry:
         self._by_name = {run.name: run.run for run in self._runs.values() if run.name and not run.fenced_by}
         self.unfinished = {run.run for run in self._runs.values() if run.unpublished}
         """Runs that have unpublished groups."""
+        self._epochs: dict[str, JobEpoch] = {}
+        """The least epoch under which a run with this name may be opened, if jobs have opened any."""
+        self._newest_epochs: dict[str, JobEpoch] = {}
+        """The highest epoch under which a run with this name was opened."""
+        for run in self._runs.values():
+            self._note_epoch(run)
         known = map(structs.replace, outputs) if outputs is not None else _told_by(self._runs.values())
         self._outputs = {output.name: output for output in known}
 
@@ -140,6 +171,10 @@ class RunRegistry:
         """Return the run that holds a name: the newest one, unless it was dropped."""
         return self._runs.get(self._by_name.get(name, RunId(0))) if name else None
 
+    def least_epoch(self, name: str) -> JobEpoch:
+        """Return the least epoch under which a run with this name may be opened. 0 if no job has opened one."""
+        return self._epochs.get(name, JobEpoch(0))
+
     def was_forgotten(self, run: RunId) -> bool:
         """Whether the run was forgotten. Only runs without unpublished groups are. Numbers are never given out
         twice."""
@@ -165,6 +200,8 @@ class RunRegistry:
         if isinstance(decision, d.OpenRun):
             if decision.run != self.last + 1:
                 return "its number is out of turn"
+            if decision.job_epoch is not UNSET and decision.job_epoch < self.least_epoch(decision.name):
+                return "a later assignment of the job has opened a run"
             return "its key is known already" if decision.key in self._by_key else ""
         if isinstance(decision, d.ForgetOutput):
             return "" if decision.name in self._outputs else "nothing was published under the name"
@@ -173,6 +210,11 @@ class RunRegistry:
             return "the run is unknown"
         if isinstance(decision, d.ExpireStaged):
             return ""
+        if isinstance(decision, d.RaiseRunEpoch):
+            if run.fenced_by:
+                return "the run is over"
+            is_higher = decision.job_epoch >= run.least_epoch and decision.job_epoch != run.job_epoch
+            return "" if is_higher else "the epoch is not higher than before"
         if isinstance(decision, d.DropRun):
             return "" if run.unpublished else "it holds nothing up"
         if isinstance(decision, d.DecideBatch):
@@ -215,7 +257,7 @@ class RunRegistry:
         run = self._runs[decision.run]
         match decision:
             case d.DecideBatch():
-                run.batch, run.decided = decision.batch, index
+                run.batch, run.decided, run.input = decision.batch, index, decision.input
                 publisher = decision.by.principal if decision.by else UNSET
                 run.groups = tuple(
                     Group(group.topic, group.stream, group.parts, group.rows, publisher=publisher)
@@ -235,6 +277,11 @@ class RunRegistry:
                 run.replace(structs.replace(group, stream=decision.stream))
             case d.ExpireStaged():
                 run.generation += 1
+            case d.RaiseRunEpoch():
+                # Parts of the drivers before can no longer be decided on.
+                run.job_epoch, run.after_epoch = decision.job_epoch, UNSET
+                run.generation += 1
+                self._note_epoch(run)
             case d.DropRun():
                 self._drop(run)
         self._note(run)
@@ -246,7 +293,12 @@ class RunRegistry:
             older.fenced_by = decision.run
             self._forget([run for run in self if run.name == decision.name and run.fenced_by], FINISHED_RUNS_MAX)
         opener = (decision.by.principal if decision.by else "") or UNSET
-        self._runs[decision.run] = RunState(decision.run, decision.name, decision.key, decision.once, opener=opener)
+        run = RunState(decision.run, decision.name, decision.key, decision.once, opener=opener)
+        run.job_epoch = decision.job_epoch
+        if run.job_epoch is UNSET:
+            run.after_epoch = self._newest_epochs.get(run.name, UNSET)
+        self._runs[decision.run] = run
+        self._note_epoch(run)
         self._by_key[decision.key] = decision.run
         if decision.name:
             self._by_name[decision.name] = decision.run
@@ -300,6 +352,13 @@ class RunRegistry:
         for run in (*excess, *[run for run in runs if run.run not in gone][:-keep]):
             if not run.unpublished:
                 del self._runs[run.run], self._by_key[run.key]
+
+    def _note_epoch(self, run: RunState) -> None:
+        if run.name and run.least_epoch:
+            self._epochs[run.name] = max(self.least_epoch(run.name), run.least_epoch)
+            own = run.after_epoch if run.job_epoch is UNSET else run.job_epoch
+            assert own is not UNSET, "it has a least epoch"
+            self._newest_epochs[run.name] = max(self._newest_epochs.get(run.name, own), own)
 
     def _note(self, run: RunState) -> None:
         if run.unpublished:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from cutwater.types import BatchNumber, RunId, TopicId
+from cutwater.types import BatchNumber, JobEpoch, RunId, TopicId
 
 
 class PartOrder(Struct, frozen=True):
@@ -29,7 +29,8 @@ class PartOrder(Struct, frozen=True):
 class StagedPart(Struct, frozen=True):
     """Identifies a part. ``part`` is a name that no other attempt has: 32 hexadecimal digits. Without an ``order``, its
     entries go into the log unchanged. ``owner`` is the principal that stages it; the storage node sets it, if access
-    control is on. The field is younger than the format, and not stored if it is not set."""
+    control is on. ``job_epoch`` is the epoch under which the run was opened. Both fields are younger than the format,
+    and not stored if they are not set."""
 
     run: RunId
     batch: BatchNumber
@@ -38,6 +39,7 @@ class StagedPart(Struct, frozen=True):
     part: str
     order: PartOrder | None = None
     owner: str | UnsetType = UNSET
+    job_epoch: JobEpoch | UnsetType = UNSET
 
 
 class PartSize(Struct, frozen=True):

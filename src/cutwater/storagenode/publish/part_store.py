@@ -39,6 +39,7 @@ from cutwater.storage.part_files import CannotUse, Held, PartWriter, StagingFile
 from cutwater.storagenode.disk_space import RoomWatch
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.publish.run_epochs import RunEpochs
 from cutwater.storagenode.publish.staged_checks import PartChecks
 from cutwater.storagenode.validation.topic_forms import KnownTopics
 from cutwater.types import BatchNumber, RunId, TopicId
@@ -109,6 +110,7 @@ class PartStore:
         self.bytes = 0
         """Bytes of all parts, including incomplete ones."""
         self.held: dict[str, Held] = {}
+        self.epochs = RunEpochs()
         self.block_bytes: dict[str, int] = {}
         """The size in memory of the largest entry, for parts that were read completely before publishing."""
         self._node, self._files, self._room = node, files, room
@@ -139,6 +141,7 @@ class PartStore:
         for held in found:
             if held.part.part not in self.held:
                 self.held[held.part.part] = held
+                self.epochs.note_part(held.part)
                 self._count(held.part, held.size.bytes)
         for one in broken:
             _log.error("a staged part cannot be used: %s", one.why, extra={"path": str(one.path)})
@@ -163,14 +166,19 @@ class PartStore:
         # What a client says about the owner does not count.
         part = structs.replace(asked.part, owner=self.owner_of(call.connection.peer) or UNSET)
         check_part(part)
+        self.epochs.check(part)
         if part.owner:
             await self.room_to_stage(call.connection.peer, size)
         end = await self.add(part, asked.offset, call.body)
+        self.epochs.note_part(part)
         self._node.counters.stage_bytes += size
         return api.StageAnswer(end)
 
     async def finish_part(self, call: Call[api.FinishArguments]) -> None:
         self._check_owner(call.argument.part, call.connection.peer)
+        writing = self._writing.get(call.argument.part)
+        if writing is not None:
+            self.epochs.check(writing.part)
         await self.finish(call.argument.part, call.argument.size)
 
     async def discard_part(self, call: Call[str]) -> None:
@@ -451,6 +459,8 @@ class PartStore:
         for start in range(0, len(batches), ASKED_AT_ONCE):
             asked = tuple(batches[start : start + ASKED_AT_ONCE])
             answer = await ask(StagedRequest(self._node.node, asked))
+            for run, epoch in (answer.epochs or {}).items():
+                self.epochs.note(run, epoch)
             await self._drop(answer.drop, known)
 
     def summary(self) -> tuple[api.StagedInfo, ...]:

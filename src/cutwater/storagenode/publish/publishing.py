@@ -81,6 +81,7 @@ class Publishing:
     # Requests of the metadata repository.
 
     def publish(self, group: PublishGroup) -> None:
+        self._staging.epochs.note(group.run, group.job_epoch)
         driver = self._node.replicas.get(group.stream)
         name = group.run, group.batch, group.topic
         if driver is None or name in self._preparing:
