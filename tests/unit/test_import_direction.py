@@ -105,12 +105,20 @@ RULES: Mapping[str, Rule] = {
         | TEXTS
         | {PACKAGE, "core", "protocol", "wire", "client", "embedded", "pipeline", "savepoints", "jobs", "runtime"}
     ),
+    # An agent is a client that starts processes of jobs. What it decides is in its own state machine; programs of users
+    # are imported only by those processes, which have what runs and describes pipelines.
+    "agent": Rule(
+        VOCABULARY
+        | TEXTS
+        | {PACKAGE, "core", "protocol", "wire", "client", "pipeline", "savepoints", "jobs", "programs", "spark"}
+        | {"runtime"}
+    ),
     # The command line also starts the servers, the dashboard and the jobs, and tells of things in the same words.
     "cli": Rule(
         VOCABULARY
         | TEXTS
         | {PACKAGE, "embedded", "client", "admin", "storagenode", "metadata", "web", "pipeline", "jobs", "savepoints"}
-        | {"spark", "runtime", "wire.listen.listen_checks", "wire.options", "wire.identity.tls", "core.text"}
+        | {"agent", "spark", "runtime", "wire.listen.listen_checks", "wire.options", "wire.identity.tls", "core.text"}
         | {"wire.identity.certificate_files"}
     ),
     # The package itself holds the public names. They come without a JVM, so nothing of Spark is among them.
