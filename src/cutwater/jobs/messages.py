@@ -103,6 +103,10 @@ class Start(Struct, frozen=True, tag=True, omit_defaults=True):
     retain: int | None = None
     conf: dict[str, str] = {}
     """Settings of Spark on top of ours; ``spark_conf.check_conf`` has checked them."""
+    job_epoch: int = 0
+    """The assignment of the job that runs the program; 0 without a job service."""
+    succeeds: str | None = None
+    """The checkpoint of an earlier assignment, from which this one begins. Later starts leave it as it is then."""
 
 
 class TakeSavepoint(Struct, frozen=True, tag="Savepoint"):  # the tag is part of the messages: it stays

@@ -35,6 +35,9 @@ class Files(Protocol):
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory; none if the directory does not exist."""
 
+    def entries(self, path: str) -> Mapping[str, bool]:
+        """Return the names in a directory, and whether each is a directory. Empty if the directory does not exist."""
+
     def exists(self, path: str) -> bool: ...
 
     def read(self, path: str) -> bytes: ...
@@ -44,6 +47,13 @@ class Files(Protocol):
 
     def delete(self, path: str) -> None:
         """Delete a file, or a directory with its contents. It need not exist."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file that is never changed, or link it. Missing parent directories are made. ``keep`` makes the
+        copies durable."""
+
+    def keep(self, path: str) -> None:
+        """Make all copies in a directory durable."""
 
     def settle(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
         """Make files durable that other processes have written, and read them."""
@@ -63,6 +73,13 @@ class LocalFiles:
             return sorted(os.listdir(local(path)))
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+    def entries(self, path: str) -> Mapping[str, bool]:
+        try:
+            with os.scandir(local(path)) as found:
+                return {entry.name: entry.is_dir() for entry in found}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
 
     def exists(self, path: str) -> bool:
         return os.path.exists(local(path))
@@ -89,6 +106,23 @@ class LocalFiles:
             shutil.rmtree(place)
         else:
             place.unlink(missing_ok=True)
+
+    def copy(self, source: str, target: str) -> None:
+        place = Path(local(target))
+        make_directory(place.parent)
+        place.unlink(missing_ok=True)
+        try:
+            os.link(local(source), place)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # Another file system, or one without links.
+            shutil.copyfile(local(source), place)
+            _sync(str(place))
+
+    def keep(self, path: str) -> None:
+        for directory, _, _ in os.walk(local(path)):
+            _sync(directory)
 
     def settle(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
         paths = list(paths)

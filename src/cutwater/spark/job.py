@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.child import how_it_ended, session_members
 from cutwater.jobs.job_file import Restored, require_parallelism
+from cutwater.jobs.locks import lock_checkpoint
 from cutwater.jobs.messages import (
     TELLS_LOG,
     Ended,
@@ -212,6 +213,8 @@ class _Program:
         # Spark's processes read the file that the query names, and no other process needs the token.
         for name in (TOKEN, TOKEN_FILE):
             os.environ.pop(name, "")
+        if is_local(start.checkpoint):
+            self._succeed(where, Checkpoint(start.checkpoint, LocalFiles()))
         # A remote checkpoint is read through Spark, which then has the requested number of threads.
         note = Checkpoint(start.checkpoint, LocalFiles()).note() if is_local(start.checkpoint) else None
         threads, slices = sizes(start, note)
@@ -221,6 +224,8 @@ class _Program:
         jvm = gateway.proc
         threading.Thread(target=self._watch_jvm, args=(jvm,), name="jvm", daemon=True).start()
         checkpoint = Checkpoint(start.checkpoint, files_at(spark, start.checkpoint))
+        if not is_local(start.checkpoint):
+            self._succeed(where, checkpoint)
         parallelism, slices = sizes(start, checkpoint.note())
         done = checkpoint.point() if checkpoint.committed() else None
         run = run_pipeline(
@@ -238,6 +243,7 @@ class _Program:
             token=Path(where.token_file) if where.token_file else "",
             **_tls_of(where),
             retain=start.retain,
+            job_epoch=start.job_epoch,
             wait=False,
             **self._beginning(checkpoint),
         )
@@ -251,6 +257,23 @@ class _Program:
         self._end_jvm(spark, jvm)
         self._supervisor.tell(last)
 
+    def _succeed(self, where: Any, checkpoint: Checkpoint) -> None:
+        """Begin the checkpoint from that of an earlier assignment, unless that is done."""
+        from cutwater.spark.pipeline.runner import connected  # noqa: PLC0415
+        from cutwater.spark.savepoint.savepoints import absolute  # noqa: PLC0415
+        from cutwater.spark.savepoint.succession import begin_from  # noqa: PLC0415
+
+        start = self._start
+        if start.succeeds is None:
+            return
+        lock = lock_checkpoint(start.checkpoint)
+        try:
+            with connected(where) as client:
+                begin_from(client, self._pipeline.name, checkpoint, absolute(start.succeeds), start.job_epoch)
+        finally:
+            if lock is not None:
+                lock.release()
+
     def _beginning(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Return how the run begins. A checkpoint that began with this savepoint stores what was allowed for it. More
         may be allowed until a micro-batch is done; after that the checkpoint no longer needs the savepoint. A
@@ -262,7 +285,7 @@ class _Program:
         here = is_local(start.from_savepoint)
         place = place_of(start.from_savepoint, None)[0] if here else start.from_savepoint.rstrip("/")
         note = checkpoint.note()
-        if note is not None and start.goes_on:
+        if note is not None and (start.goes_on or start.succeeds is not None):
             return replays
         is_noted = note is not None and note.origin is not None and note.origin.savepoint == place
         allows_more = start.replay_output or start.allow_non_restored_state

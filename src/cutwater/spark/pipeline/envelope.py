@@ -2,10 +2,12 @@
 Arrow.
 
 A row is (slice key, node, input, data). ``node`` and ``input`` name the operator or sink for which the records wait, by
-its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Three kinds of row are
-different. Rows with ``node`` = ``TICK`` carry steps of the clocks. Rows with ``node`` = ``LATE`` have, in place of the
-slice key, the number of rows that the operator ``input`` has dropped in this slice so far. Rows with ``node`` =
-``LEFT`` have the number of timers that were left when the input ended. The last two kinds are counted and not sent on.
+its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Five kinds of row are
+different. Rows with ``node`` = ``TICK`` carry steps of the clocks. One row with ``node`` = ``RANGE`` in each
+micro-batch tells the sink which range of the log was read. Rows with ``node`` = ``LATE`` or ``LATE_SENT`` have, in
+place of the slice key, the number of rows that the operator ``input`` has dropped or sent to ``.late`` in this slice so
+far. Rows with ``node`` = ``LEFT`` have the number of timers that were left when the input ended. The last three kinds
+are counted and not sent on.
 A stage passes on unopened rows that are not for its level.
 """
 
@@ -32,6 +34,7 @@ from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import POSITION, Records
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
 from cutwater.spark.pipeline.program import Program
+from cutwater.types import InputRange
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +43,7 @@ TICK: Final = -1
 LATE: Final = -2
 LEFT: Final = -3
 LATE_SENT: Final = -4
+RANGE: Final = -5
 COLUMNS: Final = "slice int, node int, input int, data binary"
 SCHEMA: Final = pa.schema([("slice", pa.int32()), ("node", pa.int32()), ("input", pa.int32()), ("data", pa.binary())])
 Envelope = tuple[int, int, int, bytes]
@@ -156,6 +160,14 @@ def _merged_steps(clocks: Sequence[_Clock]) -> Steps:
     highest = np.maximum.accumulate(np.concatenate(([np.int64(before)], values)))
     rises = highest[1:] > highest[:-1]
     return Steps(before, moments[rises].tolist(), values[rises].tolist())
+
+
+def packed_range(read: InputRange) -> bytes:
+    return msgspec.msgpack.encode(read)
+
+
+def unpacked_range(data: bytes | pa.Buffer) -> InputRange:
+    return msgspec.msgpack.decode(data, type=InputRange)
 
 
 # ------------------------------------------------------------------------------------------------------- to the slices

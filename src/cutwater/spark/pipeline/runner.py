@@ -53,6 +53,7 @@ from cutwater.spark.savepoint.checkpoints import Checkpoint
 from cutwater.spark.savepoint.files import files_at
 from cutwater.spark.savepoint.savepoint_restore import Beginning, beginning, initial_state, wish_of
 from cutwater.spark.savepoint.savepoints import TIMEOUT_SECONDS, absolute, settings, take_savepoint
+from cutwater.spark.savepoint.succession import begin_from, fence
 from cutwater.spark.session.log_holder import servers_of
 from cutwater.spark.session.session import LATE_WORKER, STARTS_MAX, check_session_conf, provide_format, session
 from cutwater.spark.session.session import start as start_query
@@ -271,6 +272,8 @@ def run_pipeline(
     replay_output: bool = False,
     allow_non_restored_state: bool = False,
     retain: int | None = None,
+    job_epoch: int = 0,
+    succeeds: str | os.PathLike[str] | None = None,
 ) -> PipelineRun:
     """Run a pipeline, and return when it ends; with ``wait=False`` return at once.
 
@@ -286,6 +289,10 @@ def run_pipeline(
     published under this name, a new checkpoint starts only with ``replay_output``, or at a ``start`` beyond the input
     of that output. ``allow_non_restored_state`` drops state that belongs to no operator of the program. ``retain`` is
     the number of micro-batches that a checkpoint keeps, to take savepoints from.
+
+    ``job_epoch`` is the assignment of the job with this name that runs the pipeline: drivers of earlier assignments are
+    refused by the log from then on. Each assignment has a checkpoint of its own, which begins from the one that it
+    ``succeeds``, after the last batch that the log has decided.
 
     ``spark`` is a session to run in. Without it, one is made on this machine; ``conf`` are settings of Spark for it.
 
@@ -309,7 +316,7 @@ def run_pipeline(
     _check_start(start)
     if retain is not None and retain < RETAIN_MIN:
         raise InvalidArgument(f"retain is {retain}: a checkpoint keeps at least {RETAIN_MIN} micro-batches")
-    wish = wish_of(from_savepoint, replay_output, allow_non_restored_state)
+    wish = wish_of(from_savepoint, replay_output, allow_non_restored_state, job_epoch)
     check_session_conf(conf or {}, spark)
     settings = settings_of(spark) if token and spark is not None else {"spark.master": "local"}
     where = where_of_run(pipeline, file_of(token, settings), (tls_ca, tls_certificate, tls_key))
@@ -325,7 +332,10 @@ def run_pipeline(
             # Only Spark can read the settings of this checkpoint.
             spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism or '*'}]", config=conf)
         with translated(pipeline.name, hold.place), connected(where) as client:
-            tasks, pieces = sizes_of(Checkpoint(hold.place, files_at(spark, hold.place)), parallelism, slices)
+            kept = Checkpoint(hold.place, files_at(spark, hold.place))
+            if succeeds is not None:
+                begin_from(client, pipeline.name, kept, absolute(succeeds), job_epoch)
+            tasks, pieces = sizes_of(kept, parallelism, slices)
             program = checked(pipeline, client, tasks, pieces)
             end = until_position(client, until)
             spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{tasks}]", config=conf)
@@ -335,10 +345,12 @@ def run_pipeline(
             provide_format(spark, PipelineSink)
             check_transforms(pipeline.graph, program.plan, spark)
             begin = beginning(spark, client, program, hold.place, wish, str(start))
+            if job_epoch:
+                fence(client, program.name, kept, begin.start, job_epoch)
             # All checks have passed, so topics can be created now.
             provide_sinks(program.plan, client)
             options = SourceRunOptions(str(start), rows_max, end, drain, begin.offset, drain_firings)
-            sink = pickled(program, plain_topics(program, client), begin.start)
+            sink = pickled(program, plain_topics(program, client), begin.start, job_epoch)
         transforms = Transforms(pipeline.graph, program)
         query = Query(spark, program, transforms, where, options, sink, hold.place, trigger_ms, retain, begin)
         run = PipelineRun(query, hold)

@@ -28,6 +28,7 @@ from cutwater.pipeline.rows import RESERVED_COLUMN
 from cutwater.spark.options import Where, where_of
 from cutwater.spark.pipeline.envelope import (
     COLUMNS,
+    RANGE,
     TICK,
     Envelope,
     by_slice,
@@ -35,6 +36,7 @@ from cutwater.spark.pipeline.envelope import (
     envelopes,
     in_envelopes,
     key_columns,
+    packed_range,
     packed_steps,
     packed_ticks,
     positions,
@@ -45,7 +47,7 @@ from cutwater.spark.pipeline.planning import PipelinePlanner, StreamRange, lost
 from cutwater.spark.pipeline.program import Program, unpickled
 from cutwater.spark.pipeline.records import SourceRows
 from cutwater.spark.source.read_task import ReadPartition, read_part
-from cutwater.types import GLSN, MILLISECOND
+from cutwater.types import GLSN, MILLISECOND, InputRange
 
 FORMAT = "cutwater-pipeline"
 RECORDS_MAX = 1_000_000
@@ -67,10 +69,10 @@ class SourceRunOptions(Struct, frozen=True):
 
 
 class TickPart(InputPartition):
-    """The steps of the clocks that the planner knows, for all slices."""
+    """The steps of the clocks that the planner knows, for all slices, and the range of the micro-batch."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, data: bytes, read: InputRange) -> None:
+        self.data, self.read = data, read
 
 
 class RangePart(InputPartition):
@@ -167,7 +169,8 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if last.ended:
                 walk.ticks.end(last.glsn, last.firings)
             ranges = (RangePart(planner.part(found), found) for found in walk.ranges)
-            return [TickPart(packed_ticks(walk.ticks)), *ranges]
+            read = InputRange(walk.start, GLSN(last.glsn))
+            return [TickPart(packed_ticks(walk.ticks), read), *ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the checkpoint stores how far the pipeline has come."""
@@ -179,7 +182,8 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with told():
             if isinstance(partition, TickPart):
-                yield envelope_batch([(key, TICK, 0, partition.data) for key in self._program.keys])
+                ticks = [(key, TICK, 0, partition.data) for key in self._program.keys]
+                yield envelope_batch([*ticks, (self._program.keys[0], RANGE, 0, packed_range(partition.read))])
             elif isinstance(partition, RangePart):
                 yield from SourceTask(self._program, partition).batches()
 

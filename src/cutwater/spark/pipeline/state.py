@@ -84,8 +84,14 @@ class ChunkFiles:
 
     def write(self, name: str, data: bytes) -> None:
         unfinished = self.path / f".{name}.{os.getpid()}"
-        unfinished.write_bytes(data)
-        unfinished.rename(self.path / name)
+        try:
+            unfinished.write_bytes(data)
+        except FileNotFoundError:
+            # An earlier driver of the same query has ended, and removed the copies (``forget``).
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unfinished.write_bytes(data)
+        with suppress(FileNotFoundError):
+            unfinished.rename(self.path / name)
 
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)

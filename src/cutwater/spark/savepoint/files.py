@@ -40,6 +40,16 @@ class HadoopFiles:
             return []
         return sorted(status.getPath().getName() for status in system.listStatus(place))
 
+    def entries(self, path: str) -> Mapping[str, bool]:
+        system, place = self._at(path)
+        try:
+            found = system.listStatus(place)
+        except Py4JJavaError as error:
+            if _is_missing(error):
+                return {}
+            raise
+        return {status.getPath().getName(): bool(status.isDirectory()) for status in found}
+
     def exists(self, path: str) -> bool:
         system, place = self._at(path)
         return bool(system.exists(place))
@@ -87,6 +97,22 @@ class HadoopFiles:
         system, place = self._at(path)
         system.delete(place, True)
 
+    def copy(self, source: str, target: str) -> None:
+        (system, place), (other, copied) = self._at(source), self._at(target)
+        try:
+            is_copied = self._jvm.org.apache.hadoop.fs.FileUtil.copy(
+                system, place, other, copied, False, True, self._conf
+            )
+        except Py4JJavaError as error:
+            if _is_missing(error):
+                raise FileNotFoundError(source) from None
+            raise
+        if not is_copied:
+            raise OSError(f"{source} could not be copied to {target}: the file system refused")
+
+    def keep(self, path: str) -> None:
+        """Do nothing: a file that a Hadoop file system has closed is as durable as that file system makes it."""
+
     def settle(self, paths: Iterable[str]) -> Mapping[str, FileSummary]:
         """Read the files. A file that a Hadoop file system has closed is as durable as that file system makes it."""
         return self.look(paths)
@@ -102,6 +128,10 @@ class HadoopFiles:
     def qualified(self, path: str) -> str:
         system, place = self._at(path)
         return str(system.makeQualified(place).toString())
+
+
+def _is_missing(error: Py4JJavaError) -> bool:
+    return bool(error.java_exception.getClass().getSimpleName() == "FileNotFoundException")
 
 
 _LOOKED: Final = pa.schema(

@@ -19,8 +19,8 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 
 from cutwater.client.client import Client
-from cutwater.client.publish.runs import RunStart
-from cutwater.errors import AlreadyExists, InvalidArgument, Refused
+from cutwater.client.publish.runs import Run, RunStart
+from cutwater.errors import AlreadyExists, BatchDiffers, InvalidArgument, Refused
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.keyed_state.chunks import BROADCAST_GROUP, SORTED, chunk_schema
 from cutwater.pipeline.keyed_state.keys import slice_of
@@ -39,7 +39,7 @@ from cutwater.spark.pipeline.program import Program
 from cutwater.spark.savepoint.checkpoints import ANEW, CHANGED, FORMAT, Checkpoint, Note, Origin, require_same_program
 from cutwater.spark.savepoint.files import files_at
 from cutwater.spark.savepoint.savepoints import absolute, frame, open_savepoint, versions
-from cutwater.types import GLSN, BatchNumber
+from cutwater.types import GLSN, BatchNumber, InputRange
 
 _log = logging.getLogger(__name__)
 
@@ -52,11 +52,13 @@ LOADED_BYTES: Final = 64 << 20
 
 
 class Wish(Struct, frozen=True):
-    """What the user who starts a pipeline says about a savepoint."""
+    """What the user who starts a pipeline says about a savepoint. ``job_epoch`` is the assignment that starts it, 0 if
+    it runs without a job."""
 
     savepoint: str | None = None
     replay_output: bool = False
     allow_non_restored_state: bool = False
+    job_epoch: int = 0
 
 
 class Beginning(Struct, frozen=True):
@@ -83,7 +85,7 @@ def beginning(
         _require_new(checkpoint, note, savepoint)
     if note is None or (note.origin is None and not checkpoint.planned()):
         # If nothing is planned yet, nothing depends on the old note.
-        _require_in_step(client, checkpoint, program.name)
+        _require_in_step(client, checkpoint, program.name, wish.job_epoch)
         origin = None if savepoint is None else _origin(client, program, info, savepoint, wish)
         if origin is None:
             _start(client, checkpoint, program.name, _begin(client, checkpoint, begin), wish)
@@ -93,7 +95,7 @@ def beginning(
         checkpoint.write(note)
     else:
         _require_same_log(client, place, note)
-        _require_in_step(client, checkpoint, note.pipeline)
+        _require_in_step(client, checkpoint, note.pipeline, wish.job_epoch)
         require_same_program(place, note.program, info, _way_out(client, checkpoint, program.name))
         planned = checkpoint.planned()
         if planned:
@@ -115,7 +117,7 @@ def beginning(
     savepoint.verify()
     # Since the first attempt another run may have published, for example from the earlier checkpoint.
     start = _after(savepoint, replay=note.origin.may_replay or wish.replay_output)
-    client.check_run(program.name, checkpoint.key or _any_key(), start=start)
+    client.check_run(program.name, checkpoint.key or _any_key(), start=start, job_epoch=wish.job_epoch)
     return Beginning(offset, savepoint, _fitted(savepoint, info, wish), start)
 
 
@@ -152,7 +154,7 @@ def _start(client: Client, checkpoint: Checkpoint, name: str, position: int | No
         replay=wish.replay_output,
         what=f"the checkpoint {checkpoint.path}",
     )
-    client.check_run(name, checkpoint.key or _any_key(), start=start)
+    client.check_run(name, checkpoint.key or _any_key(), start=start, job_epoch=wish.job_epoch)
     return start
 
 
@@ -183,7 +185,7 @@ def _require_same_log(client: Client, place: str, note: Note) -> None:
         )
 
 
-def _require_in_step(client: Client, checkpoint: Checkpoint, name: str) -> None:
+def _require_in_step(client: Client, checkpoint: Checkpoint, name: str, job_epoch: int) -> None:
     """Refuse a checkpoint that is behind its log or ahead of it: one of the two is an old copy.
 
     Spark plans a micro-batch in the checkpoint before it runs the micro-batch. It records the micro-batch as done after
@@ -197,7 +199,8 @@ def _require_in_step(client: Client, checkpoint: Checkpoint, name: str) -> None:
     if key is None:
         return
     last_done = max(checkpoint.committed(), default=-1)
-    decided = max((run.last_batch for run in client.find_runs(name) if run.key == key), default=-1)
+    run = next((run for run in client.find_runs(name) if run.key == key), None)
+    decided = -1 if run is None else run.last_batch
     planned = checkpoint.planned()
     last_planned = max(planned, default=-1)
     if decided > last_planned:
@@ -207,10 +210,12 @@ def _require_in_step(client: Client, checkpoint: Checkpoint, name: str) -> None:
             "Go on with the checkpoint that was used last, or start from a savepoint with a new one (--from-savepoint, "
             f"--checkpoint; from_savepoint=…, checkpoint=… in Python). {ANEW}"
         )
+    if run is not None and run.last_input is not None and decided in planned:
+        _require_same_input(checkpoint, run, run.last_input)
     read, tail = checkpoint.offset(last_planned).glsn if planned else 0, int(client.tail())
     if decided < last_done and read <= tail:
         # Not every finished run can be found by its name. If the run is finished, this call raises the right error.
-        client.check_run(name, key, start=RunStart(replay=True))
+        client.check_run(name, key, start=RunStart(replay=True), job_epoch=job_epoch)
     if decided < last_done or read > tail:
         known = f"{decided} is the last one in the log" if decided >= 0 else "the log has none of them"
         what = f"micro-batch {last_done} is done there, and {known}" if decided < last_done else ""
@@ -221,6 +226,14 @@ def _require_in_step(client: Client, checkpoint: Checkpoint, name: str) -> None:
             "the checkpoint was made with, and input would be skipped. Run with the original log; or, if this copy "
             f"shall go its own way, give the pipeline a checkpoint of its own. {ANEW}"
         )
+
+
+def _require_same_input(checkpoint: Checkpoint, run: Run, decided: InputRange) -> None:
+    """Refuse a checkpoint in which the last decided batch ends elsewhere than it was decided."""
+    end = checkpoint.offset(run.last_batch).glsn
+    if end != decided.through:
+        given = f"the input up to GLSN {end}"
+        raise BatchDiffers(run.run, BatchNumber(run.last_batch), decided.after, decided.through, given)
 
 
 def _way_out(client: Client, checkpoint: Checkpoint, name: str) -> str:
@@ -261,7 +274,8 @@ def _origin(client: Client, program: Program, info: ProgramInfo, savepoint: Save
     savepoint.verify()
     _require_log(client, savepoint)
     _fitted(savepoint, info, wish)
-    client.check_run(program.name, _any_key(), start=_after(savepoint, replay=wish.replay_output))
+    start = _after(savepoint, replay=wish.replay_output)
+    client.check_run(program.name, _any_key(), start=start, job_epoch=wish.job_epoch)
     watermarks = {node.topic: node.watermark for node in program.plan.graph.of_type(SourceNode)}
     before = tuple(state.operator for state in made.operators)
     clock = migrated(made.clock, watermarks, info.operators, before)
@@ -364,11 +378,13 @@ def _chunks(program: Program, order: int, before: OperatorInfo, held: Sequence[p
     return pa.RecordBatch.from_pylist(rows, schema=INITIAL_SCHEMA)
 
 
-def wish_of(savepoint: Path | Savepoint | None, replay_output: bool, allow_non_restored_state: bool) -> Wish:
+def wish_of(
+    savepoint: Path | Savepoint | None, replay_output: bool, allow_non_restored_state: bool, job_epoch: int = 0
+) -> Wish:
     if savepoint is None and allow_non_restored_state:
         raise InvalidArgument("allow_non_restored_state is about a savepoint: give from_savepoint=…")
     path = savepoint.path if isinstance(savepoint, Savepoint) else savepoint
     if path is not None and is_local(os.fspath(path)):
         # An error that can be found at once need not wait for Spark.
         open_here(path)
-    return Wish(None if path is None else os.fspath(path), replay_output, allow_non_restored_state)
+    return Wish(None if path is None else os.fspath(path), replay_output, allow_non_restored_state, job_epoch)

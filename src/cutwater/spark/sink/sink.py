@@ -27,7 +27,7 @@ from cutwater.spark.options import Where, WriteOptions
 from cutwater.spark.plain_errors import plainly
 from cutwater.spark.session.worker_connections import WorkerConnection, link_to
 from cutwater.spark.sink.row_router import Router, check_columns, check_query
-from cutwater.types import Part
+from cutwater.types import InputRange, Part
 from cutwater.wire.options import MIB
 
 QUERY_ID = "sql.streaming.queryId"
@@ -53,6 +53,8 @@ class Staged(WriterCommitMessage):
     """The last log position that a row comes from, if known."""
     topics: tuple[str, ...] = ()
     """The topics of the parts, for errors: the log names no topic to a client that may no longer describe it."""
+    read: InputRange | None = None
+    """The range of the log that the micro-batch reads, if this task knows it. One task of a pipeline does."""
 
 
 Stage = Callable[[Iterator[pa.RecordBatch], Run, int], Staged]
@@ -207,20 +209,25 @@ def stage_once(
     batches: Iterator[pa.RecordBatch],
     stage: Stage,
     start: RunStart,
+    pass_by: Stage | None = None,
+    job_epoch: int = 0,
 ) -> Staged:
-    """Stage the rows of a task, unless the micro-batch is already decided. The log refuses a new checkpoint whose
-    output already exists, as far as ``start`` tells."""
+    """Stage the rows of a task, unless the micro-batch is already decided: then ``pass_by`` takes them. The log refuses
+    a new checkpoint whose output already exists, as far as ``start`` tells, and a driver of an earlier assignment of
+    the job than the last one."""
     context = TaskContext.get()
     key = context.getLocalProperty(QUERY_ID) if context is not None else None
     number = context.getLocalProperty(BATCH_ID) if context is not None else None
     if key is None or number is None:
         raise ProtocolViolation(f"Spark did not name the query and the batch of this task: {key}, {number}")
     link = link_to(where)
-    run = link.loop.run(link.client().open_run(name, key, start=start))
-    return stage_unless_decided(run, int(number), batches, stage)
+    run = link.loop.run(link.client().open_run(name, key, start=start, job_epoch=job_epoch))
+    return stage_unless_decided(run, int(number), batches, stage, pass_by)
 
 
-def stage_unless_decided(run: Run, batch: int, batches: Iterator[pa.RecordBatch], stage: Stage) -> Staged:
+def stage_unless_decided(
+    run: Run, batch: int, batches: Iterator[pa.RecordBatch], stage: Stage, pass_by: Stage | None = None
+) -> Staged:
     if run.last_batch > batch:
         raise Refused(
             f"batch {run.last_batch} of this checkpoint was published before, and now comes batch {batch}: the "
@@ -230,10 +237,14 @@ def stage_unless_decided(run: Run, batch: int, batches: Iterator[pa.RecordBatch]
     if run.last_batch == batch:
         # The rows of this batch are decided. The new ones are computed all the same, because operators before this one
         # may have state, which they store at the end of their input.
-        for _ in batches:
-            pass
-        return Staged(run, batch, ())
+        return (pass_by or _passed_by)(batches, run, batch)
     return stage(batches, run, batch)
+
+
+def _passed_by(batches: Iterator[pa.RecordBatch], run: Run, batch: int) -> Staged:
+    for _ in batches:
+        pass
+    return Staged(run, batch, ())
 
 
 def publish_staged(where: Where, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
@@ -245,16 +256,18 @@ def publish_staged(where: Where, messages: Sequence[WriterCommitMessage | None],
         # A query without partitions has no rows.
         return
     run = staged[0].run
-    if any(message.run.run != run.run or message.batch != batch for message in staged):
+    reads = {message.read for message in staged if message.read is not None}
+    same = (run.run, run.job_epoch, batch)
+    if len(reads) > 1 or any((one.run.run, one.run.job_epoch, one.batch) != same for one in staged):
         raise ProtocolViolation(f"tasks of batch {batch} have staged rows of others: {staged}")
     positions = [message.position for message in staged if message.position is not None]
     parts = tuple(part for message in staged for part in message.parts)
     link = link_to(where)
     # Returns when all of it is in the log; retries until then, or until the time is up.
     seconds = where.timeout + sum(part.bytes for part in parts) / PUBLISHED_BYTES_PER_SECOND_MIN
-    position = max(positions, default=None)
+    position, read = max(positions, default=None), next(iter(reads), None)
     try:
-        link.loop.run(link.client().publish(run, batch, parts, position=position, timeout=seconds))
+        link.loop.run(link.client().publish(run, batch, parts, position=position, read=read, timeout=seconds))
     except PermissionDenied as error:
         topics = {topic for message in staged for topic in message.topics}
         raise _naming(error, topics, run, link) from None
