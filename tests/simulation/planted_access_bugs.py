@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from msgspec import structs
@@ -9,8 +10,13 @@ from planted_bugs import Patch, PlantedBug, plant
 
 from cutwater.access.access_control import AccessControl, Caller
 from cutwater.access.access_copy import AccessCopy
+from cutwater.access.quota_meter import QuotaMeter
 from cutwater.core.access import access_view
+from cutwater.core.access.access_decisions import ExpireToken
+from cutwater.core.access.access_state import AccessState
 from cutwater.core.access.access_view import AccessView
+from cutwater.core.access.principals import TokenRecord
+from cutwater.core.access.quota_shares import QuotaShares
 from cutwater.core.audit.audit_state import AuditSnapshot, AuditState
 from cutwater.metadata import access_leader, audit_writer, request_desk
 from cutwater.metadata.access_leader import LeaderAccess
@@ -113,6 +119,63 @@ def audit_appended_without_numbers() -> list[Patch]:
     return [(AuditWriter, "_numbered", wrong)]
 
 
+def lease_of_the_rules_never_ends() -> list[Patch]:
+    right = AccessCopy.pull
+
+    async def wrong(self, ask):
+        await right(self, ask)
+        self.lease_until = inf
+
+    return [(AccessCopy, "pull", wrong)]
+
+
+def expiry_looked_at_in_the_handshake_only() -> list[Patch]:
+    def wrong(self, token, now):
+        return token in self._tokens
+
+    return [(AccessView, "is_current", wrong)]
+
+
+def expired_token_opens_connections() -> list[Patch]:
+    return [(TokenRecord, "is_expired", lambda self, now: False)]
+
+
+def token_ends_when_it_was_made_to_and_not_earlier() -> list[Patch]:
+    right = AccessState.apply
+
+    def wrong(self, decision, cut_time):
+        before = self.tokens.get(decision.id) if isinstance(decision, ExpireToken) else None
+        right(self, decision, cut_time)
+        if before is not None:
+            self.tokens[before.id] = before
+
+    return [(AccessState, "apply", wrong)]
+
+
+def quota_never_charged() -> list[Patch]:
+    def wrong(self, costs, now):
+        pass
+
+    return [(QuotaMeter, "pay", wrong)]
+
+
+def each_server_gets_the_whole_quota() -> list[Patch]:
+    def wrong(self, server, key, quota):
+        return quota
+
+    return [(QuotaShares, "_share", wrong)]
+
+
+def share_given_away_before_its_lease_is_over() -> list[Patch]:
+    right = QuotaShares.answer
+
+    def wrong(self, server, asked, quotas, servers, now):
+        self._askers = {one: it for one, it in self._askers.items() if now < it.at + 0.05}
+        return right(self, server, asked, quotas, servers, now)
+
+    return [(QuotaShares, "answer", wrong)]
+
+
 def _plant(bug: Any, seed: int, what: str, **changes: Any) -> tuple[str, PlantedBug]:
     usual = {"access": "enforced", "access_changes_every": 0.1, "appenders": 1, "access_lease": 1.5}
     return plant(bug, seed, what, **(usual | changes))
@@ -197,6 +260,63 @@ ACCESS_BUGS: dict[str, PlantedBug] = dict(
             kill_every=0.2,
             metadata_nodes=2,
             half_open_every=0.2,
+        ),
+        _plant(
+            lease_of_the_rules_never_ends,
+            12,
+            "a node without contact to the leader serves clients by its old rules for ever",
+            storage_nodes=1,
+            replication=1,
+            seconds=6.0,
+            timeout=0.5,
+            access_changes_every=0.05,
+            access_lease=1.2,
+            access_users=1,
+            access_appenders=3,
+            cut_off_every=1.0,
+        ),
+        _plant(
+            expiry_looked_at_in_the_handshake_only,
+            1,
+            "an open connection goes on when its token has expired",
+            seconds=2.0,
+            access_expiry=True,
+            access_changes_every=0.05,
+        ),
+        _plant(
+            expired_token_opens_connections,
+            1,
+            "a token is accepted after its end",
+            seconds=2.0,
+            access_expiry=True,
+            access_changes_every=0.05,
+        ),
+        _plant(
+            token_ends_when_it_was_made_to_and_not_earlier,
+            2,
+            "an earlier end of a token is answered and not stored",
+            seconds=2.0,
+            access_expiry=True,
+            access_changes_every=0.05,
+        ),
+        _plant(
+            quota_never_charged,
+            0,
+            "what passes is not paid for",
+            access_flood="bytes_in_per_s",
+        ),
+        _plant(
+            each_server_gets_the_whole_quota,
+            0,
+            "the leader does not divide a quota",
+            access_flood="requests_per_s",
+        ),
+        _plant(
+            share_given_away_before_its_lease_is_over,
+            19,
+            "the leader forgets the share of a server that may still use it",
+            seconds=3.0,
+            access_flood="bytes_in_per_s",
         ),
     )
 )

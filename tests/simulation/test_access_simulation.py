@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from cutwater.core.access.access_decisions import (
     AccessDecision,
@@ -16,7 +17,9 @@ from cutwater.core.access.access_decisions import (
     CreateToken,
     RemoveRights,
     SetAccessMode,
+    SetQuota,
 )
+from cutwater.core.access.quotas import QuotaLimits
 from cutwater.core.access.rights import parse_pattern
 from cutwater.testing.checkers.access import (
     AccessCall,
@@ -24,11 +27,14 @@ from cutwater.testing.checkers.access import (
     CallTime,
     Confirmed,
     Decided,
+    ServerClocks,
     check_access,
 )
+from cutwater.testing.checkers.quotas import Passed, check_quota
 from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual.options import ShippedOptions, random_options
 from cutwater.testing.virtual.simulation import simulate_shipped
+from cutwater.types import CutTime
 
 LEASE = 10.0
 READ = ("read", "topic:a")
@@ -39,6 +45,11 @@ def simulate(seed: int, **changes: Any) -> None:
     result = simulate_shipped(seed, options)
     assert result.violation is None, result.violation
     assert {"allowed", "denied", "change of rights"} <= result.operations.keys()
+
+
+@pytest.mark.parametrize("limit", ["requests_per_s", "bytes_in_per_s"])
+def test_quotas_and_tokens_that_expire_while_servers_die(limit: str) -> None:
+    simulate(1, access="enforced", access_flood=limit, access_expiry=True, kill_every=0.6, cut_off_every=1.0)
 
 
 @pytest.mark.parametrize("mode", ["enforced", "permissive", "off"])
@@ -91,11 +102,16 @@ def call(order: int, seconds: float, *, is_done: bool, servers: frozenset[int] =
     return AccessCall("ann", "1", (READ,), "to read", moment, moment, is_done, servers)
 
 
-def judged(one: AccessCall, *answers: Confirmed) -> bool:
+def judged(
+    one: AccessCall,
+    *answers: Confirmed,
+    changes: tuple[AccessDecision, ...] = (TOKEN, ENFORCE, ALLOW, REMOVE),
+    clocks: ServerClocks | None = None,
+) -> bool:
     """Whether the checker lets a call pass, after a right was given and taken away."""
     history = AccessHistory([one], [ENFORCED, *answers])
     try:
-        check_access(history, decisions(TOKEN, ENFORCE, ALLOW, REMOVE), LEASE)
+        check_access(history, decisions(*changes), LEASE, clocks)
     except Violation as error:
         return error.guarantee != "access"
     return True
@@ -130,3 +146,56 @@ def test_a_server_that_is_named_may_give_the_old_answer_and_others_not() -> None
 
 def test_a_revoked_right_denies() -> None:
     assert judged(call(50, 5.0, is_done=False), Confirmed(4, CallTime(45, 4.5)))
+
+
+def expiring(*, is_done: bool, at: float, drift: float = 0.0, is_open: bool = False) -> bool:
+    """Whether the checker lets a call pass with a token that ends at second 10."""
+    token = structs.replace(TOKEN, expires=CutTime(10_000_000))
+    one = call(50, at, is_done=is_done)
+    one.is_open = is_open
+    clocks = ServerClocks(drift=drift, stall_seconds=2.0)
+    return judged(one, changes=(token, ENFORCE, ALLOW), clocks=clocks)
+
+
+def test_a_token_ends_when_it_expires() -> None:
+    assert expiring(is_done=True, at=9.9)
+    assert not expiring(is_done=True, at=10.1)
+    assert expiring(is_done=False, at=10.1)
+    assert not judged(call(50, 9.9, is_done=False), Confirmed(3, CallTime(33, 3.3)), changes=(TOKEN, ENFORCE, ALLOW)), (
+        "without an end it holds"
+    )
+
+
+def test_clocks_that_drift_say_less_about_the_end_of_a_token() -> None:
+    assert expiring(is_done=True, at=10.9, drift=0.1)
+    assert not expiring(is_done=True, at=11.2, drift=0.1)
+    assert expiring(is_done=False, at=9.2, drift=0.1)
+
+
+def test_an_open_subscription_ends_a_moment_after_its_token() -> None:
+    assert expiring(is_done=True, at=12.9, is_open=True)
+    assert not expiring(is_done=True, at=13.1, is_open=True)
+
+
+def quota(*passed: Passed, starts: int = 1) -> bool:
+    """Whether the checker of quotas lets it pass: 10 in a second, and 100 from second 20 on."""
+    changes = [
+        Decided(SetQuota(subject="ann", limits=QuotaLimits(requests_per_s=limit)), CallTime(0, at), CallTime(0, at))
+        for limit, at in ((10, 0.0), (100, 20.0))
+    ]
+    try:
+        check_quota("ann", "requests_per_s", passed, changes, lease_seconds=LEASE, starts=starts)
+    except Violation as error:
+        return error.guarantee != "quota"
+    return True
+
+
+def test_what_passes_in_any_time_is_bounded() -> None:
+    steady = [Passed(i / 10, i / 10 + 0.05, 1) for i in range(100)]
+    assert quota(*steady)
+    assert not quota(*steady, *steady)
+    assert not quota(*(Passed(5.0, 6.0, 1) for _ in range(15)))
+    assert quota(*(Passed(5.0, 6.0, 1) for _ in range(15)), starts=3), "a server that starts again owes nothing"
+    assert quota(*(Passed(20.5, 21.5, 1) for _ in range(120)))
+    assert quota(Passed(1.0, 1.1, 50)), "a request may be larger than the quota of a second"
+    assert not quota(Passed(1.0, 1.1, 50), Passed(1.2, 1.3, 50))

@@ -100,6 +100,8 @@ class AccessControl:
         is_allowed = principal != NOBODY and (
             view.mode is not AccessMode.ENFORCED or system.monotonic() < self.copy.lease_until
         )
+        if is_allowed and token in view.expiring:
+            is_allowed = view.is_current(token, system.wall_time_ns() // 1_000)
         if is_allowed:
             for need in access.needs:
                 for right, resource in need.questions(argument, names):

@@ -50,6 +50,8 @@ class AccessView:
         self.revision = rules.revision
         self.mode = rules.mode
         self._tokens = {token.id: token for token in rules.tokens}
+        self.expiring = {token.id: int(token.expires) for token in rules.tokens if token.expires}
+        """When tokens end, in microseconds UTC. Looked into for every call."""
         self._groups: dict[str, list[str]] = {}
         for group in rules.groups:
             for member in group.members:

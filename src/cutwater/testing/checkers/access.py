@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.core.access import access_decisions as a
 from cutwater.core.access.access_decisions import AccessMode
@@ -32,7 +32,7 @@ ACCESS, AUDIT = "access", "audit"
 GUARDED = ("append", "alter", "delete", "trim")
 """Rights on internal names that administrators do not have by themselves."""
 SWEEP_SECONDS = 1.0
-"""Servers look once a second for open calls whose lease is over."""
+"""Servers look once a second for open calls whose lease is over, and connections whose token has expired."""
 
 Needed = tuple[str, str]
 """A right, and a resource as ``topic:orders``."""
@@ -91,10 +91,33 @@ class AccessHistory(Struct):
     confirmed: list[Confirmed] = []
 
 
-class RuleModel:
-    """The rules at one revision, as a list of plain facts."""
+class ServerClocks(Struct, frozen=True):
+    """How servers know the time: their wall clocks began at ``wall_start_us`` with the run, and go at a rate of 1 plus
+    or minus ``drift``. A server may stand still for ``stall_seconds``."""
 
-    def __init__(self, before: RuleModel | None = None, decision: a.AccessDecision | None = None) -> None:
+    wall_start_us: int = 0
+    drift: float = 0.0
+    stall_seconds: float = 0.0
+
+    def may_be_past(self, time_us: int, seconds: float) -> bool:
+        """Whether a server may think that this time has passed."""
+        return (time_us - self.wall_start_us) / 1e6 <= seconds * (1 + self.drift)
+
+    def must_be_past(self, time_us: int, seconds: float) -> bool:
+        """Whether each server thinks so."""
+        return (time_us - self.wall_start_us) / 1e6 <= seconds * (1 - self.drift)
+
+
+class RuleModel:
+    """The rules at one revision, as a list of plain facts. ``seconds`` is the virtual time."""
+
+    def __init__(
+        self,
+        before: RuleModel | None = None,
+        decision: a.AccessDecision | None = None,
+        clocks: ServerClocks | None = None,
+    ) -> None:
+        self.clocks: ServerClocks = before.clocks if before else clocks or ServerClocks()
         self.mode: AccessMode = before.mode if before else AccessMode.OFF
         self.tokens: dict[str, a.CreateToken] = dict(before.tokens) if before else {}
         self.rules: dict[tuple[str, str], frozenset[str]] = dict(before.rules) if before else {}
@@ -104,6 +127,8 @@ class RuleModel:
                 self.tokens[decision.id] = decision
             case a.RevokeToken():
                 del self.tokens[decision.id]
+            case a.ExpireToken():
+                self.tokens[decision.id] = structs.replace(self.tokens[decision.id], expires=decision.expires)
             case a.AllowRights():
                 key = decision.subject, str(decision.pattern)
                 self.rules[key] = self.rules.get(key, frozenset()) | set(decision.rights)
@@ -118,20 +143,31 @@ class RuleModel:
             case a.SetAccessMode():
                 self.mode = decision.mode
 
-    def knows(self, principal: str, token: str) -> bool:
+    def knows(self, principal: str, token: str, seconds: float) -> bool:
+        """Whether the token may still hold."""
         found = self.tokens.get(token)
-        return found is not None and found.principal == principal
+        if found is None or found.principal != principal:
+            return False
+        return not found.expires or not self.clocks.must_be_past(found.expires, seconds)
 
-    def allows(self, principal: str, token: str, needs: Iterable[Needed]) -> bool:
-        """Whether a client with this token may do what needs these rights."""
+    def is_over(self, principal: str, token: str, seconds: float) -> bool:
+        """Whether the token may not hold any more."""
+        found = self.tokens.get(token)
+        if found is None or found.principal != principal:
+            return True
+        return found.expires > 0 and self.clocks.may_be_past(found.expires, seconds)
+
+    def allows(self, principal: str, token: str, needs: Iterable[Needed], seconds: float) -> bool:
+        """Whether a client with this token may do what needs these rights, in a call that begins now."""
         return self.mode is not AccessMode.ENFORCED or (
-            self.knows(principal, token) and all(self._has(principal, token, *needed) for needed in needs)
+            self.knows(principal, token, seconds) and all(self._has(principal, token, *needed) for needed in needs)
         )
 
-    def denies(self, principal: str, token: str, needs: Iterable[Needed]) -> bool:
-        """Whether it may be refused. Connections with a token that was revoked end in every mode."""
+    def denies(self, principal: str, token: str, needs: Iterable[Needed], seconds: float) -> bool:
+        """Whether it may be refused until now. Connections with a token that does not hold end in every mode."""
         is_off = self.mode is AccessMode.OFF
-        return not self.allows(principal, token, needs) or not (is_off or self.knows(principal, token))
+        is_over = self.is_over(principal, token, seconds)
+        return (is_over and not is_off) or not self.allows(principal, token, needs, seconds)
 
     def _has(self, principal: str, token: str, right: str, resource: str) -> bool:
         subjects = {principal} | {f"group:{name}" for name, members in self.groups.items() if principal in members}
@@ -166,9 +202,15 @@ def matches(pattern: str, resource: str) -> bool:
 class _Revisions:
     """Every revision with its rules, and until when servers may act by it."""
 
-    def __init__(self, decided: Sequence[Decided], confirmed: Sequence[Confirmed], lease_seconds: float) -> None:
+    def __init__(
+        self,
+        decided: Sequence[Decided],
+        confirmed: Sequence[Confirmed],
+        lease_seconds: float,
+        clocks: ServerClocks | None,
+    ) -> None:
         self.changes = [one for one in decided if not isinstance(one.decision, a.NoteTokenUse)]
-        self.models = [RuleModel()]
+        self.models = [RuleModel(clocks=clocks)]
         for change in self.changes:
             self.models.append(RuleModel(self.models[-1], change.decision))
         self._confirmed, self._lease_seconds = confirmed, lease_seconds
@@ -201,14 +243,23 @@ class _Revisions:
         return one.is_certain and not one.nodes
 
 
-def check_access(history: AccessHistory, decided: Sequence[Decided], lease_seconds: float) -> None:
+def check_access(
+    history: AccessHistory,
+    decided: Sequence[Decided],
+    lease_seconds: float,
+    clocks: ServerClocks | None = None,
+) -> None:
     """Each call that succeeded was allowed, and each that was denied was not, by rules that may have been in force."""
-    revisions = _Revisions(decided, history.confirmed, lease_seconds)
+    revisions = _Revisions(decided, history.confirmed, lease_seconds, clocks)
+    stall_seconds = clocks.stall_seconds if clocks is not None else 0.0
     for call in history.calls:
         models = revisions.usable(call)
-        if call.is_done and not any(one.allows(call.principal, call.token, call.needs) for one in models):
+        # The expiry of a token is looked at when a call begins, and once a second while it goes on.
+        begin = call.begin.seconds - (SWEEP_SECONDS + stall_seconds if call.is_open else 0.0)
+        who = call.principal, call.token, call.needs
+        if call.is_done and not any(one.allows(*who, begin) for one in models):
             raise Violation(ACCESS, f"{told(call)} succeeded, and was not allowed: {_rules(models[-1], call)}")
-        if not call.is_done and not any(one.denies(call.principal, call.token, call.needs) for one in models):
+        if not call.is_done and not any(one.denies(*who, call.end.seconds) for one in models):
             raise Violation(ACCESS, f"{told(call)} was denied, and was allowed: {call.why}: {_rules(models[-1], call)}")
     for one in history.confirmed:
         if one.revision > len(revisions.changes):
@@ -222,7 +273,7 @@ def told(call: AccessCall) -> str:
 
 def _rules(model: RuleModel, call: AccessCall) -> str:
     its = {f"{subject} {pattern}": sorted(rights) for (subject, pattern), rights in model.rules.items()}
-    return f"needs {call.needs}, mode {model.mode}, token known: {call.token in model.tokens}, {its}, {model.groups}"
+    return f"needs {call.needs}, mode {model.mode}, token: {model.tokens.get(call.token)}, {its}, {model.groups}"
 
 
 # The audit.
@@ -235,10 +286,12 @@ ALWAYS_AUDITED = (
     | d.DeleteTopic
     | a.CreateToken
     | a.RevokeToken
+    | a.ExpireToken
     | a.AllowRights
     | a.RemoveRights
     | a.SetGroup
     | a.DeleteGroup
+    | a.SetQuota
     | a.SetAccessMode
 )
 """Decisions that the audit has whoever asked for them."""

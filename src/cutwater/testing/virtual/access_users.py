@@ -40,7 +40,8 @@ TOPICS = ("a.1", "a.2", "b.1")
 AUDIT_TOPIC = "_audit"
 CURSORS = ("c.1", "c.2")
 CALLS_MAX = 12
-"""A user connects again after at most so many calls."""
+"""A user connects again after at most so many calls, unless it only appends."""
+APPENDS = 1_000
 WRONG_SECRETS = 0.15
 """Share of connections for which a user gives a token with a wrong secret."""
 PAUSE_SECONDS = 0.04
@@ -55,9 +56,12 @@ DENIED = (PermissionDenied, Unauthenticated)
 class AccessUser(AppendingClient):
     """One principal. It goes on when calls are denied, and connects with another token when its own does not hold."""
 
-    def __init__(self, world: ShippedSimulation, access: AccessWorld, name: str, host: str) -> None:
+    def __init__(
+        self, world: ShippedSimulation, access: AccessWorld, name: str, host: str, *, only_appends: bool = False
+    ) -> None:
+        """``only_appends``: it does nothing else, and keeps its connections, so that it needs no metadata node."""
         super().__init__(world, name, host)
-        self.access = access
+        self.access, self.only_appends = access, only_appends
         self.token = ""
         """The token of this connection, and its id as the checker knows it: empty for a wrong secret."""
         self._id = ""
@@ -74,7 +78,7 @@ class AccessUser(AppendingClient):
         while not self.world.is_stopping:
             log = await self._connect()
             if log is not None:
-                await self._work(log, self.random.randint(3, CALLS_MAX))
+                await self._work(log, APPENDS if self.only_appends else self.random.randint(3, CALLS_MAX))
         await self._check_at_the_end()
 
     async def run(self, log: AsyncClient) -> None:
@@ -128,8 +132,8 @@ class AccessUser(AppendingClient):
         return log
 
     async def _work(self, log: AsyncClient, calls: int) -> None:
-        following = self.world.loop.create_task(self._follow(log))
-        work: list[Callable[[AsyncClient], Coroutine[Any, Any, object]]] = [
+        following = None if self.only_appends else self.world.loop.create_task(self._follow(log))
+        everything: list[Callable[[AsyncClient], Coroutine[Any, Any, object]]] = [
             self._append,
             self._append,
             self._read,
@@ -142,6 +146,7 @@ class AccessUser(AppendingClient):
             self._bait,
             self._steal,
         ]
+        work = [self._append] if self.only_appends else everything
         try:
             for _ in range(calls):
                 if self.world.is_stopping:
@@ -154,7 +159,8 @@ class AccessUser(AppendingClient):
                     self.world.note(f"{self.name}: {error.code}")
                 await self.pause(PAUSE_SECONDS)
         finally:
-            following.cancel()
+            if following is not None:
+                following.cancel()
             self.following = []
             await self._close(log)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from cutwater.admin.access_calls import AccessCalls
+from cutwater.admin.access_calls import NEVER, AccessCalls
 from cutwater.admin.operations import Admin
 from cutwater.admin.proven_admin import proven_admin
 from cutwater.client.async_client import AsyncClient
@@ -27,11 +27,14 @@ from cutwater.testing.checkers.access import (
     Confirmed,
     Decided,
     RuleModel,
+    ServerClocks,
     check_access,
     check_audit,
 )
 from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual.access_users import AUDIT_TOPIC, CURSORS, TOPICS, AccessUser
+from cutwater.testing.virtual.processes import WALL_START_NS
+from cutwater.testing.virtual.quota_flood import FLOOD, FLOODERS, PATTERN, QUOTAS, RIGHTS, Flooder, QuotaFlood
 from cutwater.testing.virtual.workload import AGAIN_SECONDS, VirtualClient
 from cutwater.types import LogStreamId, RunId
 
@@ -61,6 +64,11 @@ GRANTS = (
 SCOPES = (("append,describe topic:a.*",), ("read topic:*", "cursor cursor:*"))
 RIGHTS_AT_FIRST = 0.5
 SCOPED = 0.2
+STALL_SECONDS_MAX = 12.0
+"""For so long a storage node or its disk may stand still, where that happens."""
+EXPIRING = 0.5
+"""Share of tokens that expire, where some do."""
+EXPIRY_SECONDS_MAX = 2.0
 
 
 class AccessWorld:
@@ -76,6 +84,7 @@ class AccessWorld:
         self.positions: dict[str, list[int]] = {}
         """Acknowledged positions of each topic."""
         self.users: list[AccessUser] = []
+        self.flood = QuotaFlood(world) if world.options.access_flood else None
         self.is_final = False
         """Whether rights do not change any more, and every server has confirmed the last change."""
         self.audit: list[AuditRecord] = []
@@ -93,6 +102,8 @@ class AccessWorld:
         world = self._world
         for i in range(world.options.access_users):
             self.users.append(AccessUser(world, self, f"user{i}", f"127.0.4.{i + 1}"))
+        for i in range(world.options.access_appenders):
+            self.users.append(AccessUser(world, self, f"holder{i}", f"127.0.4.{i + 21}", only_appends=True))
         process = world.cluster.new_process("founder", "127.0.3.4")
         await world.loop.spawn(process, self._found())
 
@@ -123,6 +134,10 @@ class AccessWorld:
             await _insist(partial(calls.create_group, name, members))
             rights, pattern = random.choice(GRANTS)
             await _insist(partial(calls.allow, f"group:{name}", rights, pattern))
+        if self.flood is not None:
+            await _insist(partial(calls.allow, FLOOD, RIGHTS, PATTERN))
+            await _insist(partial(calls.set_quota, FLOOD, **self.flood.limits(max(QUOTAS))))
+            self.flood.token = (await _insist(partial(calls.create_token, FLOOD))).token
         world.cluster.token = token
         if world.options.access != "off":
             await _insist(partial(self._turn_on, calls))
@@ -150,6 +165,12 @@ class AccessWorld:
         self._world.cluster.counts["change of rights"] += 1
         self._world.note(f"rights: {what}: revision {changed.revision}, not confirmed: {changed.unconfirmed}")
         return changed
+
+    def flooders(self) -> list[Flooder]:
+        """Return the clients under a quota."""
+        if self.flood is None:
+            return []
+        return [Flooder(self._world, self.flood, f"flooder{i}", f"127.0.5.{i + 1}") for i in range(FLOODERS)]
 
     # What checkers ask for.
 
@@ -183,18 +204,24 @@ class AccessWorld:
         return [max(1, int(one.last_glsn)) for one in leader.state.streams.values() if one.topic in topics] or [1]
 
     def has_token(self, name: str) -> bool:
-        model = self._model()
-        return any(model.knows(name, text.split("_")[1]) for text in self.tokens[name])
+        model, now = self._model(), self._world.loop.now
+        return any(model.knows(name, text.split("_")[1], now) for text in self.tokens[name])
 
     def decided(self) -> list[Decided]:
         access = self._world.cluster.store.access
         return [access[index] for index in sorted(access)]
 
     def _model(self) -> RuleModel:
-        model = RuleModel()
+        model = RuleModel(clocks=self.clocks)
         for one in self.decided():
             model = RuleModel(model, one.decision)
         return model
+
+    @property
+    def clocks(self) -> ServerClocks:
+        options = self._world.options
+        may_stall = options.pause_every or options.hung_syncs
+        return ServerClocks(WALL_START_NS // 1_000, options.drift, STALL_SECONDS_MAX if may_stall else 0.0)
 
     # The end.
 
@@ -207,10 +234,10 @@ class AccessWorld:
             return f"{len(leader.state.audit.pending)} records wait for the audit"
         if not self.is_final:
             return "access control still changes"
-        model = self._model()
+        model, now = self._model(), self._world.loop.now
         for user in self.users:
             for call in user.following:
-                if not model.allows(user.name, call.token, call.needs):
+                if not model.allows(user.name, call.token, call.needs, now):
                     return f"{user.name} still goes on {call.what}, without the right"
         return None
 
@@ -234,7 +261,10 @@ class AccessWorld:
 
     def check(self) -> None:
         drift = 1.0 - self._world.options.drift
-        check_access(self.history, self.decided(), self._world.options.access_lease / drift)
+        decided, lease_seconds = self.decided(), self._world.options.access_lease / drift
+        check_access(self.history, decided, lease_seconds, self.clocks)
+        if self.flood is not None:
+            self.flood.check(decided, lease_seconds)
         if self._world.cluster.store.history:
             check_audit(self.audit, self._world.cluster.store.history)
 
@@ -288,7 +318,11 @@ class AccessAdmin(VirtualClient):
     # Changes.
 
     async def _change(self, admin: Admin) -> None:
-        work = (self._allow, self._remove, self._remove, self._group, self._token, self._revoke)
+        work = [self._allow, self._remove, self._remove, self._group, self._token, self._revoke]
+        if self.world.options.access_expiry:
+            work += [self._token, self._expire]
+        if self.access.flood is not None:
+            work.append(self._set_quota)
         await self.random.choice(work)(admin.control)
 
     def _subject(self) -> str:
@@ -301,7 +335,7 @@ class AccessAdmin(VirtualClient):
 
     async def _remove(self, calls: AccessCalls) -> None:
         """Take a right away, and often ask again until all servers have confirmed that."""
-        known = [key for key in self.access.rules if key[0] != STAFF]
+        known = [key for key in self.access.rules if key[0] not in (STAFF, FLOOD)]
         if known:
             subject, pattern = self.random.choice(known)
             await self.access.noted(f"{subject} loses its rights on {pattern}", calls.remove(subject, pattern))
@@ -321,9 +355,31 @@ class AccessAdmin(VirtualClient):
     async def _token(self, calls: AccessCalls) -> None:
         user = self.random.choice(self.access.users).name
         scopes = self.random.choice(SCOPES) if self.random.random() < SCOPED else ()
-        created = await calls.create_token(user, scopes=scopes)
+        is_expiring = self.world.options.access_expiry and self.random.random() < EXPIRING
+        expires = self._soon() if is_expiring else NEVER
+        created = await calls.create_token(user, scopes=scopes, expires_us=expires)
         self.access.tokens[user].append(created.token)
-        self.world.note(f"rights: {user} gets token {created.id} {scopes}, not confirmed: {created.unconfirmed}")
+        until = f"until {expires}" if expires else "for ever"
+        self.world.note(
+            f"rights: {user} gets token {created.id} {scopes} {until}, not confirmed: {created.unconfirmed}"
+        )
+
+    def _soon(self) -> int:
+        """Return a time in the next seconds, in microseconds since 1970."""
+        seconds = self.world.loop.now + self.random.uniform(0.0, EXPIRY_SECONDS_MAX)
+        return WALL_START_NS // 1_000 + int(seconds * 1e6)
+
+    async def _expire(self, calls: AccessCalls) -> None:
+        """Let a token end soon that would have ended later, or never."""
+        user = self.random.choice(self.access.users).name
+        token = self.random.choice(self.access.tokens[user][-2:]).split("_")[1]
+        expires = self._soon()
+        await self.access.noted(f"token {token} of {user} ends at {expires}", calls.expire_token(token, expires))
+
+    async def _set_quota(self, calls: AccessCalls) -> None:
+        assert self.access.flood is not None
+        limits = self.access.flood.limits(self.random.choice(QUOTAS))
+        await self.access.noted(f"{FLOOD} may use {limits}", calls.set_quota(FLOOD, **limits))
 
     async def _revoke(self, calls: AccessCalls) -> None:
         user = self.random.choice(self.access.users).name

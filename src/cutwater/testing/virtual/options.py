@@ -144,7 +144,13 @@ class ShippedOptions(Struct, frozen=True):
     """How often an administrator gives or takes rights, changes groups, or makes or revokes tokens."""
     access_lease: float = 10.0
     """How long servers without contact to the leader may act by the rules that they know."""
-
+    access_appenders: int = 0
+    """Further users, which only append and keep their connections."""
+    access_expiry: bool = False
+    """Whether some tokens expire. Without jumps of clocks only, since nobody could say when otherwise."""
+    access_flood: str = ""
+    """A limit of quotas: clients of one principal append as fast as they may under it, where access control is on from
+    the beginning. Without drift only, since a lease of a slow clock lasts longer than that of the leader."""
     cut_off_every: float = 0.0
     """How often a storage node loses its contact to all metadata nodes, while clients reach both."""
 
@@ -303,6 +309,9 @@ def _with_access(options: ShippedOptions, seed: int, share: float) -> ShippedOpt
         access_changes_every=random.choice((0.1, 0.3, 1.0)),
         access_lease=random.choice((1.5, 3.0, 10.0)),
         cut_off_every=random.choice((0.0, 0.5, 1.5)),
+        access_appenders=random.choice((0, 1)),
+        access_expiry=random.choice((False, True)),
+        access_flood=random.choice(("", "", "requests_per_s", "bytes_in_per_s")),
     )
 
 
@@ -320,6 +329,8 @@ def _consistent(options: ShippedOptions) -> ShippedOptions:
         change_replication_every=options.change_replication_every
         if options.change_topics_every or options.operate_every
         else 0.0,
+        access_expiry=options.access_expiry and not options.clock_jump_every,
+        access_flood=options.access_flood if options.access == "enforced" and not options.drift else "",
         metadata_nodes=1 if options.store == "sqlite" else options.metadata_nodes,
         # Where clocks go wrong, the event times of clients may stay ahead of that of a storage node for good.
         event_time_ahead=0.0

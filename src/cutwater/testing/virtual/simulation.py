@@ -252,7 +252,7 @@ class ShippedSimulation:
             self._add_sink(i)
         if self.access is not None:
             self._add(AccessAdmin(self, self.access, "administrator", "127.0.3.6"))
-            for user in self.access.users:
+            for user in (*self.access.users, *self.access.flooders()):
                 self._add(user)
         for client in self.clients:
             client.start()
