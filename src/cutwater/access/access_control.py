@@ -44,7 +44,7 @@ outcome would be unknown: appends and the like are finished."""
 class Caller(Struct, frozen=True):
     """The caller of a method. ``name`` is the common name of its certificate, if it has one. ``server``: the kind of
     server of the cluster that it has proved to be; empty for clients. ``is_judged``: its credentials were judged while
-    access control was on."""
+    access control was on. ``via`` is the principal of the gateway that calls for it, if one does."""
 
     principal: str = NOBODY
     token: str = ""
@@ -52,6 +52,7 @@ class Caller(Struct, frozen=True):
     address: str = ""
     server: str = ""
     is_judged: bool = True
+    via: str = ""
 
 
 class AccessControl:
@@ -80,7 +81,7 @@ class AccessControl:
         if peer.server is not None and self.book.knows(peer):
             return Caller(name=str(peer.server), address=peer.address, server=peer.server.kind)
         one = peer.identity
-        return Caller(one.principal, one.token, one.name, peer.address, is_judged=one.is_judged)
+        return Caller(one.principal, one.token, one.name, peer.address, is_judged=one.is_judged, via=one.via)
 
     # Calls.
 
@@ -157,7 +158,7 @@ class AccessControl:
             # It may have shown a token at which nobody has looked.
             raise _turned_on()
         if is_enforced or caller.is_judged:
-            self.denials.note(Denial(verdict, method, caller.address, is_enforced))
+            self.denials.note(Denial(verdict, method, caller.address, is_enforced, caller.via))
         if not is_enforced:
             return
         if caller.server:
@@ -232,9 +233,10 @@ class AccessControl:
     def _problem(self, identity: PeerIdentity, now: int) -> CutwaterError | None:
         view = self.copy.view
         if identity.token:
-            if view.is_current(identity.token, now):
-                return None
-            return Unauthenticated(f"token {identity.token} was revoked or has expired: use another one")
+            for token in (identity.token, identity.via_token):
+                if token and not view.is_current(token, now):
+                    return Unauthenticated(f"token {token} was revoked or has expired: use another one")
+            return None
         if identity.names is not None:
             principal = view.principal_of(CertificateNames(*identity.names)) or NOBODY
             if principal != identity.principal:

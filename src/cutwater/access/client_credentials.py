@@ -17,7 +17,7 @@ from msgspec import structs
 from cutwater.access.access_copy import AccessCopy
 from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.access_view import NOBODY
-from cutwater.core.access.principals import TOKEN_PREFIX, CertificateNames
+from cutwater.core.access.principals import TOKEN_PREFIX, CertificateNames, TokenRecord
 from cutwater.protocol.errors import Unauthenticated
 from cutwater.runtime import system
 from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, PeerIdentity
@@ -39,6 +39,8 @@ class ClientCredentials:
             return structs.replace(self._as_ever(credentials), again=partial(self, credentials))
         if credentials.token.startswith(f"{TOKEN_PREFIX}_"):
             return self._by_token(credentials)
+        if credentials.gateway:
+            raise Unauthenticated("a gateway shows the token of its caller beside its own, and this one shows none")
         if credentials.token and self._before is not None and self._copy.view.mode is AccessMode.ENFORCED:
             raise Unauthenticated(
                 "this is no token of the cluster (cwt_...), and while access control is on no other one counts, such "
@@ -64,16 +66,23 @@ class ClientCredentials:
         copy = self._copy
         if not copy.is_valid:
             raise copy.stale()
-        found = copy.view.check_token(credentials.token, system.wall_time_ns() // 1_000)
-        if found.token is None:
-            if copy.view.mode is AccessMode.ENFORCED:
-                raise Unauthenticated(found.problem)
+        found = self._checked(credentials.token)
+        via = self._checked(credentials.gateway, "the token of the gateway: ") if credentials.gateway else None
+        if found is None or (credentials.gateway and via is None):
             # The token may be newer than the rules that are known here.
             return PeerIdentity("", is_judged=True, again=partial(self, credentials))
-        if self._on_token is not None:
+        known = PeerIdentity(found.principal, principal=found.principal, token=found.id, is_judged=True)
+        return known if via is None else structs.replace(known, via=via.principal, via_token=via.id)
+
+    def _checked(self, token: str, what: str = "") -> TokenRecord | None:
+        """Return a token that holds. None if it is not known, and access control is permissive."""
+        view = self._copy.view
+        found = view.check_token(token, system.wall_time_ns() // 1_000)
+        if found.token is None and view.mode is AccessMode.ENFORCED:
+            raise Unauthenticated(what + found.problem)
+        if found.token is not None and self._on_token is not None:
             self._on_token(found.token.id)
-        principal = found.token.principal
-        return PeerIdentity(principal, principal=principal, token=found.token.id, is_judged=True)
+        return found.token
 
 
 def names_of(certificate: Mapping[str, Any]) -> CertificateNames:

@@ -16,12 +16,13 @@ OTHERS = "(others)"
 
 class Denial(Struct, frozen=True):
     """A call that the rules deny. ``is_enforced`` is False if it was executed nevertheless, because access control is
-    permissive. ``address`` is where the caller comes from."""
+    permissive. ``address`` is where the caller comes from, and ``via`` the gateway that calls for it, if one does."""
 
     verdict: AccessVerdict
     method: str
     address: str
     is_enforced: bool
+    via: str = ""
 
 
 OnDenial = Callable[[Denial], None]

@@ -62,7 +62,9 @@ class DenialLog:
     def note(self, denial: Denial) -> None:
         verdict = denial.verdict
         outcome = AuditOutcome.DENIED if denial.is_enforced else AuditOutcome.WOULD_BE_DENIED
-        key = DenialKey(verdict.principal, host_of(denial.address), denied_operation(denial.method), outcome)
+        key = DenialKey(
+            verdict.principal, host_of(denial.address), denied_operation(denial.method), outcome, denial.via
+        )
         self._merge.note(key, verdict.token, str(verdict.right), str(verdict.resource))
 
     async def deliver_for_ever(self, record: Record) -> None:

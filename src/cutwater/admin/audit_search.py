@@ -152,6 +152,8 @@ def in_words(record: AuditRecord) -> str:
         parts.append(f"{record.suppressed} not recorded")
     if record.address:
         parts.append(f"from {_name(record.address)}")
+    if record.via:
+        parts.append(f"via {_name(record.via)}")
     line = "  ".join(part for part in parts if part)
     return f"{line}: {_printable(record.detail)}" if record.detail else line
 

@@ -110,7 +110,7 @@ class RequestDesk:
         principal = caller.principal
         if caller.server and peer is not None and peer.server is not None:
             principal = server_principal(peer.server.kind, peer.server.name)
-        return caller, RequestOrigin(principal, system.token_hex(REQUEST_ID_BYTES), caller.token)
+        return caller, RequestOrigin(principal, system.token_hex(REQUEST_ID_BYTES), caller.token, caller.via)
 
     def judge(self, caller: Caller, method: str, row: MethodAccess, argument: object) -> None:
         self._control.judge_caller(caller, method, row, argument)
@@ -281,6 +281,6 @@ def server_name(origin: RequestOrigin) -> str:
 def relayed(origin: RequestOrigin, address: str, *, is_server: bool = False, is_judged: bool = True) -> Caller:
     """Return the caller of a request that a metadata node passed on."""
     if not is_server:
-        return Caller(origin.principal, origin.token, "", address, is_judged=is_judged)
+        return Caller(origin.principal, origin.token, "", address, is_judged=is_judged, via=origin.via)
     kinds = (kind for kind in (STORAGE_NODE, METADATA_NODE) if origin.principal.startswith(server_principal(kind, "")))
     return Caller(name=origin.principal, address=address, server=next(kinds, ""))

@@ -29,21 +29,25 @@ async def connect(
     tls: ssl.SSLContext | None = None,
     server_hostname: str | None = None,
     token: str = "",
+    gateway: str = "",
     insecure: bool = False,
     expect: Expect | None = None,
     wants: Wants | None = None,
 ) -> Connection:
     """Return an open connection. Name resolution, TCP, TLS and handshake together take at most ``timeout_ms``.
 
-    A token is not sent unencrypted to another machine, unless ``insecure``. A server on the same event loop is reached
+    A token is not sent unencrypted to another machine, unless ``insecure``. ``gateway`` is the token of a gateway that
+    connects for the caller with ``token``. A server on the same event loop is reached
     without a socket if it allows that (``inprocess_transport``). With ``expect``, the other side must prove which
     server it is, and this raises if it is not the expected one. ``wants`` judges the name in the certificate of the
     other side before the token is sent.
     """
     check_port(host, port)
-    if token and tls is None and not insecure and not is_loopback(host):
+    if (token or gateway) and tls is None and not insecure and not is_loopback(host):
         raise InvalidArgument(f"a token for {host} would travel in the clear: use TLS, or say that this is insecure")
-    connection = Connection(endpoint, token=token, expect=expect, dialled=format_address(host, port), wants=wants)
+    connection = Connection(
+        endpoint, token=token, gateway=gateway, expect=expect, dialled=format_address(host, port), wants=wants
+    )
     door = inprocess_transport.door_to(host, port) if tls is None else None
 
     async def attach() -> None:

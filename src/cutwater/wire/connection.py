@@ -64,6 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         endpoint: Endpoint,
         *,
         token: str | None = None,
+        gateway: str = "",
         expect: Expect | None = None,
         dialled: str = "",
         authenticate: Authenticator | None = None,
@@ -78,7 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer: Peer | None = None
         self.error: CutwaterError | None = None
         """Why the connection failed. Either side may have found the error."""
-        self._greeting = Greeting(endpoint, token, expect, dialled, authenticate, wants)
+        self._greeting = Greeting(endpoint, token, expect, dialled, authenticate, wants, gateway)
         self._on_open = on_open
         self._on_closed = on_closed
         self._loop = loop = asyncio.get_running_loop()

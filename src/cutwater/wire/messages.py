@@ -117,6 +117,17 @@ class Hello(Struct, frozen=True, array_like=True):
         return f"Hello(cluster={self.cluster!r}, role={self.role!r}, name={self.name!r})"
 
 
+class GatewayHello(Hello, frozen=True, array_like=True):
+    """The first message of a gateway, which connects for another caller: ``token`` is that of the caller, and
+    ``gateway`` its own. Servers of earlier versions do not read it."""
+
+    gateway: str = ""
+
+    def __repr__(self) -> str:
+        """Leave out the tokens."""
+        return f"GatewayHello(cluster={self.cluster!r}, role={self.role!r}, name={self.name!r})"
+
+
 class Welcome(Struct, frozen=True, array_like=True):
     """The answer to a HELLO: the chosen version, twice, and the identity of this side.
 

@@ -52,8 +52,8 @@ class Access(Struct, frozen=True):
     """Credentials, and how servers are verified. ``insecure``: a token may be sent unencrypted to another machine.
     ``end``: called when no server can be reached; returns why none ever will be, or an empty text. ``server_keys``:
     public keys of an embedded log. Its servers must prove that they hold one of them, which a process that took over
-    the port of an ended log cannot. None: no proof is wanted. ``token_file`` is in the
-    place of ``token``."""
+    the port of an ended log cannot. None: no proof is wanted. ``token_file`` is in the place of ``token``. ``gateway``:
+    the file with the token of a gateway, which connects for the caller with ``token``."""
 
     tls: ssl.SSLContext | None = None
     token: str = ""
@@ -61,6 +61,7 @@ class Access(Struct, frozen=True):
     end: Callable[[], str] | None = None
     server_keys: tuple[str, ...] | None = None
     token_file: FollowedToken | None = None
+    gateway: FollowedToken | None = None
 
     @property
     def has_token(self) -> bool:
@@ -186,6 +187,7 @@ async def open_connection(
             tls=access.tls,
             server_hostname=host if access.tls is not None else None,
             token=access.shown_token(),
+            gateway="" if access.gateway is None else access.gateway.read(),
             insecure=access.insecure,
             expect=None if access.server_keys is None else _expects(address, access.server_keys),
             wants=_of_cluster(endpoint.cluster, address, wants),

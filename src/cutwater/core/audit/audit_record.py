@@ -31,7 +31,8 @@ class AuditRecord(Struct, frozen=True, omit_defaults=True):
     ``time`` is in microseconds UTC. ``principal`` is empty for the cluster itself and for clients without credentials.
     Changes have the ``index`` of their decision, and a ``number``: they are numbered without gaps. Denials have an
     ``id``: a denial that is there twice has the same one. ``count``: how often it happened in that second.
-    ``suppressed``: how many other denials of that second are not recorded.
+    ``suppressed``: how many other denials of that second are not recorded. ``via`` is the principal of the gateway that
+    asked for the principal, if one did.
     """
 
     time: int
@@ -50,6 +51,7 @@ class AuditRecord(Struct, frozen=True, omit_defaults=True):
     server: str = ""
     count: int = 1
     suppressed: int = 0
+    via: str = ""
 
 
 _ENCODE = msgspec.json.Encoder(order="deterministic").encode

@@ -102,6 +102,7 @@ def audit_record(
         by.token,
         by.request,
         index,
+        via=by.via,
     )
 
 

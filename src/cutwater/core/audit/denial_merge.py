@@ -18,6 +18,7 @@ class DenialKey(Struct, frozen=True):
     address: str
     operation: str
     outcome: AuditOutcome
+    via: str = ""
 
 
 class _Merged(Struct):
@@ -62,6 +63,7 @@ class DenialMerge:
                 address=key.address,
                 server=server,
                 count=known.count,
+                via=audit_text(key.via),
             )
             for place, (key, known) in enumerate(self._found.items())
         ]

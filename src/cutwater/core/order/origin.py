@@ -8,11 +8,13 @@ from cutwater.types import CutTime
 
 
 class RequestOrigin(Struct, frozen=True, array_like=True):
-    """The principal on whose request something is done, the request's id, and the token that it showed, if any."""
+    """The principal on whose request something is done, the request's id, and the token that it showed, if any. ``via``
+    is the principal of the gateway that asked for it, if one did."""
 
     principal: str
     request: str = ""
     token: str = ""
+    via: str = ""
 
 
 class Attributed(Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ class Credentials(Struct, frozen=True):
     """Credentials of a peer. ``certificate`` is in the form of ``ssl.SSLSocket.getpeercert``, verified, or empty.
 
     ``server`` is the URI of the server that the certificate is for, if the servers' own authority has issued it.
+    ``gateway`` is the token of a gateway, which connects for the caller whose ``token`` it shows.
     """
 
     role: str
@@ -28,6 +29,7 @@ class Credentials(Struct, frozen=True):
     certificate: Mapping[str, Any]
     address: str
     server: str = ""
+    gateway: str = ""
 
     def __repr__(self) -> str:
         """Leave out the token."""
@@ -40,6 +42,7 @@ class PeerIdentity(Struct, frozen=True):
     ``principal`` is the name that rules of access control give rights to; it is empty if there is none. ``token`` is
     the id of the token that was shown. ``is_judged``: access control was on when the identity was established.
     ``names``: the common name and the other names of the certificate from which the principal was derived, if it was.
+    ``via`` is the principal of the gateway that connects for this peer, and ``via_token`` the id of its token.
     ``again`` judges the same credentials once more, if newer rules of access control may know them better.
     """
 
@@ -49,6 +52,8 @@ class PeerIdentity(Struct, frozen=True):
     is_judged: bool = False
     names: tuple[str, tuple[str, ...]] | None = None
     again: Callable[[], PeerIdentity] | None = None
+    via: str = ""
+    via_token: str = ""
 
 
 ANONYMOUS = PeerIdentity("")

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import Raw, Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from cutwater.errors import InvalidArgument, ProtocolViolation
 from cutwater.protocol.errors import HEADER_BYTES_MIN, MalformedFrame, Unproven, WrongCluster, WrongVersion
@@ -33,6 +33,7 @@ from cutwater.wire.messages import (
     VERSION_MAX,
     VERSION_MIN,
     FrameKind,
+    GatewayHello,
     Hello,
     PeerLimits,
     Prologue,
@@ -106,7 +107,8 @@ class Peer(Struct, frozen=True):
 class Greeting:
     """One side of the handshake of a connection: the connecting side if there is a ``token``, else the accepting one.
 
-    ``hello`` is the first message of the connecting side; the accepting side has none. ``authenticate`` judges the
+    ``hello`` is the first message of the connecting side; the accepting side has none. ``gateway`` is the token of a
+    gateway, which connects with the token of its caller. ``authenticate`` judges the
     credentials of a peer that connects, ``expect`` the server that a connection was made to, and ``wants`` the
     certificate of that server, before the token is sent.
     """
@@ -119,12 +121,15 @@ class Greeting:
         dialled: str,
         authenticate: Authenticator | None,
         wants: Wants | None = None,
+        gateway: str = "",
     ) -> None:
         self._endpoint, self._expect, self._authenticate, self._wants = endpoint, expect, authenticate, wants
         self.hello = b""
         self._awaited = FrameKind.HELLO
         if token is not None:
-            self.hello = encode_hello(endpoint, token, is_proof_wanted=expect is not None, dialled=dialled)
+            self.hello = encode_hello(
+                endpoint, token, is_proof_wanted=expect is not None, dialled=dialled, gateway=gateway
+            )
             self._awaited = FrameKind.WELCOME
         self._unproven: tuple[Peer, bytes, bytes] | None = None
         """A server that has not proved its identity yet, with the HELLO and WELCOME that its proof must sign."""
@@ -159,7 +164,7 @@ class Greeting:
         )
         if self._authenticate is not None:
             certificate = transport.get_extra_info("peercert") or {}
-            shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, address, server)
+            shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, address, server, theirs.gateway)
             peer = replace(peer, identity=self._authenticate(shown))
         encoded = ENCODE(welcome)
         if welcome.nonce:
@@ -188,7 +193,9 @@ def _accepted_at(transport: asyncio.BaseTransport) -> Here:
     return (address[0], address[1]) if isinstance(address, tuple) else None
 
 
-def encode_hello(ours: Endpoint, token: str, *, is_proof_wanted: bool = False, dialled: str = "") -> bytes:
+def encode_hello(
+    ours: Endpoint, token: str, *, is_proof_wanted: bool = False, dialled: str = "", gateway: str = ""
+) -> bytes:
     """Encode the first message of the connecting side.
 
     ``is_proof_wanted``: the other side must prove which server it is. If not, this side proves nothing either.
@@ -198,8 +205,8 @@ def encode_hello(ours: Endpoint, token: str, *, is_proof_wanted: bool = False, d
     if is_proof_wanted:
         key = bytes.fromhex(ours.key.public) if ours.key is not None else b""
         hello = replace(hello, nonce=system.token_bytes(NONCE_BYTES), key=key, dialled=dialled)
-    encoded = ENCODE(hello)
-    if len(token) > TOKEN_CHARS_MAX or len(encoded) > ours.options.handshake_bytes_max:
+    encoded = ENCODE(hello if not gateway else GatewayHello(**asdict(hello), gateway=gateway))
+    if max(len(token), len(gateway)) > TOKEN_CHARS_MAX or len(encoded) > ours.options.handshake_bytes_max:
         raise InvalidArgument(
             f"the token has {len(token)} characters: at most {TOKEN_CHARS_MAX} are allowed, and the greeting that "
             f"contains it must not exceed the {ours.options.handshake_bytes_max} bytes of handshake_bytes_max"
@@ -207,10 +214,10 @@ def encode_hello(ours: Endpoint, token: str, *, is_proof_wanted: bool = False, d
     return encoded
 
 
-def judge_hello(ours: Endpoint, header: Raw, address: str, here: Here = None) -> tuple[Hello, Welcome, Peer]:
+def judge_hello(ours: Endpoint, header: Raw, address: str, here: Here = None) -> tuple[GatewayHello, Welcome, Peer]:
     """Check the HELLO of a peer that connected. Returns it, the answer to it, and the peer."""
     version = _judge_prologue(header)
-    theirs = _decode(header, Hello)
+    theirs = _decode(header, GatewayHello)
     if theirs.cluster not in (ANY_CLUSTER, ours.cluster):
         raise WrongCluster(theirs.cluster, ours.cluster)
     peer = _peer(theirs, version, address)
@@ -305,10 +312,12 @@ def _decode(header: Raw, cls: type[S]) -> S:
         raise MalformedFrame(f"the peer does not greet as Cutwater does: {error}") from None
 
 
-def _peer(theirs: Hello | Welcome, version: int, address: str) -> Peer:
+def _peer(theirs: GatewayHello | Welcome, version: int, address: str) -> Peer:
     """Return the peer as it describes itself. Raises if a value is implausible."""
-    token, limits = theirs.token if isinstance(theirs, Hello) else "", theirs.limits
-    if len(theirs.role) > NAME_CHARS_MAX or len(theirs.name) > NAME_CHARS_MAX or len(token) > TOKEN_CHARS_MAX:
+    limits = theirs.limits
+    tokens = (theirs.token, theirs.gateway) if isinstance(theirs, GatewayHello) else ()
+    is_long = any(len(token) > TOKEN_CHARS_MAX for token in tokens)
+    if len(theirs.role) > NAME_CHARS_MAX or len(theirs.name) > NAME_CHARS_MAX or is_long:
         raise MalformedFrame("the greeting has a name or a token that is longer than any can be")
     if not HEADER_BYTES_MIN <= limits.header_bytes_max <= limits.frame_bytes_max:
         raise MalformedFrame(

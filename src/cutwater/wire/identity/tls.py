@@ -129,12 +129,31 @@ def client_tls(authority: Path, certificate: Path | None = None, key: Path | Non
     return FollowingContext(watched.look)
 
 
+def listener_tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return a TLS context for a listener that asks its clients for no certificates. Each new connection uses the files
+    as they are then."""
+    certificate, key = certificate.absolute(), key.absolute()
+
+    def make(is_replacement: bool) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        _load(context, certificate, key)
+        return context
+
+    return FollowingContext(WatchedFiles([certificate, key], make).look)
+
+
 def _context(protocol: int, authority: Path, certificate: Path | None, key: Path | None) -> ClusterContext:
     context = ClusterContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _trust(context, authority)
     if certificate is None:
         return context
+    _load(context, certificate, key)
+    return context
+
+
+def _load(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
     if key is not None:
         check_secret(key, "a private key for TLS")
     try:
@@ -143,7 +162,6 @@ def _context(protocol: int, authority: Path, certificate: Path | None, key: Path
         raise InvalidArgument(
             f"{certificate} and {key} cannot be used as certificate and private key for TLS: {_why(error)}"
         ) from error
-    return context
 
 
 def _refuse_encrypted(key: Path) -> str:
