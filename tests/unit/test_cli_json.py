@@ -11,8 +11,8 @@ import pytest
 
 from cutwater.cli.commands.append import _placed
 from cutwater.cli.io.inputs import InputRecords
-from cutwater.cli.io.json_values import encode
 from cutwater.cli.io.ndjson import Rows
+from cutwater.client.convert.json_values import encode
 from cutwater.client.errors import RecordTooLarge
 from cutwater.errors import InvalidArgument
 

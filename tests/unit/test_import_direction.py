@@ -84,6 +84,13 @@ RULES: Mapping[str, Rule] = {
     ),
     "admin": Rule(VOCABULARY | {"core", "protocol", "wire", "client", "runtime"}),
     "web": Rule(VOCABULARY | {"client", "admin"}),
+    # The cluster over HTTP, with the rights of callers. It never imports a program: there is no ``pipeline`` here.
+    "service": Rule(
+        VOCABULARY
+        | TEXTS
+        | {PACKAGE, "core", "protocol", "client", "admin", "programs", "runtime"}
+        | {"wire.addresses", "wire.identity.handshake", "wire.identity.tls", "wire.listen"}
+    ),
     # Payload is Arrow on every path, and ``datetime`` is the type of a timestamp in a row, so both are values here. The
     # watermark is defined once, by the core, as a function of a position: nothing else of the core is open.
     "pipeline": Rule(
@@ -119,7 +126,7 @@ RULES: Mapping[str, Rule] = {
         | TEXTS
         | {PACKAGE, "embedded", "client", "admin", "storagenode", "metadata", "web", "pipeline", "jobs", "savepoints"}
         | {"agent", "spark", "runtime", "wire.listen.listen_checks", "wire.options", "wire.identity.tls", "core.text"}
-        | {"wire.identity.certificate_files"}
+        | {"wire.identity.certificate_files", "service"}
     ),
     # The package itself holds the public names. They come without a JVM, so nothing of Spark is among them.
     PACKAGE: Rule(VOCABULARY | {"client", "embedded", "protocol.errors"}),

@@ -47,6 +47,7 @@ ENTRIES: dict[str, CommandEntry] = {
     "sn": CommandEntry("sn", "Storage nodes: processes that hold replicas of log streams.", _CLUSTER),
     "mr": CommandEntry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER),
     "audit": CommandEntry("audit", "The audit: changes, and denied calls.", _CLUSTER),
+    "service": CommandEntry("service", "The REST service: the cluster over HTTP.", _CLUSTER),
     "verify": CommandEntry("checks", "Let every storage node check the checksums of all its data.", _CLUSTER),
     "token": CommandEntry("token", "Tokens: how clients prove for which principal they act.", _ACCESS),
     "acl": CommandEntry("access", "Rules: which principals and groups may do what.", _ACCESS),

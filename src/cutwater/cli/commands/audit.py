@@ -13,7 +13,7 @@ from cutwater.cli.framework.command import Bundle, command, noun
 from cutwater.cli.framework.exit_codes import Settings
 from cutwater.cli.framework.target import ClusterTarget
 from cutwater.cli.framework.times import parse_time
-from cutwater.cli.io.json_values import encode
+from cutwater.client.convert.json_values import encode
 
 app = noun("The audit: changes, and denied calls.")
 

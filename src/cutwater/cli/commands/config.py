@@ -15,9 +15,9 @@ from cutwater.cli import main
 from cutwater.cli.framework import config_file
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.target import check_one_place
-from cutwater.cli.io.json_values import encode
 from cutwater.cli.io.output import show as show_result
 from cutwater.cli.io.output import table
+from cutwater.client.convert.json_values import encode
 from cutwater.errors import InvalidArgument
 from cutwater.runtime.redaction import without_secrets
 

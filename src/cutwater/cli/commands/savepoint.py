@@ -16,9 +16,9 @@ import typer
 
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.exit_codes import Settings
-from cutwater.cli.io.json_values import encode
 from cutwater.cli.io.output import show, table
 from cutwater.cli.io.pipeline_output import size, time_of_ms
+from cutwater.client.convert.json_values import encode
 from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument, NotFound
 from cutwater.savepoints.diffs import Difference

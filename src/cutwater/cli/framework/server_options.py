@@ -42,6 +42,14 @@ MetricsOption = Annotated[
     str | None, typer.Option(envvar="CUTWATER_METRICS", metavar="HOST:PORT", help="Where Prometheus can read metrics.")
 ]
 
+LogFormatOption = Annotated[
+    Literal["text", "json"], typer.Option(envvar="CUTWATER_LOG_FORMAT", help="How logs on standard error look.")
+]
+LogLevelOption = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    typer.Option(envvar="CUTWATER_LOG_LEVEL", help="The least important logs to show."),
+]
+
 
 def _limit(name: str, least: int, text: str) -> Any:
     return typer.Option(min=least, envvar=f"CUTWATER_{name}", help=text, rich_help_panel="Connections")
@@ -100,13 +108,8 @@ class ServerOptions(Bundle):
     handshake_ms_max: Annotated[
         int, _limit("HANDSHAKE_MS_MAX", 1, "Milliseconds that a handshake may take, TLS included.")
     ] = _LIMITS.handshake_ms_max
-    log_format: Annotated[
-        Literal["text", "json"], typer.Option(envvar="CUTWATER_LOG_FORMAT", help="How logs on standard error look.")
-    ] = "text"
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        typer.Option(envvar="CUTWATER_LOG_LEVEL", help="The least important logs to show."),
-    ] = "info"
+    log_format: LogFormatOption = "text"
+    log_level: LogLevelOption = "info"
 
     def tls(self) -> Tls | None:
         if self.tls_certificate is None and self.tls_key is None and self.tls_ca is None:
@@ -137,24 +140,28 @@ class ServerOptions(Bundle):
         return ListenerOptions(**{name: getattr(self, name) for name in names if hasattr(self, name)})
 
     def configure_logs(self) -> None:
-        """Make logs structured; the servers use the standard library's logging."""
-        common: list[structlog.typing.Processor] = [
-            structlog.stdlib.add_logger_name,
-            structlog.stdlib.add_log_level,
-            structlog.stdlib.ExtraAdder(),
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-        ]
-        renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-        if self.log_format == "json":
-            common.append(structlog.processors.format_exc_info)
-            renderer = structlog.processors.JSONRenderer()
-        formatter = structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=common,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(formatter)
-        logging.basicConfig(level=self.log_level.upper(), handlers=[handler], force=True)
+        configure_logs(self.log_format, self.log_level)
+
+
+def configure_logs(log_format: str, log_level: str) -> None:
+    """Make logs structured; the servers use the standard library's logging."""
+    common: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    if log_format == "json":
+        common.append(structlog.processors.format_exc_info)
+        renderer = structlog.processors.JSONRenderer()
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=common,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
 
 
 def announce(serving: msgspec.Struct, text: str) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.cli.io.json_values import NO_NUMBERS, encode
 from cutwater.client.convert.error_text import cut_off, whole_numbers
+from cutwater.client.convert.json_values import NO_NUMBERS, encode
 from cutwater.client.convert.times import UNITS
 
 Conversion = Callable[[Any], Any]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cutwater.cli.framework.exit_codes import Settings
-from cutwater.cli.io.json_values import encode
+from cutwater.client.convert.json_values import encode
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cutwater.cli.framework.exit_codes import Settings
-from cutwater.cli.io.json_values import encode
+from cutwater.client.convert.json_values import encode
 
 if TYPE_CHECKING:
     from cutwater.client.read.records import Record
