@@ -124,6 +124,9 @@ class _OneTopic:
     def run(self, which: RunId | str) -> RunNames | None:
         return None
 
+    def job_of_operation(self, operation: str) -> str | None:
+        return None
+
     def principal_of_token(self, token: str) -> str | None:
         return None
 

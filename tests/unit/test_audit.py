@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from job_kit import CHECKPOINT, J1
 from order_driver import LS1, N1, cluster_of
 
 from cutwater.access.denial_counts import Denial
@@ -18,7 +19,7 @@ from cutwater.core import requests as r
 from cutwater.core.access import access_decisions as a
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
-from cutwater.core.access.principals import CertificateRule, PrincipalGroup, make_token, token_hash
+from cutwater.core.access.principals import CertificateRule, JobOfToken, PrincipalGroup, make_token, token_hash
 from cutwater.core.access.quotas import QuotaLimits
 from cutwater.core.access.rights import THE_CLUSTER, Resource, parse_pattern
 from cutwater.core.audit import audit_state
@@ -26,6 +27,10 @@ from cutwater.core.audit.audit_record import AuditOutcome, AuditRecord, audit_te
 from cutwater.core.audit.audit_requests import AUDIT_PRODUCER, NoteAuditedRequest, RecordDenialsRequest
 from cutwater.core.audit.change_records import ALWAYS, IF_ASKED, NEVER, audit_record, operation_name
 from cutwater.core.audit.denial_merge import DISTINCT_MAX, SUPPRESSED, DenialKey, DenialMerge, denied_operation, host_of
+from cutwater.core.jobs import job_decisions as j
+from cutwater.core.jobs.agents import AgentDescription
+from cutwater.core.jobs.job_records import JobSavepoint, RunEnd
+from cutwater.core.jobs.operations import Operation, OperationError, OperationKind
 from cutwater.core.order import decisions as d
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.request_handling import Surroundings, decide
@@ -41,6 +46,7 @@ from cutwater.types import (
     DecisionIndex,
     Epoch,
     JobEpoch,
+    JobNumber,
     LogStreamId,
     ProducerEpoch,
     ProducerId,
@@ -98,6 +104,24 @@ EXAMPLES: tuple[tuple[d.Decision, str], ...] = (
     (a.SetQuota("bob", QuotaLimits(), by=BY, at=AT), "principal:bob"),
     (a.RemoveQuota("bob", by=BY, at=AT), "principal:bob"),
     (a.SetAccessMode(AccessMode.ENFORCED, by=BY, at=AT), "cluster"),
+    (j.RegisterAgent(AgentDescription("new", 1), 7, by=BY, at=AT), "cluster"),
+    (j.RegisterAgent(AgentDescription("known", 1), 7, by=BY, at=AT), ""),
+    (j.ExpireAgent("known", 7, at=AT), ""),
+    (j.DrainAgent("known", True, by=BY, at=AT), "cluster"),
+    (j.RemoveAgent("known", by=BY, at=AT), "cluster"),
+    (j.BeginOperation(Operation("1" * 32, OperationKind.STOP, J1, "fraud", (), AT), by=BY, at=AT), "job:fraud"),
+    (j.ForgetSavepoint(J1, "2" * 32, by=BY, at=AT), "job:fraud"),
+    (j.AssignJob(J1, "known", 7, JobEpoch(1), at=AT), ""),
+    (j.ReleaseJob(J1, JobEpoch(1), at=AT), ""),
+    (j.BeginAttempt(J1, JobEpoch(1), 1, CHECKPOINT, by=BY, at=AT), ""),
+    (j.EndAttempt(J1, JobEpoch(1), 1, RunEnd.FAILED, by=BY, at=AT), ""),
+    (j.EndAssignment(J1, JobEpoch(1), RunEnd.FAILED, by=BY, at=AT), ""),
+    (j.NoteCheckpoint(J1, JobEpoch(1), CHECKPOINT, by=BY), ""),
+    (j.NoteFirstBatch(J1, JobEpoch(1), BatchNumber(0), by=BY), ""),
+    (j.NoteSavepoint(J1, JobEpoch(1), "1" * 32, 0, JobSavepoint("2" * 32, "r", "p", GLSN(1)), by=BY, at=AT), ""),
+    (j.FinishStep("1" * 32, 0, JobEpoch(1), by=BY, at=AT), ""),
+    (j.FailOperation("1" * 32, 0, OperationError("x", "y"), by=BY, at=AT), ""),
+    (a.CreateToken("0" * 16, SECRET, "job:fraud", of_job=JobOfToken(J1, JobEpoch(1)), by=BY, at=AT), ""),
 )
 
 
@@ -110,6 +134,12 @@ class Names:
 
     def run_name(self, run: RunId) -> str:
         return "daily"
+
+    def job_name(self, job: JobNumber) -> str:
+        return "fraud"
+
+    def knows_agent(self, name: str) -> bool:
+        return name == "known"
 
 
 def record_of(decision: d.Decision) -> AuditRecord | None:

@@ -15,6 +15,8 @@ from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.rights import RIGHTS_OF_KIND, ResourceKind
 from cutwater.core.audit.audit_requests import NoteAuditedRequest, RecordDenialsRequest
+from cutwater.core.jobs import job_requests as j
+from cutwater.core.jobs.errands import ErrandKind
 from cutwater.core.publish.staged import StagedPart
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.metadata.server import MetadataOptions, MetadataServer
@@ -137,7 +139,7 @@ def test_every_row_for_clients_says_what_it_needs_and_no_other_does() -> None:
     }
     assert {name for name, access in rows if access.answers is ClientAnswers.CARRIED} == {"ask", *RELAYS}
     assert {name for name, access in rows if access.answers is ClientAnswers.FILTERED} == {
-        *(r.CatalogRequest, r.EventsRequest, r.DescribeRequest)
+        *(r.CatalogRequest, r.EventsRequest, r.DescribeRequest, j.ListJobsRequest)
     }
 
 
@@ -157,6 +159,9 @@ class Names:
     def run(self, which: int | str) -> RunNames | None:
         runs: dict[int | str, RunNames] = {1: RunNames("etl", "bob"), 2: RunNames("", "bob"), 5: RunNames("", "")}
         return runs.get({"k1": 1, "k2": 2}.get(which, which) if isinstance(which, str) else which)
+
+    def job_of_operation(self, operation: str) -> str | None:
+        return {"1" * 32: "fraud"}.get(operation)
 
     def principal_of_token(self, token: str) -> str | None:
         return {"t": "alice"}.get(token)
@@ -270,6 +275,32 @@ REQUEST_QUESTIONS: list[tuple[Any, str]] = [
     (q.ListPrincipalsRequest(), "cluster-admin cluster"),
     (q.DescribePrincipalRequest("alice"), "describe principal:alice"),
     (made(q.SetAccessModeRequest), "cluster-admin cluster"),
+    (made(j.SubmitJobRequest, name="fraud"), "job-submit job:fraud; act-as principal:job:fraud"),
+    (
+        made(j.SubmitJobRequest, name="fraud", from_job="old"),
+        "job-submit job:fraud; act-as principal:job:fraud; job-operate job:old",
+    ),
+    (made(j.UpgradeJobRequest, name="fraud"), "job-submit job:fraud; act-as principal:job:fraud"),
+    (made(j.RescaleJobRequest, name="fraud"), "job-operate job:fraud"),
+    (made(j.RollBackJobRequest, name="fraud"), "job-operate job:fraud"),
+    (made(j.OperateJobRequest, name="fraud"), "job-operate job:fraud"),
+    (made(j.ForgetSavepointRequest, name="fraud"), "job-operate job:fraud"),
+    (j.ListJobsRequest(), ""),
+    (made(j.DescribeJobRequest, name="fraud"), "describe job:fraud"),
+    (made(j.FetchVersionRequest, name="fraud"), "describe job:fraud"),
+    (made(j.DescribeOperationRequest, operation="1" * 32), "describe job:fraud"),
+    (made(j.DescribeOperationRequest, operation="2" * 32), "describe job:"),
+    (made(j.ListOperationsRequest, name="fraud"), "describe job:fraud"),
+    (j.AskAgentRequest("fraud", ErrandKind.VALIDATE), "job-submit job:fraud; act-as principal:job:fraud"),
+    (j.AskAgentRequest("fraud", ErrandKind.STATE), "job-operate job:fraud"),
+    (j.AskAgentRequest("fraud", ErrandKind.SAVEPOINT_DELETE), "job-operate job:fraud"),
+    (j.AskAgentRequest("fraud", ErrandKind.LOG), "describe job:fraud"),
+    (made(j.FetchProgramPlaceRequest), "describe topic:_programs"),
+    (j.ListAgentsRequest(), "describe cluster"),
+    (made(j.DrainAgentRequest), "cluster-operate cluster"),
+    (made(j.RemoveAgentRequest), "cluster-operate cluster"),
+    (made(j.RegisterAgentRequest), "run-jobs cluster"),
+    *((made(kind), "run-jobs cluster") for kind in get_args(j.FromAgent)),
 ]
 
 

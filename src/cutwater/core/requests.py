@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from cutwater.core.access.access_requests import AccessAnswer, AccessRequest, AccessSummary
 from cutwater.core.audit.audit_requests import AuditRequest
 from cutwater.core.internal_topics import InternalTopic
+from cutwater.core.jobs.job_requests import JobAnswer, JobRequest
 from cutwater.core.names import is_reserved
 from cutwater.core.read.time_marks import TimeMark
 from cutwater.types import (
@@ -327,6 +328,7 @@ Request = (
     | MakeInternalTopicsRequest
     | AuditRequest
     | AccessRequest
+    | JobRequest
 )
 
 
@@ -619,4 +621,5 @@ Answer = (
     | Description
     | InternalTopics
     | AccessAnswer
+    | JobAnswer
 )

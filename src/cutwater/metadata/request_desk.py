@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from cutwater.access.access_control import AccessControl, Caller
 from cutwater.core.access.access_decisions import AccessMode
@@ -26,6 +26,7 @@ from cutwater.core.access.access_requests import (
 from cutwater.core.access.answer_filters import AnswerFilter
 from cutwater.core.access.principals import LOCAL_ADMIN
 from cutwater.core.audit.audit_requests import RecordDenialsRequest, checked_denials
+from cutwater.core.jobs.job_requests import ErrandAnswer
 from cutwater.core.order.events import RightsChanged
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.requests import AddNodeRequest, Answer, Done, Request
@@ -34,7 +35,7 @@ from cutwater.metadata.access_leader import LeaderAccess, Server
 from cutwater.metadata.term import Term
 from cutwater.protocol import metadata_api as api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE, ClientAnswers, MethodAccess
-from cutwater.protocol.errors import Unproven
+from cutwater.protocol.errors import Unproven, WireError, from_wire
 from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS
 from cutwater.protocol.storage_api import NodeSelfDescription
 from cutwater.runtime import system
@@ -220,6 +221,8 @@ class RequestDesk:
         # Before the rules are enforced, no lease ends what a server without contact does.
         is_first = not self._control.is_on or isinstance(request, ConfirmAccessRequest | SetAccessModeRequest)
         answer = await term.decide(request, origin, judged_at)
+        if isinstance(answer, ErrandAnswer) and answer.error is not None:
+            raise from_wire(WireError(answer.error.code, answer.error.message, False, Raw(b"")))
         if not isinstance(answer, AccessChanged) or isinstance(request, NoteTokenUseRequest):
             return answer
         servers = partial(self._confirming, is_first=is_first)

@@ -35,6 +35,11 @@ class StateNames:
         known = state.runs.with_key(which) if isinstance(which, str) else state.runs.get(which)
         return None if known is None else RunNames(known.name, known.opener or "")
 
+    def job_of_operation(self, operation: str) -> str | None:
+        state = self._state()
+        known = state.jobs.operations.get(operation) if state is not None else None
+        return None if known is None else known.name
+
     def principal_of_token(self, token: str) -> str | None:
         state = self._state()
         known = state.access.tokens.get(token) if state is not None else None

@@ -87,6 +87,7 @@ class Term:
         self.layer = OrderLayer(epoch, state, self._now, options)
         self._store, self._ways, self._counters, self._connect = store, ways, counters, connect
         self._stored_index = state.index
+        self._access_told = state.access.revision
         self.audit = AuditWriter(state, lambda: self._stored_index, connect, self.decide)
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = self._loop.create_future()
@@ -332,8 +333,11 @@ class Term:
             self._ways.learn(structs.replace(now, revision=state.revision))
 
     def _publish_access(self, write: Store) -> None:
-        if any(isinstance(decision, AccessDecision) for decision in write.decisions):
-            self._on_access(self.layer.state.access.snapshot())
+        """Tell the rules of access control if they have changed. The end of an assignment ends tokens, too."""
+        access = self.layer.state.access
+        if access.revision != self._access_told or any(isinstance(one, AccessDecision) for one in write.decisions):
+            self._access_told = access.revision
+            self._on_access(access.snapshot())
 
     async def _trim(self, snapshot: Snapshot) -> None:
         try:

@@ -10,6 +10,7 @@ both directions.
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import get_args
 
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.rights import ResourceKind, Right
 from cutwater.core.audit.audit_requests import NoteAuditedRequest, RecordDenialsRequest
+from cutwater.core.jobs import job_requests as j
 from cutwater.protocol import metadata_api, scan_api, storage_api
 from cutwater.protocol import needs as n
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE, ClientAnswers, MethodAccess
@@ -57,6 +59,9 @@ READS = client(on_topic_of_stream(Right.READ))
 OPERATES = client(on_cluster(Right.CLUSTER_OPERATE))
 ADMINISTERS = client(on_cluster(Right.CLUSTER_ADMIN))
 DESCRIBES = client(on_cluster(Right.DESCRIBE))
+OPERATES_JOB = client(n.on_job(Right.JOB_OPERATE))
+DESCRIBES_JOB = client(n.on_job(Right.DESCRIBE))
+RUNS_JOBS = client(on_cluster(Right.RUN_JOBS))
 
 STORAGE_NODE_ACCESS: dict[str, MethodAccess] = {
     storage_api.APPEND.name: brings_data(client(on_topic_of_stream(Right.APPEND), n.PRODUCE_AS_OF_BATCH)),
@@ -175,6 +180,24 @@ REQUEST_ACCESS: dict[type, MethodAccess] = {
     q.SetAccessModeRequest: ADMINISTERS,
     q.WhoAmIRequest: OPEN,
     q.ConfirmAccessRequest: ADMINISTERS,
+    j.SubmitJobRequest: client(n.on_job(Right.JOB_SUBMIT), n.AS_JOB, n.FROM_OTHER_JOB),
+    j.UpgradeJobRequest: client(n.on_job(Right.JOB_SUBMIT), n.AS_JOB),
+    j.RescaleJobRequest: OPERATES_JOB,
+    j.RollBackJobRequest: OPERATES_JOB,
+    j.OperateJobRequest: OPERATES_JOB,
+    j.ForgetSavepointRequest: OPERATES_JOB,
+    j.ListJobsRequest: FILTERED,
+    j.DescribeJobRequest: DESCRIBES_JOB,
+    j.FetchVersionRequest: DESCRIBES_JOB,
+    j.DescribeOperationRequest: client(n.DESCRIBE_OPERATION),
+    j.ListOperationsRequest: DESCRIBES_JOB,
+    j.AskAgentRequest: client(n.ASK_AGENT),
+    j.FetchProgramPlaceRequest: client(n.FIND_PROGRAM),
+    j.ListAgentsRequest: DESCRIBES,
+    j.DrainAgentRequest: OPERATES,
+    j.RemoveAgentRequest: OPERATES,
+    j.RegisterAgentRequest: RUNS_JOBS,
+    **dict.fromkeys(get_args(j.FromAgent), RUNS_JOBS),
     r.MakeInternalTopicsRequest: INTERNAL,
     NoteAuditedRequest: INTERNAL,
     RecordDenialsRequest: FROM_SERVERS,

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from cutwater.core.access.rights import ANY_NAME, CLUSTER, Resource, ResourceKind, Right
+from cutwater.core.access.rights import ANY_NAME, CLUSTER, PROGRAMS_TOPIC, Resource, ResourceKind, Right
+from cutwater.core.jobs.errands import ErrandKind
+from cutwater.core.jobs.job_spec import principal_of_job
 from cutwater.types import LogStreamId, RunId, TopicId
 
 UNKNOWN_NAME = ""
@@ -44,6 +46,10 @@ class NameLookup(Protocol):
 
     def run(self, which: RunId | str) -> RunNames | None:
         """Find a run by its number or its key. The leader only."""
+        ...
+
+    def job_of_operation(self, operation: str) -> str | None:
+        """Return the name of the job on which an operation is, or was. The leader only."""
         ...
 
     def principal_of_token(self, token: str) -> str | None: ...
@@ -158,6 +164,31 @@ def _describe_owner(argument: Any, names: NameLookup) -> Iterable[Question]:
     return ((Right.DESCRIBE, Resource(ResourceKind.PRINCIPAL, owner)),)
 
 
+def on_job(right: Right, field: str = "name") -> Need:
+    return on_named(right, ResourceKind.JOB, field)
+
+
+def _as_job(argument: Any, names: NameLookup) -> Iterable[Question]:
+    return ((Right.ACT_AS, Resource(ResourceKind.PRINCIPAL, principal_of_job(argument.name))),)
+
+
+def _from_other_job(argument: Any, names: NameLookup) -> Iterable[Question]:
+    other = argument.from_job
+    return ((Right.JOB_OPERATE, Resource(ResourceKind.JOB, other)),) if other else ()
+
+
+def _of_operation(argument: Any, names: NameLookup) -> Iterable[Question]:
+    return ((Right.DESCRIBE, Resource(ResourceKind.JOB, names.job_of_operation(argument.operation) or UNKNOWN_NAME)),)
+
+
+def _ask_agent(argument: Any, names: NameLookup) -> Iterable[Question]:
+    job = Resource(ResourceKind.JOB, argument.name)
+    if argument.kind is ErrandKind.VALIDATE:
+        return ((Right.JOB_SUBMIT, job), *_as_job(argument, names))
+    changes_or_shows = argument.kind in (ErrandKind.SAVEPOINT_DELETE, ErrandKind.STATE)
+    return ((Right.JOB_OPERATE if changes_or_shows else Right.DESCRIBE, job),)
+
+
 def _topic(name: str | None) -> Resource:
     return Resource(ResourceKind.TOPIC, UNKNOWN_NAME if name is None else name)
 
@@ -178,3 +209,15 @@ OPEN_RUN = Need(_open_run, "publish on run:<name>; without a name, append on som
 OPEN_AGAIN = Need(_open_again, f"if the key is that of another name: {_OF_RUN}", True)
 DELETE_RUN = Need(_delete_run, "delete on run:<name of the run>", True)
 DESCRIBE_OWNER = Need(_describe_owner, "describe on principal:<principal of the token>", True)
+AS_JOB = Need(_as_job, "act-as on principal:job:<name>")
+FROM_OTHER_JOB = Need(_from_other_job, "job-operate on job:<from_job>, if it names one")
+DESCRIBE_OPERATION = Need(_of_operation, "describe on job:<job of the operation>", True)
+ASK_AGENT = Need(
+    _ask_agent,
+    "validate: job-submit on job:<name> and act-as on principal:job:<name>; state and savepoint-delete: job-operate on "
+    "job:<name>; others: describe on job:<name>",
+)
+FIND_PROGRAM = Need(
+    lambda argument, names: ((Right.DESCRIBE, Resource(ResourceKind.TOPIC, PROGRAMS_TOPIC)),),
+    f"describe on topic:{PROGRAMS_TOPIC}",
+)

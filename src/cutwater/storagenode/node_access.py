@@ -51,6 +51,9 @@ class NodeNames:
     def run(self, which: RunId | str) -> RunNames | None:
         return None
 
+    def job_of_operation(self, operation: str) -> str | None:
+        return None
+
     def principal_of_token(self, token: str) -> str | None:
         return None
 

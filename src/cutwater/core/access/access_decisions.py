@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import enum
 
-from cutwater.core.access.principals import CertificateRule, PrincipalGroup, Scope
+from msgspec import UNSET, UnsetType
+
+from cutwater.core.access.principals import CertificateRule, JobOfToken, PrincipalGroup, Scope
 from cutwater.core.access.quotas import QuotaLimits
 from cutwater.core.access.rights import ResourcePattern
 from cutwater.core.order.origin import Dated
@@ -31,6 +33,9 @@ class CreateToken(Dated, frozen=True, tag=True):
     principal: str
     scopes: tuple[Scope, ...] = ()
     expires: CutTime = CutTime(0)
+    of_job: JobOfToken | UnsetType = UNSET
+    """The token is a job's, and ends with its assignment. It is stored only if it is so, as the field is younger than
+    the format."""
 
 
 class RevokeToken(Dated, frozen=True, tag=True):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+from msgspec import UNSET
+
 from cutwater.core.access import access_decisions as a
 from cutwater.core.access import access_requests as q
 from cutwater.core.access import access_state as s
@@ -25,6 +27,7 @@ from cutwater.core.access.principals import (
     TokenRecord,
     check_certificate_rule,
     check_group,
+    check_member,
     check_principal,
     check_subject,
     check_token,
@@ -294,7 +297,7 @@ def _checked_group(name: str, members: Iterable[str]) -> PrincipalGroup:
     if len(group.members) > s.MEMBERS_MAX:
         raise _too_many("members of one group", len(group.members), s.MEMBERS_MAX)
     for member in group.members:
-        check_principal(member)
+        check_member(member)
     return group
 
 
@@ -328,13 +331,18 @@ def _too_many(what: str, count: int, most: int) -> InvalidArgument:
 # Questions.
 
 
+def _is_listed(token: TokenRecord, principal: str) -> bool:
+    """Whether a list has the token. Those of jobs, which come and go, are in that of the job's principal only."""
+    return token.principal == principal if principal else token.of_job is UNSET
+
+
 def _answer(request: q.AccessRequest, state: s.AccessState) -> q.AccessAnswer:
     match request:
         case q.ListTokensRequest():
             wanted = (
                 _info(state.tokens[token])
                 for token in sorted(state.tokens)
-                if token > request.after and request.principal in ("", state.tokens[token].principal)
+                if token > request.after and _is_listed(state.tokens[token], request.principal)
             )
             return q.TokenList(*_page(wanted))
         case q.DescribeTokenRequest():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import msgspec
 from msgspec import structs
 
@@ -13,7 +15,7 @@ from cutwater.core.access.principals import GROUP_PREFIX, TokenRecord, can_map_t
 from cutwater.core.access.quotas import Quota
 from cutwater.core.access.rights import CLUSTER, ResourcePattern, Right
 from cutwater.core.access.rules import Rule
-from cutwater.types import CutTime, Revision
+from cutwater.types import CutTime, JobEpoch, Revision
 
 TOKENS_MAX = 10_000
 RULES_MAX = 10_000
@@ -41,6 +43,9 @@ class AccessState:
         self.narrowed_at = start.revision
         """The revision at which a right was last taken away, or a state was loaded. What was judged by an older
         one has to be judged again."""
+        of_jobs = sorted((token for token in start.tokens if token.of_job), key=lambda token: (token.created, token.id))
+        self._of_jobs = {token.id: None for token in of_jobs}
+        """Tokens of jobs, in the order in which they were made."""
         self._view: AccessView | None = None
 
     def snapshot(self) -> AccessRules:
@@ -103,9 +108,13 @@ class AccessState:
                     decision.expires,
                     decision.by.principal if decision.by else "",
                     decision.at or cut_time,
+                    of_job=decision.of_job,
                 )
+                if decision.of_job:
+                    self._renew_job_token(decision.id, decision.at or cut_time)
             case a.RevokeToken():
                 del self.tokens[decision.id]
+                self._of_jobs.pop(decision.id, None)
             case a.ExpireToken():
                 self.tokens[decision.id] = structs.replace(self.tokens[decision.id], expires=decision.expires)
             case a.NoteTokenUse():
@@ -133,6 +142,31 @@ class AccessState:
         self.revision = Revision(self.revision + 1)
         if not isinstance(decision, a.WIDENING):
             self.narrowed_at = self.revision
+
+    def end_job_tokens(self, epochs: Container[JobEpoch]) -> None:
+        """End the tokens of assignments that are over; ``epochs`` are those of the others."""
+        over = [
+            token.id
+            for token in map(self.tokens.__getitem__, self._of_jobs)
+            if token.of_job and token.of_job.epoch and token.of_job.epoch not in epochs
+        ]
+        for token in over:
+            del self.tokens[token], self._of_jobs[token]
+        if over:
+            self.revision = self.narrowed_at = Revision(self.revision + 1)
+
+    def _renew_job_token(self, token: str, now: CutTime) -> None:
+        """A token of a job has come: the one before stays for the processes that have it; earlier ones go, and so do
+        all that have expired."""
+        self._of_jobs[token] = None
+        made = self.tokens[token]
+        use = (made.of_job, made.principal)
+        others = [other for other in self._of_jobs if other != token]
+        same = [other for other in others if (self.tokens[other].of_job, self.tokens[other].principal) == use]
+        same.sort(key=lambda other: (self.tokens[other].created, other))
+        expired = [other for other in others if self.tokens[other].is_expired(now)]
+        for other in dict.fromkeys((*same[:-1], *expired)):
+            del self.tokens[other], self._of_jobs[other]
 
     def after(self, decision: a.AccessDecision) -> AccessState:
         """Return what the state would be after a decision."""

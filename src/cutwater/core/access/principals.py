@@ -9,18 +9,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cutwater.core.access.rights import ResourcePattern
 from cutwater.core.names import check_name
 from cutwater.errors import InvalidArgument
-from cutwater.types import CutTime
+from cutwater.types import CutTime, JobEpoch, JobNumber
 
 LOCAL_ADMIN = "_local"
 """The principal of a caller that has proved to hold the key of a metadata node, from its own disk. It may change
 access control while that is off, and has no other right."""
 GROUP_PREFIX = "group:"
 """Before the name of a group, where a principal or a group may be named."""
+JOB_PREFIX = "job:"
+"""Before the name of a job, in the name of the principal as which it runs. Only agents get tokens for it."""
 
 TOKEN_PREFIX = "cwt"
 TOKEN_ID_BYTES = 8
@@ -43,6 +45,13 @@ class Scope(Struct, frozen=True):
         return f"{', '.join(self.rights)} {self.pattern}"
 
 
+class JobOfToken(Struct, frozen=True):
+    """The assignment of a job that a token is for. ``epoch`` is 0 if the token is for an errand about the job."""
+
+    job: JobNumber
+    epoch: JobEpoch
+
+
 class TokenRecord(Struct, frozen=True):
     """A token, as stored. ``expires`` is 0 if it never does; ``last_used_day`` counts from 1970-01-01, 0 if never."""
 
@@ -54,6 +63,9 @@ class TokenRecord(Struct, frozen=True):
     creator: str = ""
     created: CutTime = CutTime(0)
     last_used_day: int = 0
+    of_job: JobOfToken | UnsetType = UNSET
+    """The token is a job's, and ends with its assignment. It is stored only if it is so, as the field is younger than
+    the format."""
 
     def is_expired(self, now: int) -> bool:
         return 0 < self.expires <= now
@@ -144,11 +156,19 @@ def check_group(name: str) -> None:
 
 
 def check_subject(subject: str) -> None:
-    """Check the name of a principal, or of a group after ``group:``."""
+    """Check the name of a principal, of a job after ``job:``, or of a group after ``group:``."""
     if subject.startswith(GROUP_PREFIX):
         check_group(subject.removeprefix(GROUP_PREFIX))
     else:
-        check_principal(subject)
+        check_member(subject)
+
+
+def check_member(name: str) -> None:
+    """Check the name of a principal, or of a job after ``job:``."""
+    if name.startswith(JOB_PREFIX):
+        _check_simple("job", name.removeprefix(JOB_PREFIX))
+    else:
+        check_principal(name)
 
 
 def _check_simple(kind: str, name: str) -> None:

@@ -50,7 +50,7 @@ def sufficient(right: Right, resource: Resource) -> Iterator[tuple[Right, Resour
     3. To describe anything, ``cluster-operate``.
     4. To read or describe the audit, ``audit-read``.
     5. To store programs, ``job-submit`` on some job.
-    6. To read programs, and to append to the logs of jobs, ``run-jobs``.
+    6. To read programs, to append to the logs of jobs, and to describe jobs, ``run-jobs``.
     7. For everything, ``cluster-admin``, except ``GUARDED`` rights on internal names. It may store programs, though.
     """
     yield right, resource
@@ -67,6 +67,8 @@ def sufficient(right: Right, resource: Resource) -> Iterator[tuple[Right, Resour
     is_storing = _is_storing_programs(right, resource)
     if is_storing:
         yield _SOME_SUBMIT
+    if is_question and resource.kind == ResourceKind.JOB:
+        yield Right.RUN_JOBS, CLUSTER
     if (resource.kind, resource.name) in _OF_AGENTS and right in _OF_AGENTS[resource.kind, resource.name]:
         yield Right.RUN_JOBS, CLUSTER
     is_guarded = right in GUARDED and is_internal(resource.name) and not is_storing

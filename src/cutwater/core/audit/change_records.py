@@ -11,10 +11,11 @@ from typing import Protocol
 
 from cutwater.core.access import access_decisions as a
 from cutwater.core.audit.audit_record import AuditOutcome, AuditRecord, audit_text
+from cutwater.core.jobs import job_decisions as j
 from cutwater.core.order import decisions as d
 from cutwater.core.order.event_log import event_of
 from cutwater.core.order.origin import RequestOrigin
-from cutwater.types import CutTime, DecisionIndex, LogStreamId, RunId, TopicId
+from cutwater.types import CutTime, DecisionIndex, JobNumber, LogStreamId, RunId, TopicId
 
 NEVER = (
     d.Cut
@@ -30,8 +31,20 @@ NEVER = (
     | d.AddSurvivor
     | d.NoteAudited
     | a.NoteTokenUse
+    | j.ExpireAgent
+    | j.AssignJob
+    | j.ReleaseJob
+    | j.BeginAttempt
+    | j.EndAttempt
+    | j.EndAssignment
+    | j.NoteCheckpoint
+    | j.NoteFirstBatch
+    | j.NoteSavepoint
+    | j.FinishStep
+    | j.FailOperation
 )
-"""Data, progress, what the cluster does by itself, and log streams, which come with a change of their topic."""
+"""Data, progress, what the cluster and its agents do by themselves, and log streams, which come with a change of their
+topic."""
 
 IF_ASKED = (
     d.Seal
@@ -65,6 +78,11 @@ ALWAYS = (
     | a.SetQuota
     | a.RemoveQuota
     | a.SetAccessMode
+    | j.RegisterAgent
+    | j.DrainAgent
+    | j.RemoveAgent
+    | j.BeginOperation
+    | j.ForgetSavepoint
 )
 
 _NOBODY = RequestOrigin("")
@@ -79,6 +97,10 @@ class AuditNames(Protocol):
 
     def run_name(self, run: RunId) -> str: ...
 
+    def job_name(self, job: JobNumber) -> str: ...
+
+    def knows_agent(self, name: str) -> bool: ...
+
 
 def audit_record(
     index: DecisionIndex, decision: d.Decision, names: AuditNames, cut_time: CutTime
@@ -86,6 +108,12 @@ def audit_record(
     """Return the record of a decision, or None if the audit does not record it. ``cut_time`` is its time if it has none
     of its own."""
     if isinstance(decision, NEVER):
+        return None
+    if isinstance(decision, a.CreateToken) and decision.of_job:
+        # It comes with an assignment, and again and again.
+        return None
+    if isinstance(decision, j.RegisterAgent) and names.knows_agent(decision.agent.name):
+        # It was started again, or tells what has changed.
         return None
     by = decision.by or _NOBODY
     if isinstance(decision, IF_ASKED) and not by.principal:
@@ -138,6 +166,10 @@ def _resource(decision: d.Decision, names: AuditNames) -> str:
             return f"run:{decision.name}"
         case d.DropRun() | d.RaiseRunEpoch():
             return f"run:{names.run_name(decision.run)}"
+        case j.BeginOperation():
+            return f"job:{decision.operation.name}"
+        case j.ForgetSavepoint():
+            return f"job:{names.job_name(decision.job)}"
         case a.CreateToken():
             return f"principal:{decision.principal}"
         case a.AllowRights() | a.RemoveRights() | a.SetQuota() | a.RemoveQuota():

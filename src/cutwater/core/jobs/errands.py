@@ -15,8 +15,8 @@ from cutwater.types import JobEpoch, JobNumber
 
 ERRAND_BYTES_MAX = 64 * 1024
 """Size of a question, as JSON."""
-ERRAND_ANSWER_BYTES_MAX = 1024 * 1024
-"""Size of an answer, as JSON."""
+ERRAND_ANSWER_BYTES_MAX = 1_000_000
+"""Size of an answer, as JSON. With what is around it, it fits into one message."""
 
 
 class ErrandKind(enum.StrEnum):

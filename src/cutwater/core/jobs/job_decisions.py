@@ -40,12 +40,13 @@ class RemoveAgent(Dated, frozen=True, tag=True):
 
 class BeginOperation(Dated, frozen=True, tag=True):
     """Begins an operation. ``spec`` is that of the new job or version, if it makes one; ``start`` is where the job
-    starts, if the operation says so."""
+    starts, if the operation says so. ``savepoint`` is that of another job from which a new job starts."""
 
     operation: Operation
     spec: JobSpec | None = None
     start: StartPoint | None = None
     key: IdempotencyKey | None = None
+    savepoint: JobSavepoint | None = None
 
 
 class AssignJob(Dated, frozen=True, tag=True):

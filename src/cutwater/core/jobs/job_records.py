@@ -24,7 +24,7 @@ PLACES_MAX = 4
 PROGRAM_RUN_PREFIX = "program:"
 """Before the SHA-256 of a program, in the name of the run that stores it."""
 ERROR_CHARS_MAX = 4_096
-PATH_CHARS_MAX = 4_096
+PATH_CHARS_MAX = 1_024
 
 
 class RunEnd(enum.StrEnum):
@@ -101,10 +101,15 @@ class StartPoint(Struct, frozen=True, omit_defaults=True):
     replay_output: bool = False
     allow_non_restored_state: bool = False
 
-    @property
-    def origin(self) -> StartPoint:
-        """Where the version began, without what it has done since."""
-        return StartPoint(savepoint=self.savepoint, allow_non_restored_state=self.allow_non_restored_state)
+
+class BeforeSwitch(Struct, frozen=True, omit_defaults=True):
+    """Where a job was when it was switched to another version without a savepoint of its own. It returns there, if that
+    version does not come up."""
+
+    start: StartPoint
+    has_come_up: bool
+    batch: BatchNumber
+    end: RunEnd | None = None
 
 
 class JobVersion(Struct, frozen=True, omit_defaults=True):
@@ -180,6 +185,7 @@ class JobRecord(Struct, frozen=True, omit_defaults=True):
     savepoints: tuple[JobSavepoint, ...] = ()
     operation: str = ""
     """The operation in progress."""
+    before: BeforeSwitch | None = None
     batch: BatchNumber = BatchNumber(-1)
     """The first batch that the version decided, or -1."""
     revision: Revision = Revision(0)

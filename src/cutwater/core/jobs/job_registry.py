@@ -23,6 +23,8 @@ from cutwater.core.jobs.job_records import (
     VERSIONS_MAX,
     Assignment,
     AttemptRecord,
+    BeforeSwitch,
+    CheckpointPointer,
     JobRecord,
     JobVersion,
     ProgramPlace,
@@ -46,8 +48,6 @@ OPERATIONS_KEPT = 10_000
 """Number of operations that are remembered. Those in progress, and those that an idempotency key names, stay."""
 SWITCHING = (OperationKind.UPGRADE, OperationKind.RESCALE, OperationKind.ROLLBACK)
 """Operations that change the version of a job."""
-_RETURNING = (OperationKind.UPGRADE, OperationKind.RESCALE)
-"""Operations after which the version before goes on, if the new one fails before it has come up."""
 
 
 class StoredProgram(Struct, frozen=True):
@@ -85,6 +85,8 @@ class JobRegistry:
         """Where programs are, by their SHA-256, in the order in which they were stored."""
         self._numbers = {job.name: job.number for job in start.jobs}
         self._of_agent: dict[str, dict[JobNumber, None]] = {}
+        self.epochs: dict[JobEpoch, JobNumber] = {}
+        """The epochs of all present assignments."""
         self.waiting: dict[JobNumber, None] = {}
         """Jobs that want an agent, in the order in which they began to."""
         for job in self.jobs.values():
@@ -112,6 +114,9 @@ class JobRegistry:
     def named(self, name: str) -> JobRecord | None:
         number = self._numbers.get(name)
         return None if number is None else self.jobs[number]
+
+    def names_after(self, name: str) -> list[str]:
+        return sorted(other for other in self._numbers if other > name)
 
     def on_agent(self, agent: str) -> Iterator[JobRecord]:
         """Yield the jobs that are assigned to an agent."""
@@ -244,8 +249,7 @@ class JobRegistry:
             case j.EndAssignment():
                 self._end_assignment(self.jobs[decision.job], decision.end, decision.failure, at)
             case j.NoteCheckpoint():
-                job = self.jobs[decision.job]
-                self._set(structs.replace(job, start=structs.replace(job.start, checkpoint=decision.checkpoint)))
+                self._note_checkpoint(self.jobs[decision.job], decision.checkpoint)
             case j.NoteFirstBatch():
                 self._note_first_batch(self.jobs[decision.job], decision.batch, at)
             case j.NoteSavepoint():
@@ -292,12 +296,12 @@ class JobRegistry:
 
     # Jobs.
 
-    def _set(self, job: JobRecord) -> JobRecord:
+    def _set(self, job: JobRecord, *, is_told: bool = True) -> JobRecord:
         """Store a job that has changed, and let its agent know."""
         job = structs.replace(job, revision=self.revision)
         self._index(self.jobs.get(job.number), job)
         self.jobs[job.number], self._numbers[job.name] = job, job.number
-        if job.assignment is not None:
+        if is_told and job.assignment is not None:
             self._touch_agent(job.assignment.agent)
         return job
 
@@ -306,8 +310,10 @@ class JobRegistry:
         assert present is not None
         if before is not None and before.assignment is not None:
             self._of_agent.get(before.assignment.agent, {}).pop(present.number, None)
+            self.epochs.pop(before.assignment.epoch, None)
         if job is not None and job.assignment is not None:
             self._of_agent.setdefault(job.assignment.agent, {})[present.number] = None
+            self.epochs[job.assignment.epoch] = present.number
         if job is not None and job.wants_agent:
             self.waiting.setdefault(present.number)
         else:
@@ -375,20 +381,33 @@ class JobRegistry:
             self._finish(structs.replace(operation, step=len(operation.steps)), OperationState.DONE, at)
             return
         code, message = (failure.code, failure.message) if failure is not None else ("job_ended", f"the job {end}")
-        if operation.kind in _RETURNING and job.version == operation.version and not job.has_come_up:
+        if _returns(operation) and job.version == operation.version and not job.has_come_up:
             message = f"version {operation.version} did not come up: {message}"
             self._fail(operation, OperationError(code, message), at)
-            self._return(self.jobs[job.number], operation)
+            self._return(self.jobs[job.number], operation, job.before)
         else:
             self._fail(operation, OperationError(code, message), at)
 
-    def _return(self, job: JobRecord, operation: Operation) -> None:
-        """Go on with the version before, from the savepoint at which it stopped: nothing was published since."""
-        start = StartPoint(savepoint=operation.savepoint)
-        changed = structs.replace(job, version=operation.version_before, start=start, has_come_up=False)
+    def _return(self, job: JobRecord, operation: Operation, before: BeforeSwitch | None) -> None:
+        """Go on with the version before, from the savepoint at which it stopped, or as it was: nothing was published
+        since."""
+        before = before or BeforeSwitch(StartPoint(savepoint=operation.savepoint), False, BatchNumber(-1))
+        changed = structs.replace(
+            job,
+            version=operation.version_before,
+            start=before.start,
+            has_come_up=before.has_come_up,
+            batch=before.batch,
+            end=before.end or job.end,
+        )
         if operation.was_running:
             changed = structs.replace(changed, end=None, desired=DesiredState.RUNNING)
         self._set(changed)
+
+    def _note_checkpoint(self, job: JobRecord, checkpoint: CheckpointPointer) -> None:
+        known = job.start.checkpoint
+        is_told = known is None or (known.root, known.path) != (checkpoint.root, checkpoint.path)
+        self._set(structs.replace(job, start=structs.replace(job.start, checkpoint=checkpoint)), is_told=is_told)
 
     def _note_first_batch(self, job: JobRecord, batch: BatchNumber, at: CutTime) -> None:
         if not job.has_come_up:
@@ -427,6 +446,8 @@ class JobRegistry:
             self.last_job = operation.job
             version = JobVersion(1, decision.spec, at, by)
             job = JobRecord(operation.job, operation.name, by, (version,), 1, at, start=decision.start or StartPoint())
+            if decision.savepoint is not None:
+                job = structs.replace(job, savepoints=(decision.savepoint,))
         else:
             job = self.jobs[operation.job]
             before = self.operation_of(job)
@@ -449,6 +470,7 @@ class JobRegistry:
         if operation.next_step is None:
             self._finish(operation, OperationState.DONE, at)
         else:
+            self._set(self.jobs[operation.job])
             self._enter(operation, at)
 
     def _enter(self, operation: Operation, at: CutTime) -> None:
@@ -473,8 +495,10 @@ class JobRegistry:
                 self._fail(operation, OperationError("refused", f"{said}; ask again"), at)
                 job = self.jobs[job.number]
             else:
+                has_own = OperationStep.STOP in operation.steps
                 job = structs.replace(
                     job,
+                    before=None if has_own else BeforeSwitch(job.start, job.has_come_up, job.batch, job.end),
                     version=operation.version,
                     start=StartPoint(
                         savepoint=operation.savepoint or job.start.savepoint,
@@ -502,7 +526,7 @@ class JobRegistry:
             elif operation.kind is OperationKind.STOP:
                 end, desired = RunEnd.STOPPED, DesiredState.STOPPED
             job = structs.replace(job, end=end, desired=desired)
-        self._set(structs.replace(job, operation=""))
+        self._set(structs.replace(job, operation="", before=None))
 
     def _fail(self, operation: Operation, error: OperationError, at: CutTime) -> None:
         self._finish(operation, OperationState.FAILED, at, error)
@@ -556,6 +580,11 @@ _DESIRED_AT_END = {
     OperationKind.CANCEL: DesiredState.CANCELLED,
     OperationKind.DELETE: DesiredState.DELETED,
 }
+
+
+def _returns(operation: Operation) -> bool:
+    """Whether the version before goes on, if the new one fails before it has come up."""
+    return operation.kind in SWITCHING and OperationStep.COME_UP in operation.steps
 
 
 def _with_version(job: JobRecord, version: JobVersion) -> JobRecord:

@@ -534,10 +534,11 @@ class ReportNoted(Struct, frozen=True, tag=True):
 
 
 class ErrandAnswer(Struct, frozen=True, tag=True, omit_defaults=True):
-    """What an agent answered: JSON. If it answered with an error, the caller gets that error."""
+    """What an agent answered: JSON, or an error."""
 
     body: bytes
     agent: str = ""
+    error: OperationError | None = None
 
 
 class ProgramPlaces(Struct, frozen=True, tag=True):

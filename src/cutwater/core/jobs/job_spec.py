@@ -8,6 +8,7 @@ import math
 import msgspec
 from msgspec import Struct, field
 
+from cutwater.core.access.principals import JOB_PREFIX
 from cutwater.core.names import check_name
 from cutwater.errors import InvalidArgument
 
@@ -18,8 +19,6 @@ SLOTS_MAX = 1_024
 """Number of slots that one job may take, and that one agent may have."""
 LABELS_MAX = 64
 TEXT_CHARS_MAX = 4_096
-PRINCIPAL_PREFIX = "job:"
-"""Before the name of a job, in the name of the principal as which it runs."""
 DEFAULT_ROOT = "default"
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _LATER = _LETTERS | frozenset("._-")
@@ -66,7 +65,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
 
 def principal_of_job(name: str) -> str:
     """Return the principal as which a job runs."""
-    return f"{PRINCIPAL_PREFIX}{name}"
+    return f"{JOB_PREFIX}{name}"
 
 
 def check_job_name(name: str) -> None:
@@ -111,8 +110,12 @@ def check_spec(spec: JobSpec) -> None:
         )
 
 
+def is_sha256(text: str) -> bool:
+    return len(text) == 64 and _HEX.issuperset(text)
+
+
 def check_sha256(what: str, text: str) -> None:
-    if len(text) != 64 or not _HEX.issuperset(text):
+    if not is_sha256(text):
         raise InvalidArgument(f"{text[:80]!r} is no SHA-256 of {what}: it has 64 hexadecimal digits (0-9, a-f)")
 
 

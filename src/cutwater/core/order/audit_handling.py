@@ -7,6 +7,7 @@ from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.audit.audit_requests import AUDIT_PRODUCER, AuditRequest, NoteAuditedRequest
 from cutwater.core.internal_topics import AUDIT, PROGRAMS, way_out
+from cutwater.core.jobs import job_requests as jobs
 from cutwater.core.order import decisions as d
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.state import OrderState
@@ -32,6 +33,14 @@ WAIT_FOR_AUDIT = (
     | q.SetCertificateRulesRequest
     | q.SetQuotaRequest
     | q.RemoveQuotaRequest
+    | jobs.SubmitJobRequest
+    | jobs.UpgradeJobRequest
+    | jobs.RescaleJobRequest
+    | jobs.RollBackJobRequest
+    | jobs.OperateJobRequest
+    | jobs.ForgetSavepointRequest
+    | jobs.DrainAgentRequest
+    | jobs.RemoveAgentRequest
 )
 """Changes that are refused while too many audit records wait. Not among them is what may be needed to repair the log
 (nodes, seals, replicas), and what takes rights away (tokens, rules, groups): a leaked token must be revocable at any

@@ -11,6 +11,7 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from cutwater.core.access.access_decisions import AccessDecision
+from cutwater.core.jobs.job_decisions import JobDecision
 from cutwater.core.order.cut import StreamCommit
 from cutwater.core.order.origin import Attributed, Dated, RequestOrigin
 from cutwater.types import (
@@ -329,7 +330,7 @@ OrderDecision = (
     | RunDecision
 )
 
-Decision = OrderDecision | AccessDecision
+Decision = OrderDecision | AccessDecision | JobDecision
 
 CATALOG_DECISIONS = (
     AddNode,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from cutwater.core.access.access_decisions import AccessDecision, NoteTokenUse
+from cutwater.core.access.access_decisions import AccessDecision, CreateToken, NoteTokenUse
 from cutwater.core.access.access_text import tell_access
+from cutwater.core.jobs.job_decisions import JobDecision
+from cutwater.core.jobs.job_text import QUIET, tell_job
 from cutwater.core.order import decisions as d
 from cutwater.core.requests import Event
 from cutwater.core.text import counted, hold, listed, nodes_in_words
@@ -22,9 +24,12 @@ _TOO_MANY = d.Cut | d.CommitCursor | d.OpenProducer | d.DecideBatch | d.GroupPub
 def event_of(index: DecisionIndex, decision: d.Decision, cut_time: CutTime) -> Event | None:
     """Return the event for a decision, or None if it does not concern operators. Decisions of earlier versions have no
     time of their own; they get the time of the last cut, which came shortly before."""
-    if isinstance(decision, _TOO_MANY):
+    if isinstance(decision, _TOO_MANY | QUIET) or (isinstance(decision, CreateToken) and decision.of_job):
         return None
-    what, reason = (tell_access(decision), "") if isinstance(decision, AccessDecision) else _tell(decision)
+    if isinstance(decision, JobDecision):
+        what, reason = tell_job(decision)
+    else:
+        what, reason = (tell_access(decision), "") if isinstance(decision, AccessDecision) else _tell(decision)
     time = (decision.time if isinstance(decision, d.CreateStream) else decision.at) or cut_time
     return Event(index, time, type(decision).__name__, what, reason)
 

@@ -21,6 +21,7 @@ from itertools import islice
 
 from msgspec import UNSET, structs
 
+from cutwater.core.jobs.leading.job_desk import WAITING, JobDesk
 from cutwater.core.messages import LeaderHello
 from cutwater.core.order import decisions as d
 from cutwater.core.order import events as e
@@ -88,6 +89,7 @@ class OrderLayer:
         self._roster = Roster(state)
         self._herald = Herald(leader_epoch, state, self._book, self._roster, list_min=options.member_list_min)
         self.publisher = Publisher(state, self._book, options)
+        self.jobs = JobDesk(state.jobs, state.access, leader_epoch, options.agent_lease_us)
         self._liveness = Liveness(
             state.nodes,
             now,
@@ -136,6 +138,7 @@ class OrderLayer:
         slept = self._liveness.notice_sleep(now)
         if slept:
             self._outlook.note_sleep(slept)
+            self.jobs.leases.grant_all(now)
         if isinstance(event, e.ReportArrived):
             return self._take_report(event.report, now)
         self.has_news = True
@@ -143,7 +146,7 @@ class OrderLayer:
             case e.Stored():
                 return self._stored(event)
             case e.Asked():
-                return self._take_request(event)
+                return self._take_request(event, now)
             case e.StoreRefused():
                 return self._step_down(event.reason)
             case e.PeerComplaint():
@@ -165,7 +168,8 @@ class OrderLayer:
 
     # Events.
 
-    def _take_request(self, asked: e.Asked) -> Sequence[e.OrderEffect]:
+    def _take_request(self, asked: e.Asked, now: Instant) -> Sequence[e.OrderEffect]:
+        self.jobs.hear(asked.request, now)
         waiting = len(self._requests) + len(self.first_reports.waiting)
         if waiting >= self.options.requests_max:
             error = ResourceExhausted(f"{waiting} requests wait already", retry_ms=100)
@@ -400,8 +404,11 @@ class OrderLayer:
         if is_publishing:
             for decision in self.publisher.decide(now, self._outlook):
                 self._apply(decision, decided, now)
+        self._requests.extendleft(reversed(self.jobs.take_ready(now)))
         if self._requests:
             self._decide_requests(now, decided)
+        for job_decision in self.jobs.due(now):
+            self._apply(job_decision, decided, now)
         if self._seals:
             for lsid in list(islice(self._seals, REPAIRS_PER_TURN_MAX)):
                 self._decide_seal(self.state.streams[lsid], self._seals.pop(lsid), decided, now)
@@ -451,6 +458,7 @@ class OrderLayer:
             self._outlook.note_sealed(decision.stream, now)
         if isinstance(decision, d.DeleteTopic):
             self._forget_streams()
+        self.jobs.note(decision, now)
         # Requests that wait for a batch may have waited for this decision.
         self._requests.extendleft(reversed(self.publisher.take_ready(decision)))
 
@@ -491,10 +499,13 @@ class OrderLayer:
                     self._liveness.hear(decision.node, now)
             if isinstance(asked.request, LearnRequest):
                 self._attention.add(asked.request.stream)
+            waits = self.jobs.wait if isinstance(asked.request, WAITING) else self.publisher.wait
             if answer is not None:
-                self._held.append(e.Reply(asked.request_id, answer))
-            elif not self.publisher.wait(asked, now):
-                self._held.append(e.Reply(asked.request_id, ResourceExhausted("too many batches wait", retry_ms=1_000)))
+                self._held.append(e.Reply(asked.request_id, self.jobs.settled(answer)))
+            elif not waits(asked, now):
+                self._held.append(
+                    e.Reply(asked.request_id, ResourceExhausted("too many requests wait", retry_ms=1_000))
+                )
             elif not decisions:
                 # A request that only waits causes no write, so no further turn would come for the requests behind it.
                 taken -= 1
@@ -509,18 +520,23 @@ class OrderLayer:
             describe=lambda: describe(self, self._book, self._liveness, now),
             time=self._cutter.time(now),
             staged_expire_after_us=self.options.staged_expire_after_us,
+            jobs=partial(self.jobs.decide, now),
         )
 
     def _answer_questions(self, halted: CutwaterError, now: Instant) -> None:
         """Answer requests after a halt, when nothing is decided any more. Operators still get the state of the cluster.
         Requests for catalog, cursors and clock are refused, since newer ones exist."""
-        for asked in (*self.publisher.take_waiting(), *self.first_reports.take_waiting(), *self._requests):
+        for asked in self._take_waiting():
             outcome: Answer | CutwaterError | None = halted
             if isinstance(asked.request, ABOUT_THE_CLUSTER):
                 _, outcome = decide(asked.request, self.state, self._surroundings(now))
             assert outcome is not None
             self._held.append(e.Reply(asked.request_id, outcome))
-        self._requests.clear()
+
+    def _take_waiting(self) -> tuple[e.Asked, ...]:
+        asked = (*self.publisher.take_waiting(), *self.first_reports.take_waiting(), *self.jobs.take_waiting())
+        asked, self._requests = (*asked, *self._requests), deque()
+        return asked
 
     def _decide_seal(self, stream: LogStream, reason: str, decided: list[d.Decision], now: Instant) -> None:
         distrusted = self._distrusted.pop(stream.stream, set())
@@ -589,7 +605,7 @@ class OrderLayer:
     def _step_down(self, reason: str) -> Effects:
         self.over, self.has_news = True, False
         effects: Effects = [e.StepDown(reason)]
-        for asked in (*self.publisher.take_waiting(), *self.first_reports.take_waiting(), *self._requests):
+        for asked in self._take_waiting():
             effects.append(e.Reply(asked.request_id, NotLeader("another node leads now: ask it")))
         for held in self._held:
             if isinstance(held, e.Reply):

@@ -50,6 +50,8 @@ class OrderOptions(Struct, frozen=True):
     than a client waits for one node."""
     staged_expire_after_us: int = 3_600 * SECOND
     """Age at which staged rows that were not decided on expire."""
+    agent_lease_us: int = 10 * SECOND
+    """After this silence of an agent, its jobs go to others."""
     replace_node_after_us: int = 60 * SECOND
     """How long a dead node keeps its place as a replica of its streams, if another node can take it."""
     replace_stream_after_us: int = 10 * SECOND

@@ -11,6 +11,8 @@ from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.access_handling import decide_access
 from cutwater.core.access.access_requests import AccessRequest
 from cutwater.core.audit.audit_requests import AuditRequest
+from cutwater.core.jobs.job_requests import JobRequest
+from cutwater.core.jobs.leading.job_desk import JobOutcome
 from cutwater.core.names import check_name, check_not_reserved, check_topic_name
 from cutwater.core.order import decisions as d
 from cutwater.core.order.audit_handling import check_audit, check_producer, decide_audit
@@ -66,6 +68,8 @@ class Surroundings(Struct, frozen=True):
     time: CutTime
     staged_expire_after_us: int = 3_600 * SECOND
     origin: RequestOrigin | None = None
+    jobs: Callable[[JobRequest, CutTime, RequestOrigin | None], JobOutcome] | None = None
+    """Decides a request about jobs. The leader's own memory is part of that."""
 
 
 def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outcome:
@@ -76,6 +80,9 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
         return decide_audit(request, state)
     if isinstance(request, AccessRequest):
         return decide_access(request, state.access, around.time, around.origin)
+    if isinstance(request, JobRequest):
+        assert around.jobs is not None
+        return around.jobs(request, around.time, around.origin)
     match request:
         case r.FoundClusterRequest():
             return ((), r.Done()) if state.cluster_key else ((d.FoundCluster(request.cluster, request.key),), r.Done())

@@ -17,6 +17,11 @@ from cutwater.core.access.access_state import AccessState
 from cutwater.core.audit.audit_record import AuditRecord
 from cutwater.core.audit.audit_state import AuditSnapshot, AuditState
 from cutwater.core.audit.change_records import audit_record
+from cutwater.core.internal_topics import PROGRAMS
+from cutwater.core.jobs.job_decisions import JobDecision
+from cutwater.core.jobs.job_records import PROGRAM_RUN_PREFIX, ProgramPlace
+from cutwater.core.jobs.job_registry import JobRegistry, JobsSnapshot
+from cutwater.core.jobs.job_spec import is_sha256
 from cutwater.core.order import decisions as d
 from cutwater.core.order.event_log import EVENTS_MAX, event_of
 from cutwater.core.order.history import CommitHistory
@@ -34,6 +39,7 @@ from cutwater.types import (
     CutTime,
     DecisionIndex,
     Epoch,
+    JobNumber,
     LogStreamId,
     ProducerEpoch,
     ProducerId,
@@ -171,6 +177,8 @@ class Snapshot(Struct, frozen=True):
     format."""
     audit: AuditSnapshot | UnsetType = UNSET
     """The audit. It is stored only once something was recorded."""
+    jobs: JobsSnapshot | UnsetType = UNSET
+    """Jobs and agents. They are stored only once there were any."""
 
 
 class OrderState:
@@ -198,6 +206,7 @@ class OrderState:
         self.runs = RunRegistry(start.last_run, start.runs, start.outputs)
         self.access = AccessState(start.access or None)
         self.audit = AuditState(start.audit or AuditSnapshot(is_on=self.access.mode is not AccessMode.OFF))
+        self.jobs = JobRegistry(start.jobs or None)
         self._journal = Journal("order layer")
         for decision in decisions:
             self.apply(decision)
@@ -228,6 +237,7 @@ class OrderState:
             outputs=self.runs.outputs_snapshot(),
             access=UNSET if self.access.is_untouched else self.access.snapshot(),
             audit=UNSET if self.audit.is_untouched else self.audit.snapshot(),
+            jobs=UNSET if self.jobs.is_untouched else self.jobs.snapshot(),
         )
 
     def topic_named(self, name: str) -> TopicState | None:
@@ -253,6 +263,12 @@ class OrderState:
     def run_name(self, run: RunId) -> str:
         found = self.runs.get(run)
         return found.name if found is not None else ""
+
+    def job_name(self, job: JobNumber) -> str:
+        return self.jobs.jobs[job].name if job in self.jobs.jobs else ""
+
+    def knows_agent(self, name: str) -> bool:
+        return name in self.jobs.agents
 
     def audit_record(self, decision: d.Decision) -> AuditRecord | None:
         """Return the audit record of the next decision, if there is one."""
@@ -352,6 +368,8 @@ class OrderState:
                 topic = self.topics[decision.topic]
                 self._require(decision.before > topic.trimmed_before, decision, "trim never goes back")
                 topic.trimmed_before = decision.before
+                if topic.name == PROGRAMS.name and self.jobs.programs_stored:
+                    self.jobs.note_trim_of_programs(decision.before)
                 self._trim_clock()
             case d.OpenProducer():
                 self._open_producer(decision)
@@ -367,10 +385,15 @@ class OrderState:
                 problem = self.access.problem(decision)
                 self._require(not problem, decision, problem)
                 self.access.apply(decision, self.cut_time)
+            case _ if isinstance(decision, JobDecision):
+                problem = self.jobs.problem(decision)
+                self._require(not problem, decision, problem)
+                self.jobs.apply(decision, self.cut_time)
+                self.access.end_job_tokens(self.jobs.epochs)
             case _:
                 problem = self.runs.problem(decision, self._takes_appends)
                 self._require(not problem, decision, problem)
-                self.runs.apply(decision, DecisionIndex(self.index + 1))
+                self._apply_to_runs(decision)
         self.audit.apply(decision, record)
         self.index = DecisionIndex(self.index + 1)
         if isinstance(decision, d.CATALOG_DECISIONS):
@@ -379,6 +402,28 @@ class OrderState:
         event = event_of(self.index, decision, self.cut_time)
         if event is not None:
             self.events.append(event)
+
+    def _apply_to_runs(self, decision: d.RunDecision) -> None:
+        """Fold a decision about a run, and note what it means for jobs: a program was stored, or a batch decided."""
+        program = self._program_of(decision) if isinstance(decision, d.GroupPublished) else None
+        self.runs.apply(decision, DecisionIndex(self.index + 1))
+        if program is not None:
+            self.jobs.note_program(*program)
+        if isinstance(decision, d.DecideBatch):
+            run = self.runs.get(decision.run)
+            if run is not None and run.job_epoch is not UNSET:
+                self.jobs.note_batch(run.name, run.job_epoch, decision.batch, self.cut_time)
+
+    def _program_of(self, decision: d.GroupPublished) -> tuple[str, ProgramPlace] | None:
+        """Return the program that the group stores, by the name of its run, and where; None if it stores none."""
+        run, topic = self.runs.get(decision.run), self.topics.get(decision.topic)
+        group = run.group(decision.topic) if run is not None else None
+        if run is None or group is None or topic is None or not (topic.is_internal and topic.name == PROGRAMS.name):
+            return None
+        sha256 = run.name.removeprefix(PROGRAM_RUN_PREFIX)
+        if sha256 == run.name or not is_sha256(sha256):
+            return None
+        return sha256, ProgramPlace(decision.glsn, decision.count, sum(part.bytes for part in group.parts))
 
     def _takes_appends(self, lsid: LogStreamId) -> TopicId | None:
         """Return the topic of an open stream, or None if the stream takes no appends."""
