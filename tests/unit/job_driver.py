@@ -17,6 +17,7 @@ from cutwater.core.jobs.operations import Operation, OperationKind, OperationSta
 from cutwater.core.order.events import Asked, OrderEffect, Reply, Wake
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.state import Snapshot
+from cutwater.core.requests import Request
 from cutwater.errors import CutwaterError
 from cutwater.types import GLSN, MILLISECOND, BatchNumber, Instant, JobEpoch
 
@@ -55,14 +56,14 @@ class JobLeader:
 
     # Requests.
 
-    def send(self, request: q.JobRequest, principal: str = "") -> int:
+    def send(self, request: Request, principal: str = "") -> int:
         """Ask, and return the number under which ``answers`` will have the answer."""
         self._requests += 1
         origin = RequestOrigin(principal) if principal else None
         self._take(self.leader.run(Asked(self._requests, request, origin)))
         return self._requests
 
-    def ask(self, request: q.JobRequest, expected: type[A], principal: str = "") -> A:
+    def ask(self, request: Request, expected: type[A], principal: str = "") -> A:
         number = self.send(request, principal)
         answer = self.answers[number]
         if isinstance(answer, CutwaterError):

@@ -9,6 +9,18 @@ from job_driver import JobLeader
 from job_kit import CHECKPOINT, OTHER_PROGRAM, PROGRAM, SPEC, agent, identifier
 from msgspec import structs
 
+from cutwater.core import requests as r
+from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.access_requests import (
+    AccessChanged,
+    AllowRequest,
+    CreateTokenRequest,
+    ListTokensRequest,
+    SetAccessModeRequest,
+    TokenList,
+)
+from cutwater.core.access.principals import LOCAL_ADMIN
+from cutwater.core.access.rights import parse_pattern
 from cutwater.core.jobs import job_requests as q
 from cutwater.core.jobs.agents import JobIsolation
 from cutwater.core.jobs.errands import ErrandKind
@@ -30,9 +42,10 @@ from cutwater.errors import (
     NotFound,
     Refused,
     ResourceExhausted,
+    RunFenced,
     Unavailable,
 )
-from cutwater.types import GLSN, SECOND, BatchNumber, CutTime, Instant, JobEpoch, JobNumber, Revision
+from cutwater.types import GLSN, SECOND, BatchNumber, CutTime, Instant, JobEpoch, JobNumber, Revision, RunId
 
 NEW = structs.replace(SPEC, program=OTHER_PROGRAM)
 LEASE_MS = 10_000
@@ -657,3 +670,140 @@ def test_programs_are_found() -> None:
     assert leader.ask(
         q.JobTokenRequest("a", 1, JobNumber(1), leader.epoch(), "", "", CutTime(1)), q.JobTokenGranted
     ) == (q.JobTokenGranted("", CutTime(0))), "while access control is off, none is needed"
+
+
+# Runs of jobs.
+
+
+def published_by(leader: JobLeader, epoch: JobEpoch, batch: int) -> None:
+    """Open the run of the job under an epoch, and decide an empty batch of it."""
+    leader.ask(r.OpenRunRequest("fraud", "key", job_epoch=epoch), r.RunAnswer)
+    leader.ask(r.PublishRequest(RunId(1), BatchNumber(batch), (), job_epoch=epoch), r.PublishAnswer)
+
+
+def test_the_first_batch_that_is_decided_shows_that_the_version_has_come_up() -> None:
+    leader = JobLeader()
+    leader.register()
+    leader.submit()
+    leader.obey()
+    upgrade = leader.upgrade(NEW)
+    leader.obey()
+    leader.obey()
+    published_by(leader, leader.epoch(), 0)
+    assert leader.job().has_come_up
+    leader.done(upgrade)
+    leader.next_leader(from_snapshot=False)
+    assert leader.job().has_come_up
+
+
+def test_only_the_present_assignment_of_a_job_opens_its_run() -> None:
+    leader = running()
+    first = leader.epoch()
+    published_by(leader, first, 0)
+    with pytest.raises(Refused, match="is the name of a job, and only the job itself publishes under it"):
+        leader.ask(r.OpenRunRequest("fraud", "other"), r.RunAnswer)
+    with pytest.raises(RunFenced):
+        leader.ask(r.OpenRunRequest("fraud", "key", job_epoch=JobEpoch(first + 7)), r.RunAnswer)
+    leader.register("a", 2)
+    assert leader.epoch() == first + 1
+    with pytest.raises(RunFenced, match=f"assignment {first + 1} of job 'fraud' publishes now, assignment {first}"):
+        leader.ask(r.OpenRunRequest("fraud", "key", job_epoch=first), r.RunAnswer)
+    published_by(leader, leader.epoch(), 1)
+    late = r.PublishRequest(RunId(1), BatchNumber(2), (), job_epoch=first)
+    with pytest.raises(RunFenced):
+        leader.ask(late, r.PublishAnswer)
+    leader.operate(OperationKind.DELETE)
+    leader.settle(("a", 2))
+    leader.ask(r.OpenRunRequest("other", "other"), r.RunAnswer)
+
+
+# Tokens of jobs.
+
+
+def secured() -> JobLeader:
+    """Access control is on, and a job of ann runs on agent a, which belongs to the principal agents."""
+    leader = JobLeader()
+    everything = AllowRequest("ann", ("cluster-admin",), parse_pattern("cluster"))
+    token = CreateTokenRequest("0" * 16, "ab" * 32, "ann")
+    for request in (everything, token, SetAccessModeRequest(AccessMode.ENFORCED)):
+        leader.ask(request, AccessChanged, LOCAL_ADMIN)
+    leader.register("a", 1, "agents")
+    leader.submit(principal="ann")
+    return leader
+
+
+def token_request(leader: JobLeader, number: int, **fields: Any) -> q.JobTokenRequest:
+    expires = CutTime(leader.leader.now.wall + 3_600 * SECOND)
+    asked = q.JobTokenRequest("a", 1, JobNumber(1), leader.epoch(), f"{number:016x}", f"{number:064x}", expires)
+    return structs.replace(asked, **fields)
+
+
+def tokens_of(leader: JobLeader) -> list[str]:
+    return sorted(token.id for token in leader.leader.state.access.tokens.values() if token.of_job)
+
+
+@pytest.mark.parametrize("end", ["report", "expiry", "session"])
+def test_a_job_has_tokens_as_long_as_its_assignment(end: str) -> None:
+    leader = secured()
+    granted = leader.ask(token_request(leader, 1), q.JobTokenGranted, "agents")
+    assert (granted.principal, granted.expires) == ("job:fraud", leader.leader.now.wall + 3_600 * SECOND)
+    index = leader.leader.state.index
+    assert leader.ask(token_request(leader, 1), q.JobTokenGranted, "agents") == granted
+    assert leader.leader.state.index == index
+    listed = leader.ask(ListTokensRequest(), TokenList, "ann")
+    assert [token.id for token in listed.tokens] == ["0" * 16]
+    assert len(leader.ask(ListTokensRequest("job:fraud"), TokenList, "ann").tokens) == 1
+    leader.next_leader()
+    for number in (2, 3):
+        leader.pass_time(100)
+        leader.ask(token_request(leader, number), q.JobTokenGranted, "agents")
+    assert tokens_of(leader) == [f"{number:016x}" for number in (2, 3)], "one, and the one that it replaces"
+    narrowed = leader.leader.state.access.narrowed_at
+    if end == "report":
+        request = q.EndAssignmentRequest("a", 1, JobNumber(1), leader.epoch(), RunEnd.FAILED)
+        leader.ask(request, q.ReportNoted, "agents")
+    elif end == "expiry":
+        leader.pass_time(LEASE_MS + 500)
+    else:
+        leader.register("a", 2, "agents")
+    assert tokens_of(leader) == []
+    assert leader.leader.state.access.narrowed_at > narrowed
+
+
+def test_a_token_of_a_job_is_for_its_agent_only_and_has_limits() -> None:
+    leader = secured()
+    long = token_request(leader, 1, expires=CutTime(2**60))
+    granted = leader.ask(long, q.JobTokenGranted, "agents")
+    assert granted.expires == leader.leader.now.wall + 24 * 3_600 * SECOND
+    for request, principal, says in (
+        (token_request(leader, 2), "mallory", "another principal registered"),
+        (token_request(leader, 2, epoch=JobEpoch(9)), "agents", "is over"),
+        (token_request(leader, 2, expires=CutTime(5)), "agents", "is past"),
+        (token_request(leader, 1, sha256="cd" * 32), "agents", "there is a token"),
+        (token_request(leader, 2, token="x"), "agents", "cannot be the id of a token"),
+        (token_request(leader, 2, errand="7-1"), "agents", "was answered or given up"),
+    ):
+        with pytest.raises(CutwaterError, match=says):
+            leader.ask(request, q.JobTokenGranted, principal)
+
+
+def test_a_program_is_validated_with_a_token_of_its_job() -> None:
+    leader = secured()
+    leader.send(q.AskAgentRequest("new", ErrandKind.VALIDATE, spec=SPEC, wait_ms=2_000), "ann")
+    (errand,) = leader.ask(q.WatchAgentRequest("a", 1), q.AgentOrders, "agents").errands
+    granted = leader.ask(token_request(leader, 1, errand=errand.id), q.JobTokenGranted, "agents")
+    assert (granted.principal, granted.expires) == ("job:new", leader.leader.now.wall + 600 * SECOND)
+    leader.ask(q.AnswerErrandRequest("a", 1, errand.id, b"{}"), q.ReportNoted, "agents")
+    with pytest.raises(Refused, match="was answered or given up"):
+        leader.ask(token_request(leader, 2, errand=errand.id), q.JobTokenGranted, "agents")
+
+
+def test_lists_show_what_the_caller_may_describe() -> None:
+    leader = secured()
+    leader.submit("bobs", principal="ann")
+    rule = AllowRequest("bob", ("describe",), parse_pattern("job:bobs"))
+    leader.ask(rule, AccessChanged, "ann")
+    assert [job.name for job in leader.ask(q.ListJobsRequest(limit=1), q.JobList, "bob").jobs] == ["bobs"]
+    assert len(leader.ask(q.ListJobsRequest(), q.JobList, "ann").jobs) == 2
+    (summary,) = leader.ask(q.ListAgentsRequest(), q.AgentList, "bob").agents
+    assert summary.jobs == ("bobs",)

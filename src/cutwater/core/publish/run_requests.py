@@ -41,6 +41,7 @@ def open_run(request: r.OpenRunRequest, state: OrderState) -> Outcome:
             f"not {len(request.key)} and {len(request.name)}"
         )
     _check_assignment(request)
+    _check_job(request, state)
     run = state.runs.with_key(request.key)
     if run is not None:
         _check_fence(run)
@@ -68,6 +69,22 @@ def _check_assignment(request: r.OpenRunRequest) -> None:
             f"{' for a single batch' if request.once else ''}: assignments are numbered from 1 on, and their runs have "
             "the name of the job and many batches"
         )
+
+
+def _check_job(request: r.OpenRunRequest, state: OrderState) -> None:
+    """If there is a job of this name, only its present assignment may open the run."""
+    job = state.jobs.named(request.name)
+    if job is None:
+        return
+    if request.job_epoch is UNSET:
+        raise Refused(
+            f"{request.name!r} is the name of a job, and only the job itself publishes under it: submit the program as "
+            f"another version (`cutwater job upgrade {request.name}`), run it under another name, or delete the job "
+            f"(`cutwater job delete {request.name}`)"
+        )
+    if job.assignment is None or job.assignment.epoch != request.job_epoch:
+        holder = state.runs.of_name(request.name)
+        raise RunFenced.of_epoch(job.name, RunId(0) if holder is None else holder.run, request.job_epoch, job.epoch)
 
 
 def _open_again(request: r.OpenRunRequest, run: RunState) -> Outcome:
