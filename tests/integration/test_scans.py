@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,5 +108,29 @@ def test_what_is_damaged_or_gone_is_read_through_a_storage_node(
         await cluster.until(lambda: path.read_bytes()[at : at + 1] != b"?", "the damage is repaired")
         found, values = await scan(cluster)
         assert (values, all(piece.is_stored for piece in found)) == (VALUES, True)
+
+    with_log(tmp_path, test, nodes=2)
+
+
+def test_headers_are_told_once_by_a_replica_that_catches_up(tmp_path: Path) -> None:
+    """It has commits beyond the position up to which it knows to be complete. It was found by storm seed 2000187 of the
+    simulator, where a range of headers had some of them twice."""
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await fill(log)
+        drivers = [driver for server in cluster.nodes.values() for driver in server.node.replicas.values()]
+        for driver in drivers:
+            driver.replica.complete_through = driver.storage.contexts[6].high_watermark
+        ranges = await Ranges.connect(cluster.servers, timeout=10)
+        try:
+            (info,) = (await ranges.view(10)).catalog.streams
+            found = asyncio.create_task(ranges.heads(info, GLSN(1), info.last_glsn, 10))
+            await asyncio.sleep(0.2)
+            for driver in drivers:
+                driver.replica.complete_through = info.last_glsn
+            heads = await found
+        finally:
+            await ranges.close()
+        assert list(heads.columns[2]) == [ROWS] * BATCHES
 
     with_log(tmp_path, test, nodes=2)

@@ -140,8 +140,11 @@ def _span(driver: ReplicaDriver, asked: api.HeadsArguments) -> _Span:
     require_not_trimmed(driver, asked.from_glsn)
     first = storage.from_glsn(asked.from_glsn)
     start = LLSN(end + 1) if first is None else first
-    at = bisect_right(contexts, asked.to_glsn, key=_first_glsn) - 1
-    stop = min(last_llsn_at(contexts, asked.to_glsn), end) if at >= 0 else LLSN(0)
+    # A replica that catches up has commits beyond the position up to which it knows to be complete. Those are left for
+    # the next question, which begins after that position.
+    to_glsn = min(asked.to_glsn, found.complete_through)
+    at = bisect_right(contexts, to_glsn, key=_first_glsn) - 1
+    stop = min(last_llsn_at(contexts, to_glsn), end) if at >= 0 else LLSN(0)
     return _Span(start, stop, contexts, range(_commit_of(contexts, start), at + 1), found.complete_through)
 
 
