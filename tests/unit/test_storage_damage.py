@@ -306,6 +306,28 @@ def test_headers_heal_themselves(original: Original) -> None:
         assert storage.find() == original.found
 
 
+def test_an_index_is_healed_beside_a_damaged_entry_that_is_trimmed(original: Original) -> None:
+    """No other node may have a copy of the entry. It was found by storm seed 2000263 of the simulator."""
+    files = original.files.copy()
+    storage = original.open(files)
+    second = original.entries[1]
+    segment = storage._log.segment_of(second.first_llsn)
+    path, place = segment.path, segment.place_of(second.first_llsn)
+    assert segment is storage._log.segment_of(LLSN(second.last_llsn + 1))
+    files.flip(path, place.offset + 8)
+    files.flip(path, HEADER_BYTES + SECTOR_BYTES - 1)
+    storage = original.open(files)
+    segment = storage._log.segment_of(second.first_llsn)
+    assert segment.index.problems()
+    storage.repair_headers()
+    assert segment.index.problems(), "the entry must be repaired first"
+    storage.save_hard_state(HardState(epoch=Epoch(1), trimmed_before=original.contexts[1].first_glsn))
+    storage.drop_before(original.contexts[1].first_glsn, storage.committed_end)
+    assert storage.first_llsn > second.last_llsn
+    storage.repair_headers()
+    assert not segment.index.problems()
+
+
 def test_a_shortened_file_is_found(original: Original) -> None:
     """A file system check, or a careless hand, cut a file."""
     for path in original.files.paths():

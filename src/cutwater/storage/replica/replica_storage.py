@@ -383,7 +383,7 @@ class SegmentStorage:
             repaired = self._small.repair()
             segments = [self._log.segment_of(first) for first in self._log.firsts]
             marked = [file for _, file, _ in self._commits.files()]
-            repaired += sum(segment.heal_index() for segment in segments)
+            repaired += sum(segment.heal_index(self.first_llsn) for segment in segments)
             for segment in segments:
                 with suppress(DamagedEntries):
                     repaired += segment.heal_header(self.first_llsn)

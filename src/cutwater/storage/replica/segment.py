@@ -400,18 +400,20 @@ class Segment:
 
     # Repair.
 
-    def heal_index(self) -> bool:
+    def heal_index(self, from_llsn: LLSN) -> bool:
         """Rewrite the index durably from the frames if it is damaged. Returns whether it did so.
 
-        If an entry is damaged too, the entry must be repaired first.
+        If an entry is damaged too, the entry must be repaired first, unless it ends before ``from_llsn``: then it is
+        trimmed, and no copy of it may exist.
         """
         if not self.index.problems():
             return False
         points: list[Point] = []
         for place in self.places(self.first_llsn):
             if place.header is None:
-                return False
-            if self.index.is_due(place.offset, len(points)):
+                if place.last_llsn >= from_llsn:
+                    return False
+            elif self.index.is_due(place.offset, len(points)):
                 points.append((place.first_llsn, place.offset))
         self.index.heal(points)
         return True
