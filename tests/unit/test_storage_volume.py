@@ -355,6 +355,25 @@ def test_a_replica_that_was_damaged_while_it_was_created_is_created_anew(name: s
     assert start_again(files, volume) == [LogStreamId(3)]
 
 
+def test_what_a_failed_creation_left_behind_is_not_used() -> None:
+    """It was found by storm seed 2000270 of the simulator: each attempt found the damage of the first one."""
+    files, volume = FaultFiles(), Path("/a")
+    files.make_dir(volume)
+    node = start([volume], files=files)
+    stores = VolumeStores(node)
+    files.fail_sync = lambda path: path.name.startswith("state")
+    with pytest.raises(CutwaterError):
+        stores.create(LogStreamId(3), GLSN(5))
+    files.fail_sync = lambda path: False
+    left = [path for path in files.paths() if path.suffix == ".entries"]
+    assert [path.parent.name for path in left] == ["lsid=3.new"]
+    for sector in range(4):
+        files.flip(left[0], sector * 512 + 3)
+    storage = stores.create(LogStreamId(3), GLSN(5))
+    assert storage.find().hard_state == HardState(base_glsn=GLSN(5))
+    assert not storage.verify()
+
+
 def test_a_replica_that_is_in_use_is_not_created_again() -> None:
     files, volume = FaultFiles(), Path("/a")
     files.make_dir(volume)

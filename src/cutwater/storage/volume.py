@@ -473,6 +473,9 @@ class NodeVolumes:
             path = self._making[stream] = self._path(self._roomiest()) / f"lsid={stream}"
         try:
             making = path.with_name(path.name + NEW)
+            if making.name in self.files.names(path.parent):
+                # An earlier attempt failed, or its process died. What it left behind may be damaged, and holds nothing.
+                self._erase(making)
             yield making
             with self._at(path.parent):
                 self.files.rename(making, path)

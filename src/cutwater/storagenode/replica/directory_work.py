@@ -24,6 +24,9 @@ JOBS_AT_ONCE_MAX = 4
 """How many replicas are created, renewed or removed at the same time."""
 WRITER_SECONDS_MAX = 60.0
 """How long a job waits for the last writes of a replica that is gone."""
+RETRY_SECONDS_MIN = 0.05
+RETRY_SECONDS_MAX = 2.0
+"""The leader asks again after each report, hundreds of times a second. A job that failed is not repeated so often."""
 
 
 class Owner(Protocol):
@@ -46,6 +49,8 @@ class DirectoryWork:
         self.under_way: dict[LogStreamId, asyncio.Future[None]] = {}
         self.abandoned: dict[LogStreamId, ReplicaDriver] = {}
         """Replicas that are gone, but whose last writes may still be on their way to their directories."""
+        self._failed: dict[LogStreamId, tuple[float, float]] = {}
+        """Log streams whose last job failed: how long the wait is, and when a job may begin again."""
         self._node, self._stores, self._owner = node, stores, owner
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(JOBS_AT_ONCE_MAX, thread_name_prefix=f"chores of storage node {node}")
@@ -113,7 +118,8 @@ class DirectoryWork:
         self._owner.tell(lambda: self._owner.begin(stream, storage))
 
     def _begin(self, stream: LogStreamId, job: Callable[[], None]) -> None:
-        if not self._is_over:
+        _, again_at = self._failed.get(stream, (0.0, 0.0))
+        if not self._is_over and self._loop.time() >= again_at:
             future = self.under_way[stream] = self._loop.run_in_executor(self._threads, job)
             future.add_done_callback(partial(self._done, stream))
 
@@ -121,6 +127,11 @@ class DirectoryWork:
         if self.under_way.get(stream) is future:
             del self.under_way[stream]
         error = None if future.cancelled() else future.exception()
+        if error is None:
+            self._failed.pop(stream, None)
+        else:
+            wait = min(2 * self._failed.get(stream, (RETRY_SECONDS_MIN / 2, 0.0))[0], RETRY_SECONDS_MAX)
+            self._failed[stream] = (wait, self._loop.time() + wait)
         if error is not None and not isinstance(error, CutwaterError):
             _log.error("unforeseen failure with log stream %s", stream, exc_info=error, extra={"stream": stream})
             error = None
