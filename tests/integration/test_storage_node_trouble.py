@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from cutwater.core.messages import CreateReplica, Replicate, SyncRequest
+from cutwater.core.messages import CreateReplica, LearnFrom, Replicate, SyncRequest
 from cutwater.core.replica.events import StorageFailed, Truncate
 from cutwater.core.requests import CreateTopicRequest
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
@@ -25,7 +25,7 @@ from cutwater.storage.replica.small_files import ReplicaIdentity
 from cutwater.storagenode.peer_connections import Link
 from cutwater.storagenode.repair.syncing import Syncing
 from cutwater.storagenode.replica.replica_stores import VolumeStores
-from cutwater.types import GLSN, LLSN, Entry, EventTime, LogStreamId, Report, StorageNodeId, TopicId
+from cutwater.types import GLSN, LLSN, Entry, Epoch, EventTime, LogStreamId, Report, StorageNodeId, TopicId
 from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.calls.streams import StreamReceiver
 from cutwater.wire.connection import Connection
@@ -164,6 +164,34 @@ def test_a_directory_is_set_aside_only_after_the_last_write_to_it(tmp_path: Path
         assert storage.hard_state is not None
         assert storage.hard_state.epoch > old.epoch, "nothing of the old replica is in the new one's directory"
         storage.close()
+
+    with_cluster(tmp_path, test, nodes=2)
+
+
+def test_files_that_may_be_opened_again_are_not_given_up_for_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of the peer may be damaged. It was found by random seed 2001059 of the simulator."""
+
+    async def test(cluster: Cluster) -> None:
+        expected = await append_some(cluster)
+        await cluster.stop_node(2)
+        opened, failing = VolumeStores.open, [StorageBroken("asked for by a test")] * 2
+
+        def open_later(stores: VolumeStores, stream: LogStreamId) -> SegmentStorage:
+            if failing and stores._volumes.identity.node == 2:
+                raise failing.pop()
+            return opened(stores, stream)
+
+        monkeypatch.setattr(VolumeStores, "open", open_later)
+        await cluster.start_node(2)
+        node = cluster.nodes[2].node
+        assert STREAM in node.unreadable
+        node.leader_says(LearnFrom(STREAM, node.leader_epoch, Epoch(1), StorageNodeId(1)))
+        assert not node._directories.under_way
+        await cluster.until_all_run(5)
+        assert await cluster.read(2) == expected
+        assert not list(cluster.replica_path(2).parent.glob("*.damaged*"))
 
     with_cluster(tmp_path, test, nodes=2)
 

@@ -45,7 +45,7 @@ from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storagenode.counters import NodeCounters
 from cutwater.storagenode.outside import Outside
 from cutwater.storagenode.replica.directory_work import DirectoryWork
-from cutwater.storagenode.replica.replica_driver import REOPEN_AGAIN_SECONDS, ReplicaDriver
+from cutwater.storagenode.replica.replica_driver import REOPEN_AGAIN_SECONDS, REOPENINGS_MAX, ReplicaDriver
 from cutwater.storagenode.replica.replica_stores import VolumeStores
 from cutwater.storagenode.replica.sync_scheduler import HandingOver
 from cutwater.storagenode.replica.writer import Job, Writer
@@ -96,6 +96,8 @@ class StorageNode:
         self.node = node
         self.replicas: dict[LogStreamId, ReplicaDriver] = {}
         self.unreadable: dict[LogStreamId, str] = {}
+        self._openings_failed: dict[LogStreamId, int] = {}
+        """How often each of them could not be opened, since it was open last."""
         """Log streams whose files cannot be opened, and why. They are reported, and replaced once a peer can serve as
         the source of a sync; until then their files stay untouched."""
         self.leftovers: set[LogStreamId] = set()
@@ -221,7 +223,11 @@ class StorageNode:
 
     def _note_unreadable(self, stream: LogStreamId, error: CutwaterError, level: int = logging.ERROR) -> None:
         self.unreadable[stream] = error.message
-        self._say(level, stream, f"cannot be opened and waits to be learned from a peer: {error.message}")
+        failed = self._openings_failed.get(stream, 0) + 1
+        self._openings_failed[stream] = REOPENINGS_MAX if isinstance(error, Damaged) else failed
+        is_given_up = self._openings_failed[stream] >= REOPENINGS_MAX
+        what = "waits to be learned from a peer" if is_given_up else "is opened again soon"
+        self._say(level, stream, f"cannot be opened and {what}: {error.message}")
         if not isinstance(error, Damaged):
             # The disk failed, and the files may be intact. No other node may have what they hold.
             self._loop.call_later(REOPEN_AGAIN_SECONDS, self._open_again, stream)
@@ -330,7 +336,9 @@ class StorageNode:
             case LearnFrom() if message.stream in self.unreadable:
                 self._hear_leader(message.leader_epoch)
                 self.leftovers.discard(message.stream)
-                if message.stream not in self._directories.under_way:
+                # Files that may be intact are kept as long as they may be opened again: the peer's may be damaged.
+                is_given_up = self._openings_failed.get(message.stream, 0) >= REOPENINGS_MAX
+                if is_given_up and message.stream not in self._directories.under_way:
                     self._directories.renew(message.stream)
             case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
                 self._hear_leader(message.leader_epoch)
@@ -506,6 +514,8 @@ class StorageNode:
         if driver is not None:
             driver.abandon("its files cannot be opened any more")
             self._directories.abandoned[stream] = driver
+            # The driver has tried as often as an opening is tried.
+            self._openings_failed[stream] = REOPENINGS_MAX
             self._note_unreadable(stream, error)
             self.report_soon()
 
@@ -546,6 +556,7 @@ class StorageNode:
             self._note_unreadable(stream, error)
         else:
             self._directories.abandoned.pop(stream, None)
+            self._openings_failed.pop(stream, None)
             if self.unreadable.pop(stream, None):
                 self._say(logging.INFO, stream, "is open again")
 
