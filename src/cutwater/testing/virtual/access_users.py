@@ -75,6 +75,8 @@ class AccessUser(AppendingClient):
         """Whether everything was tried once more after the last change of rights."""
 
     async def connect_and_run(self) -> None:
+        # What a process that was killed had open is not open any more.
+        self.following = []
         while not self.world.is_stopping:
             log = await self._connect()
             if log is not None:

@@ -326,6 +326,9 @@ def _consistent(options: ShippedOptions) -> ShippedOptions:
     return structs.replace(
         options,
         replication=min(replication, options.storage_nodes),
+        # Beside a disk that rots, the nodes with the intact copies are given time to come back before others replace
+        # them: a disk that rots and the loss of all other copies are more than the log survives.
+        is_hasty=options.is_hasty and not options.rots,
         change_replication_every=options.change_replication_every
         if options.change_topics_every or options.operate_every
         else 0.0,
