@@ -109,7 +109,7 @@ def test_nothing_else_is_for_clients() -> None:
         *("append", "read", "follow", "find", "event_time", "fate", "measure", "heads", "groups", "scan"),
         *("stage", "finish_part", "discard_part", "staged", "status", "describe", "verify", "verify_staged"),
     }
-    assert open_ones(METADATA_ACCESS) == {"ask", "who_leads", "change_volumes"}
+    assert open_ones(METADATA_ACCESS) == {"ask", "who_leads", "change_volumes", "check_program", "job_log"}
     is_closed = {request for request, access in REQUEST_ACCESS.items() if not access.is_for_clients}
     assert is_closed == {
         *(r.FoundClusterRequest, r.JoinRequest, r.StagedRequest, r.MakeInternalTopicsRequest, q.NoteTokenUseRequest),
@@ -211,6 +211,8 @@ METHOD_QUESTIONS: list[tuple[str, Any, str]] = [
     ("groups", made(scan_api.HeadsArguments, **STREAM), "read topic:orders"),
     ("scan", made(scan_api.ScanArguments, **STREAM), "read topic:orders"),
     ("change_volumes", made(metadata_api.ChangeVolumes), "cluster-operate cluster"),
+    ("check_program", made(metadata_api.CheckProgram), "append topic:_programs"),
+    ("job_log", made(metadata_api.JobLogArguments, name="fraud"), "describe job:fraud"),
     ("complaint", made(storage_api.Complaint, **STREAM), "describe topic:orders"),
     ("ask", None, ""),
     ("who_leads", None, ""),
@@ -244,6 +246,7 @@ REQUEST_QUESTIONS: list[tuple[Any, str]] = [
     (made(r.DropRunRequest, run=1), "delete run:etl"),
     (made(r.DropRunRequest, run=2), "delete run:"),
     (made(r.ForgetOutputRequest, name="etl"), "publish run:etl"),
+    (r.MakeJobTopicRequest("_programs"), "append topic:_programs"),
     (r.CatalogRequest(), ""),
     (made(r.ClockRequest), ""),
     (made(q.WhoAmIRequest), ""),

@@ -1,6 +1,7 @@
 """Defines the internal topics: logs that the cluster keeps for itself, under names that begin with ``_``.
 
-The leader makes them with ``MakeInternalTopicsRequest``; clients cannot. A topic is internal because it was made that
+The leader makes them with ``MakeInternalTopicsRequest``; clients cannot, but for those of jobs, which the first client
+that needs one asks for (``MakeJobTopicRequest``). A topic is internal because it was made that
 way, not because of its name: earlier versions let users create such names. An internal topic has one log stream. It has
 as many copies as there are storage nodes, up to ``replication``, and gets more by itself when storage nodes are added.
 """
@@ -12,6 +13,8 @@ from msgspec import Struct
 from cutwater.types import REPLICATION_DEFAULT, SECOND, Retention
 
 AUDIT_DAYS = 90
+JOB_LOG_DAYS = 7
+JOB_LOG_BYTES = 1024**3
 
 
 class InternalTopic(Struct, frozen=True):
@@ -29,6 +32,10 @@ AUDIT = InternalTopic("_audit", retention=Retention(time_us=AUDIT_DAYS * 86_400 
 PROGRAMS = InternalTopic("_programs")
 """Programs are kept until a decision trims them. The first one that is submitted makes the topic; the name is reserved,
 and access control is not turned on while a user's topic has it (ADR 0056)."""
+JOB_LOGS = InternalTopic("_job_logs", retention=Retention(JOB_LOG_DAYS * 86_400 * SECOND, JOB_LOG_BYTES))
+"""What the programs of jobs printed."""
+OF_JOBS = {topic.name: topic for topic in (PROGRAMS, JOB_LOGS)}
+"""The topics that clients ask for, by name."""
 
 
 def way_out(name: str, *, is_typed: bool) -> str:

@@ -296,6 +296,12 @@ class MakeInternalTopicsRequest(Struct, frozen=True, tag=True):
     topics: tuple[InternalTopic, ...]
 
 
+class MakeJobTopicRequest(Struct, frozen=True, tag=True):
+    """Make one of the internal topics of jobs, if it does not exist: the first client that needs it asks for it."""
+
+    topic: str
+
+
 Request = (
     FoundClusterRequest
     | AddNodeRequest
@@ -326,6 +332,7 @@ Request = (
     | EventsRequest
     | DescribeRequest
     | MakeInternalTopicsRequest
+    | MakeJobTopicRequest
     | AuditRequest
     | AccessRequest
     | JobRequest

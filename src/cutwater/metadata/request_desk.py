@@ -218,6 +218,7 @@ class RequestDesk:
             records = request.records if origin is None else checked_denials(request.records, server_name(origin))
             await term.audit.record_denials(records)
             return Done()
+        await term.programs.prepare(request)
         # Before the rules are enforced, no lease ends what a server without contact does.
         is_first = not self._control.is_on or isinstance(request, ConfirmAccessRequest | SetAccessModeRequest)
         answer = await term.decide(request, origin, judged_at)

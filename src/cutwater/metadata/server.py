@@ -34,6 +34,7 @@ from cutwater.errors import (
     WrongIdentity,
 )
 from cutwater.metadata.counters import MetadataCounters
+from cutwater.metadata.internal.topic_answers import InternalTopicAnswers
 from cutwater.metadata.joining import Joining
 from cutwater.metadata.node_access import NodeAccess
 from cutwater.metadata.node_channels import Ways
@@ -228,6 +229,7 @@ class MetadataServer:
     def _methods(self) -> Methods:
         methods = Methods(METADATA_ACCESS, self.trust.book, self.control)
         self._desk.register(methods)
+        InternalTopicAnswers(self._desk.ask_as_this_node, self._connect_node).register(methods)
         methods.answers(api.MEET)(self._meet)
         methods.answers(api.ACCESS)(self._answer_access)
         methods.answers(api.ACCESS_LEADER)(self._answer_access_leader)
@@ -430,8 +432,8 @@ class MetadataServer:
             await self._found(term)
             await self.access.confirm()
             self._reachable.set()
-            retention = RetentionTrimmer(state, self._connect_node, term.decide)
-            works = (retention.enforce_for_ever(self.options.retention_seconds), term.audit.write_for_ever())
+            retention = RetentionTrimmer(state, self._connect_node, term.programs.decide)
+            works = (retention.enforce_for_ever(self.options.retention_seconds), *term.works())
             tasks = [self._loop.create_task(work) for work in works]
             try:
                 reason = await term.over

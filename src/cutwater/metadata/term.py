@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -43,6 +43,7 @@ from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, Damaged, Fenced, NotLeader, ProtocolViolation, Unavailable
 from cutwater.metadata.audit_writer import AuditWriter
 from cutwater.metadata.counters import MetadataCounters
+from cutwater.metadata.internal.program_keeper import ProgramKeeper
 from cutwater.metadata.node_channels import Ways
 from cutwater.metadata.retention import Connect
 from cutwater.metadata.stores.store_interface import MetadataStore
@@ -89,6 +90,7 @@ class Term:
         self._stored_index = state.index
         self._access_told = state.access.revision
         self.audit = AuditWriter(state, lambda: self._stored_index, connect, self.decide)
+        self.programs = ProgramKeeper(state, connect, self.decide)
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[Answer | CutwaterError]] = {}
@@ -102,6 +104,10 @@ class Term:
         self._probing: dict[StorageNodeId, asyncio.Task[None]] = {}
         self._probe_seconds_max = options.node_dead_after_us / SECOND
         self._alarm = self._loop.call_later(WAKE_SECONDS, self._wake)
+
+    def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """Return what has to go on while this node leads."""
+        return self.audit.write_for_ever(), self.programs.keep_for_ever()
 
     @property
     def store_delay(self) -> float:

@@ -13,7 +13,7 @@ from cutwater.core.requests import Answer, Request
 from cutwater.protocol.access_copy import AccessAsk, AccessNews
 from cutwater.protocol.methods import Method, Notice
 from cutwater.protocol.storage_api import Addresses, Complaint, JoinAnswer, JoinArguments, NodeSelfDescription
-from cutwater.types import LeaderEpoch, MetadataNodeId, Report, Revision, StorageNodeId
+from cutwater.types import GLSN, JobEpoch, LeaderEpoch, MetadataNodeId, Report, Revision, StorageNodeId
 
 # Clients and operators.
 
@@ -45,6 +45,55 @@ CHANGE_VOLUMES: Method[ChangeVolumes, NodeSelfDescription] = Method(
     "change_volumes", ChangeVolumes, NodeSelfDescription
 )
 """Any metadata node passes this on to the storage node, to which it proves its identity."""
+
+
+class CheckProgram(Struct, frozen=True):
+    """Asks whether an intact copy of this program is stored. Who stores programs may not read them."""
+
+    sha256: str
+
+
+class ProgramCheck(Struct, frozen=True):
+    is_intact: bool
+
+
+class JobLogArguments(Struct, frozen=True):
+    """Asks for what an attempt to run a job printed, from this offset on. Without an attempt, the last one is meant;
+    without an epoch, the last one with this number. ``after``: the position in an earlier answer, after which the
+    search goes on. At most ``bytes_max`` are wanted."""
+
+    name: str
+    epoch: JobEpoch = JobEpoch(0)
+    attempt: int = 0
+    offset: int = 0
+    after: GLSN = GLSN(0)
+    bytes_max: int = 256 * 1024
+
+
+class JobLogPiece(Struct, frozen=True):
+    """Some bytes of the log of an attempt. What lies between two pieces was left out."""
+
+    offset: int
+    data: bytes
+
+
+class JobLogAnswer(Struct, frozen=True):
+    """Some pieces, in order. ``next_offset`` and ``after`` are for the next question. ``is_end``: nothing more is
+    stored by now. ``is_running``: the attempt has not ended, so more may come."""
+
+    epoch: JobEpoch
+    attempt: int
+    pieces: tuple[JobLogPiece, ...]
+    next_offset: int
+    after: GLSN
+    is_end: bool
+    is_running: bool
+
+
+CHECK_PROGRAM: Method[CheckProgram, ProgramCheck] = Method("check_program", CheckProgram, ProgramCheck)
+"""Any metadata node reads the copies by itself."""
+JOB_LOG: Method[JobLogArguments, JobLogAnswer] = Method("job_log", JobLogArguments, JobLogAnswer)
+"""Any metadata node reads the topic of logs by itself."""
 
 # Rules of access control.
 

@@ -99,6 +99,8 @@ METADATA_ACCESS: dict[str, MethodAccess] = {
     metadata_api.ASK.name: CARRIES,
     metadata_api.WHO_LEADS.name: OPEN,
     metadata_api.CHANGE_VOLUMES.name: OPERATES,
+    metadata_api.CHECK_PROGRAM.name: client(n.STORE_PROGRAMS),
+    metadata_api.JOB_LOG.name: client(on_named(Right.DESCRIBE, ResourceKind.JOB, "name")),
     storage_api.JOIN.name: _by_its_own(STORAGE_NODE, "node", is_admission=True),
     storage_api.REPORT.name: _by_its_own(STORAGE_NODE, "storage_node_id"),
     storage_api.COMPLAINT.name: replace(
@@ -199,6 +201,7 @@ REQUEST_ACCESS: dict[type, MethodAccess] = {
     j.RegisterAgentRequest: RUNS_JOBS,
     **dict.fromkeys(get_args(j.FromAgent), RUNS_JOBS),
     r.MakeInternalTopicsRequest: INTERNAL,
+    r.MakeJobTopicRequest: client(on_named(Right.APPEND, ResourceKind.TOPIC, "topic")),
     NoteAuditedRequest: INTERNAL,
     RecordDenialsRequest: FROM_SERVERS,
 }

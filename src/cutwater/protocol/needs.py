@@ -79,6 +79,12 @@ def on_cluster(right: Right) -> Need:
     return Need(lambda argument, names: (question,), f"{right} on cluster")
 
 
+def on_one(right: Right, resource: Resource) -> Need:
+    """The right on this resource, whatever the argument is."""
+    question = (right, resource)
+    return Need(lambda argument, names: (question,), f"{right} on {resource}")
+
+
 def on_named(right: Right, kind: ResourceKind, field: str) -> Need:
     """The right on the resource that a field of the argument names."""
     get = attrgetter(field)
@@ -217,7 +223,5 @@ ASK_AGENT = Need(
     "validate: job-submit on job:<name> and act-as on principal:job:<name>; state and savepoint-delete: job-operate on "
     "job:<name>; others: describe on job:<name>",
 )
-FIND_PROGRAM = Need(
-    lambda argument, names: ((Right.DESCRIBE, Resource(ResourceKind.TOPIC, PROGRAMS_TOPIC)),),
-    f"describe on topic:{PROGRAMS_TOPIC}",
-)
+FIND_PROGRAM = on_one(Right.DESCRIBE, Resource(ResourceKind.TOPIC, PROGRAMS_TOPIC))
+STORE_PROGRAMS = on_one(Right.APPEND, Resource(ResourceKind.TOPIC, PROGRAMS_TOPIC))

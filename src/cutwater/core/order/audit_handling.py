@@ -6,7 +6,7 @@ from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.audit.audit_requests import AUDIT_PRODUCER, AuditRequest, NoteAuditedRequest
-from cutwater.core.internal_topics import AUDIT, PROGRAMS, way_out
+from cutwater.core.internal_topics import AUDIT, JOB_LOGS, PROGRAMS, way_out
 from cutwater.core.jobs import job_requests as jobs
 from cutwater.core.order import decisions as d
 from cutwater.core.order.origin import RequestOrigin
@@ -58,7 +58,7 @@ def check_audit(request: r.Request, state: OrderState, origin: RequestOrigin | N
             retry_ms=RETRY_MS,
         )
     if isinstance(request, q.SetAccessModeRequest) and request.mode is not AccessMode.OFF:
-        for topic in (AUDIT, PROGRAMS):
+        for topic in (AUDIT, PROGRAMS, JOB_LOGS):
             taken = state.topic_named(topic.name)
             if taken is not None and not taken.is_internal:
                 raise Refused(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cutwater.core import requests as r
-from cutwater.core.internal_topics import InternalTopic, way_out
+from cutwater.core.internal_topics import OF_JOBS, InternalTopic, way_out
 from cutwater.core.names import check_topic_name, is_reserved
 from cutwater.core.order import decisions as d
 from cutwater.core.order.planning.placement import ReplicaCounts, loads, place
@@ -46,6 +46,15 @@ def make_internal_topics(
         numbers[definition.name] = topic
     reserved = tuple(sorted(name for name, topic in known.items() if is_reserved(name) and not topic.is_internal))
     return tuple(decisions), r.InternalTopics(tuple(numbers[name] for name in found), reserved)
+
+
+def make_job_topic(
+    request: r.MakeJobTopicRequest, state: OrderState, usable: Callable[[StorageNodeId], bool], time: CutTime
+) -> Outcome:
+    definition = OF_JOBS.get(request.topic)
+    if definition is None:
+        raise InvalidArgument(f"{request.topic!r} is no internal topic of jobs: these are {', '.join(OF_JOBS)}")
+    return make_internal_topics(r.MakeInternalTopicsRequest((definition,)), state, usable, time)
 
 
 def _choose_nodes(definition: InternalTopic, load: ReplicaCounts) -> tuple[StorageNodeId, ...]:

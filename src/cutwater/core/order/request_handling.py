@@ -16,9 +16,10 @@ from cutwater.core.jobs.leading.job_desk import JobOutcome
 from cutwater.core.names import check_name, check_not_reserved, check_topic_name
 from cutwater.core.order import decisions as d
 from cutwater.core.order.audit_handling import check_audit, check_producer, decide_audit
-from cutwater.core.order.internal_topic_requests import internal_in_words, make_internal_topics
+from cutwater.core.order.internal_topic_requests import internal_in_words, make_internal_topics, make_job_topic
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.planning.placement import loads, place
+from cutwater.core.order.program_trims import check_program_trim, is_of_programs
 from cutwater.core.order.state import LogStream, Node, OrderState, ProducerState, TopicState
 from cutwater.core.publish.run_requests import Outcome, drop_run, forget_output, open_run, publish, staged
 from cutwater.core.text import counted
@@ -152,6 +153,8 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
             return (), around.describe()
         case r.MakeInternalTopicsRequest():
             return make_internal_topics(request, state, around.usable, around.time)
+        case r.MakeJobTopicRequest():
+            return make_job_topic(request, state, around.usable, around.time)
 
 
 def catalog(state: OrderState) -> r.Catalog:
@@ -489,6 +492,8 @@ def _trim(request: r.TrimRequest, state: OrderState) -> Outcome:
         raise InvalidArgument(f"trim before GLSN {request.before}, but the log ends at {state.high_watermark}")
     if request.before <= topic.trimmed_before:
         return (), r.Done()
+    if is_of_programs(topic):
+        check_program_trim(state, request.before)
     return (d.Trim(topic.topic, GLSN(request.before)),), r.Done()
 
 
