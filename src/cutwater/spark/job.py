@@ -203,6 +203,7 @@ class _Program:
         from cutwater.spark.job_progress import Watcher  # noqa: PLC0415
         from cutwater.spark.pipeline.runner import run_pipeline  # noqa: PLC0415
         from cutwater.spark.savepoint.files import files_at  # noqa: PLC0415
+        from cutwater.spark.session.program_files import send_program  # noqa: PLC0415
         from cutwater.spark.session.session import session  # noqa: PLC0415
 
         start, pipeline = self._start, self._pipeline
@@ -220,6 +221,7 @@ class _Program:
         threads, slices = sizes(start, note)
         until = self._checked(where, threads, slices)
         spark = session(f"cutwater {pipeline.name}", master=start.master or f"local[{threads}]", config=start.conf)
+        send_program(spark, start.master)
         gateway: Any = spark.sparkContext._gateway
         jvm = gateway.proc
         threading.Thread(target=self._watch_jvm, args=(jvm,), name="jvm", daemon=True).start()
