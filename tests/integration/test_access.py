@@ -528,6 +528,38 @@ async def test_a_client_may_revoke_its_own_token(tmp_path: Path) -> None:
             await cluster.ask(q.WhoAmIRequest(), second)
 
 
+async def test_children_of_a_token_end_with_it_at_once(tmp_path: Path) -> None:
+    """A service makes them for browsers."""
+    async with access_cluster(tmp_path, mode=ON) as cluster:
+        ann = await cluster.principal("ann", ("describe", "cluster"))
+        ends = system.wall_time_ns() // 1_000 + 3_600_000_000
+        async with Admin(cluster.addresses, timeout_ms=5_000, access=Access(token=ann)) as admin:
+            one = await admin.control.create_child_token(ends)
+            two = await admin.control.create_child_token(ends, scopes=("describe cluster",))
+            assert one.principal == "ann"
+            assert one.unconfirmed == two.unconfirmed == ()
+            opened = [
+                await cluster.connection(at, made.token)
+                for at in (cluster.addresses[0], cluster.node_addresses[1])
+                for made in (one, two)
+            ]
+            await opened[3].call(storage_api.STATUS, None, timeout_ms=5_000)
+            assert [one.parent for one in await admin.control.tokens("ann")].count(token_id(ann)) == 2
+            assert (await admin.control.end_own_token(one.id)).unconfirmed == ()
+            assert [connection.is_closed for connection in opened] == [True, False, True, False]
+            async with Admin(cluster.addresses, timeout_ms=5_000, access=Access(token=two.token)) as child:
+                with pytest.raises(Refused, match="a child has no children"):
+                    await child.control.create_child_token(ends)
+            with pytest.raises(InvalidArgument, match="make another child instead"):
+                await admin.control.rotate_token(two.id, ends)
+            await admin.control.end_own_token()
+        # The caller's own connection may end before the other server has confirmed that.
+        await until(lambda: all(connection.is_closed for connection in opened), "the children have ended")
+        for text in (ann, one.token, two.token):
+            with pytest.raises(Unauthenticated):
+                await cluster.connection(cluster.node_addresses[1], text)
+
+
 async def test_a_token_that_expired_is_refused_like_one_that_was_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cutwater.admin.access_calls import AccessCalls
 from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.principals import Scope, token_id
@@ -23,6 +25,7 @@ from cutwater.protocol import storage_api
 from cutwater.protocol.errors import Unauthenticated
 from cutwater.protocol.metadata_api import ASK
 from cutwater.protocol.methods import Method
+from cutwater.runtime import system
 from cutwater.types import GLSN, LogStreamId
 from cutwater.wire.connection import Connection
 from tests.integration.access_cluster import AccessCluster, access_cluster, new_token
@@ -67,7 +70,7 @@ class Sample:
         model, random = self.model, self.random
         subject = random.choice((*PRINCIPALS, *(f"group:{name}" for name in model.groups)))
         pattern, rights = self.grant()
-        match random.randrange(6):
+        match random.randrange(7):
             case 0 | 1:
                 await self.admin(q.AllowRequest(subject, tuple(rights), parse_pattern(pattern)))
                 model.rules |= {(subject, right, pattern) for right in rights}
@@ -88,7 +91,9 @@ class Sample:
             case 4 if len(model.tokens) > 2:
                 number = random.choice(sorted(model.tokens))
                 await self.admin(q.RevokeTokenRequest(token_id(self.tokens[number]) or ""))
-                del model.tokens[number]
+                model.end(number)
+            case 5 if model.tokens.keys() - model.parents.keys():
+                await self.child(random.choice(sorted(model.tokens.keys() - model.parents.keys())))
             case _:
                 principal = random.choice(PRINCIPALS)
                 grants = [self.grant() for _ in range(random.choice((0, 0, 1)))]
@@ -98,6 +103,27 @@ class Sample:
                 await self.admin(request)
                 flat = [(right, pattern) for pattern, rights in grants for right in rights]
                 model.tokens[number] = principal, flat, 0
+
+    async def child(self, parent: int) -> None:
+        """Make a child of a token, or let it end one of its children."""
+        model, calls = self.model, AccessCalls(partial(self.ask_as, parent))
+        children = [child for child, its in model.parents.items() if its == parent]
+        if len(children) > 1:
+            await calls.end_own_token(token_id(self.tokens[children[0]]) or "")
+            model.end(children[0])
+        else:
+            made = await calls.create_child_token(system.wall_time_ns() // 1_000 + 3_600_000_000)
+            number = len(self.tokens) + 1
+            self.tokens[number], model.parents[number] = made.token, parent
+            model.tokens[number] = model.tokens[parent]
+        await self.admin(q.ConfirmAccessRequest())
+
+    async def ask_as(self, number: int, request: r.Request, expected: type, *, idempotent: bool = True) -> Any:
+        connection = await self.cluster.connection(self.cluster.metadata[0].address, self.tokens[number])
+        try:
+            return (await connection.call(ASK, request, timeout_ms=5_000)).value
+        finally:
+            connection.abort()
 
     async def admin(self, request: q.AccessRequest) -> None:
         """Ask as an administrator, and return when all servers act by the change."""

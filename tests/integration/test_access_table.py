@@ -21,6 +21,7 @@ from cutwater.admin.private_authority import now
 from cutwater.core import requests as r
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.access_requests import CreateChildTokenRequest, EndOwnTokenRequest
 from cutwater.core.access.principals import token_id
 from cutwater.core.audit.audit_record import decode_audit
 from cutwater.core.audit.denial_merge import denied_operation
@@ -31,6 +32,7 @@ from cutwater.protocol.access import STORAGE_NODE
 from cutwater.protocol.methods import Notice, StreamMethod
 from cutwater.runtime import system
 from cutwater.storagenode.metrics import NodeCollector
+from cutwater.types import CutTime
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
@@ -46,6 +48,8 @@ CALL_MS = 5_000
 AGAIN_MAX = 100
 SECRET = "payroll"
 """The name of a topic that no caller here may describe."""
+CHILD = "c" * 16
+"""The id of a child of the caller's token."""
 
 
 # Arguments.
@@ -82,6 +86,11 @@ class Arguments:
             return structs.replace(least(row.method._decode_argument.__self__.type), complainer=storage_api.A_CLIENT)
         if row.name == storage_api.DISCARD_PART.name:
             return self.part
+        if row.request is CreateChildTokenRequest:
+            return CreateChildTokenRequest(CHILD, "0" * 64, CutTime(system.wall_time_ns() // 1_000 + 60_000_000))
+        if row.request is EndOwnTokenRequest:
+            # Calls are made in the order of the table, and the caller's own token is still needed.
+            return EndOwnTokenRequest(CHILD)
         kind = row.request or row.method._decode_argument.__self__.type
         made = least(kind)
         known = {"stream": self.stream, "run": self.run, "part": self.part}

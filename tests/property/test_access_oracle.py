@@ -46,6 +46,14 @@ class Model:
     """Subject, right, pattern: ``("group:w", "read", "topic:a*")``."""
     tokens: dict[int, tuple[str, list[tuple[str, str]], int]] = field(default_factory=dict)
     """By number: the principal, the scopes as pairs of right and pattern, and when it expires."""
+    parents: dict[int, int] = field(default_factory=dict)
+    """Of tokens that are children."""
+
+    def end(self, number: int) -> None:
+        self.tokens.pop(number, None)
+        self.parents.pop(number, None)
+        for child in [one for one, parent in self.parents.items() if parent == number]:
+            self.end(child)
 
     def allows(self, principal: str, right: str, what: str, token: int | None) -> bool:
         subjects = {principal} | {f"group:{name}" for name, members in self.groups.items() if principal in members}
@@ -59,8 +67,8 @@ class Model:
             return True
         if token not in self.tokens:
             return False
-        scopes = self.tokens[token][1]
-        return not scopes or self.follows(scopes, right, what)
+        shown = [token, self.parents[token]] if token in self.parents else [token]
+        return all(not self.tokens[one][1] or self.follows(self.tokens[one][1], right, what) for one in shown)
 
     def follows(self, given: list[tuple[str, str]], right: str, what: str) -> bool:
         name = what.partition(":")[2]
@@ -132,6 +140,10 @@ steps = st.one_of(
     st.tuples(st.just("delete group"), st.sampled_from(GROUPS)),
     create_token,
     st.tuples(st.just("revoke"), numbers),
+    st.tuples(
+        st.just("child"), numbers, numbers, st.lists(grants(), max_size=1), st.sampled_from((1_500, 2_000, 2_500))
+    ),
+    st.tuples(st.just("end own"), numbers, st.none() | numbers),
 )
 questions = st.tuples(principals, resources(), st.none() | numbers)
 
@@ -152,10 +164,10 @@ class Real:
         self.state = AccessState()
         self.log = OrderState()
 
-    def ask(self, request: q.AccessRequest) -> bool:
+    def ask(self, request: q.AccessRequest, origin: RequestOrigin | None = None) -> bool:
         """Whether the request was carried out."""
         try:
-            decisions, _ = decide_access(request, self.state, NOW, RequestOrigin(LOCAL_ADMIN))
+            decisions, _ = decide_access(request, self.state, NOW, origin or RequestOrigin(LOCAL_ADMIN))
         except CutwaterError:
             return False
         for decision in decisions:
@@ -211,7 +223,36 @@ def carry_out(step: tuple, model: Model, real: Real) -> None:  # type: ignore[ty
         case "revoke", number:
             identifier = token_id(text_of(number)) or ""
             assert real.ask(q.RevokeTokenRequest(identifier)) == (number in model.tokens)
-            model.tokens.pop(number, None)
+            model.end(number)
+        case "child", number, parent, scopes, expires:
+            text, made = text_of(number), tuple(Scope(tuple(rights), pattern_of(pattern)) for rights, pattern in scopes)
+            child = q.CreateChildTokenRequest(token_id(text) or "", token_hash(text), CutTime(expires), made)
+            is_made = real.ask(child, shown(parent))
+            shows = model.tokens.get(parent)
+            if number in model.tokens:
+                # The same request again changes nothing.
+                assert not is_made or model.parents.get(number) == parent
+                return
+            may = shows is not None and parent not in model.parents and not 0 < shows[2] < expires
+            # A child whose scopes are not covered is refused; that those that are made give no more, questions show.
+            assert is_made == may or (may and bool(shows and shows[1]) and bool(made))
+            if is_made and shows is not None:
+                flat = [(right, pattern) for rights, pattern in scopes for right in rights]
+                model.tokens[number] = shows[0], flat or shows[1], expires
+                model.parents[number] = parent
+        case "end own", by, number:
+            ended = by if number is None else number
+            may = by in model.tokens and (ended == by or model.parents.get(ended) == by)
+            identifier = "" if number is None else token_id(text_of(number)) or ""
+            assert real.ask(q.EndOwnTokenRequest(identifier), shown(by)) == may
+            if may:
+                model.end(ended)
+
+
+def shown(number: int) -> RequestOrigin:
+    """A caller that shows this token. While access control is off, requests of other principals are refused; the token
+    decides here."""
+    return RequestOrigin(LOCAL_ADMIN, "", token_id(text_of(number)) or "")
 
 
 def compare(principal: str, what: str, number: int | None, model: Model, view: AccessView) -> bool:

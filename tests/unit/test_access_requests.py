@@ -45,6 +45,8 @@ from cutwater.wire.options import WireOptions
 NOW = CutTime(20_000 * DAY_US + 5)
 LOCAL = RequestOrigin(LOCAL_ADMIN, "request-1")
 ROOT = RequestOrigin("root", "request-2", "0" * 16)
+SHOWN = RequestOrigin("root", "request-3", "0" * 15 + "1")
+"""The administrator, with the token that it shows."""
 ORDERS = parse_pattern("topic:orders")
 
 
@@ -55,6 +57,11 @@ def token(number: int) -> str:
 def create(number: int, principal: str, *scopes: Scope, expires: int = 0) -> q.CreateTokenRequest:
     text = token(number)
     return q.CreateTokenRequest(token_id(text) or "", token_hash(text), principal, scopes, CutTime(expires))
+
+
+def child(number: int, *scopes: Scope, expires: int = NOW + 5) -> q.CreateChildTokenRequest:
+    made = create(number, "")
+    return q.CreateChildTokenRequest(made.id, made.sha256, CutTime(expires), scopes)
 
 
 ID = create(1, "root").id
@@ -111,6 +118,8 @@ def sample(kind: type) -> q.AccessRequest:
         create(2, "alice"),
         q.RevokeTokenRequest(ID),
         q.ExpireTokenRequest(ID, CutTime(NOW + 10)),
+        child(7),
+        q.EndOwnTokenRequest(),
         q.ListTokensRequest(),
         q.DescribeTokenRequest(ID),
         q.NoteTokenUseRequest({ID: 20_000}),
@@ -537,9 +546,9 @@ def test_requests_and_answers_come_back_from_the_wire(kind: type, secured: Clust
     secured.ask(q.CreateGroupRequest("writers", ("alice",)), ROOT)
     secured.ask(q.SetQuotaRequest("alice", QuotaLimits(connections=9)), ROOT)
     try:
-        answer = secured.ask(request, ROOT)
+        answer = secured.ask(request, SHOWN)
     except Refused:
-        known = (q.RevokeTokenRequest, q.ExpireTokenRequest, q.RemoveRightsRequest)
+        known = (q.RevokeTokenRequest, q.EndOwnTokenRequest, q.ExpireTokenRequest, q.RemoveRightsRequest)
         assert kind in known, "that would remove the last administrator"
         return
     except AlreadyExists:
@@ -560,6 +569,7 @@ def test_rules_travel_to_servers_as_they_are() -> None:
     "decision",
     [
         a.CreateToken(ID, "0" * 64, "alice"),
+        a.CreateToken("f" * 16, "0" * 64, "alice", parent="none"),
         a.RevokeToken("none"),
         a.ExpireToken("none", CutTime(1)),
         a.RemoveRights("alice", ("read",), ORDERS),
@@ -639,14 +649,16 @@ def test_only_what_takes_rights_away_asks_for_another_judgement(secured: Cluster
         q.SetQuotaRequest("alice", QuotaLimits(connections=1)),
         q.RemoveQuotaRequest("alice"),
         q.NoteTokenUseRequest({ID: 20_000}),
+        child(7),
     ]
     for request in wider:
         before = state.narrowed_at
-        assert secured.changes(request, ROOT)
+        assert secured.changes(request, SHOWN)
         assert state.narrowed_at == before < state.revision
     narrower: list[q.AccessRequest] = [
         q.ExpireTokenRequest(OTHER_ID, CutTime(NOW + 10)),
         q.RevokeTokenRequest(OTHER_ID),
+        q.EndOwnTokenRequest(child(7).id),
         q.RemoveRightsRequest("alice", ORDERS),
         q.CreateGroupRequest("g", ("alice", "bob")),
         q.ChangeGroupRequest("g", remove=("bob",)),
@@ -655,7 +667,7 @@ def test_only_what_takes_rights_away_asks_for_another_judgement(secured: Cluster
         q.SetAccessModeRequest(AccessMode.PERMISSIVE),
     ]
     for request in narrower:
-        assert secured.changes(request, ROOT)
+        assert secured.changes(request, SHOWN)
         assert state.narrowed_at == state.revision
     assert {type(one) for one in wider + narrower} >= set(get_args(Change))
 

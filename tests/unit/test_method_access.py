@@ -135,7 +135,7 @@ def test_every_row_for_clients_says_what_it_needs_and_no_other_does() -> None:
     tables: list[dict[Any, MethodAccess]] = [STORAGE_NODE_ACCESS, METADATA_ACCESS, REQUEST_ACCESS]
     rows = [row for table in tables for row in table.items()]
     assert {name for name, access in rows if access.answers is ClientAnswers.OPEN} == {
-        *("who_leads", r.ClockRequest, q.WhoAmIRequest)
+        *("who_leads", r.ClockRequest, q.WhoAmIRequest, q.CreateChildTokenRequest, q.EndOwnTokenRequest)
     }
     assert {name for name, access in rows if access.answers is ClientAnswers.CARRIED} == {"ask", *RELAYS}
     assert {name for name, access in rows if access.answers is ClientAnswers.FILTERED} == {
@@ -256,6 +256,8 @@ REQUEST_QUESTIONS: list[tuple[Any, str]] = [
     (made(q.CreateTokenRequest), "cluster-admin cluster"),
     (made(q.RevokeTokenRequest), "cluster-admin cluster"),
     (made(q.ExpireTokenRequest), "cluster-admin cluster"),
+    (made(q.CreateChildTokenRequest), ""),
+    (q.EndOwnTokenRequest(), ""),
     (q.ListTokensRequest(), "cluster-admin cluster"),
     (q.ListTokensRequest("alice"), "describe principal:alice"),
     (q.DescribeTokenRequest("t"), "describe principal:alice"),

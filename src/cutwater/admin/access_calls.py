@@ -6,7 +6,7 @@ subjects as the name of a principal or ``group:<name>``. A change is durable whe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from msgspec import Struct
@@ -109,12 +109,39 @@ class AccessCalls:
         """Make a token that takes the place of this one: with its principal and scopes, and a new id and secret. The
         old one works until ``old_ends_us``, or until it would have ended. If this is interrupted, both work."""
         old = await self.token(identifier)
+        if old.parent:
+            raise InvalidArgument(
+                f"token {identifier} is a child of token {old.parent} and ends soon: make another child instead"
+            )
         made = await self._create_token(old.principal, old.scopes, expires_us)
         if old.expires and old.expires <= old_ends_us:
             return made
         changed = await self.expire_token(identifier, old_ends_us)
         left = tuple(sorted({*made.unconfirmed, *changed.unconfirmed}))
         return CreatedToken(made.id, made.principal, made.expires, made.token, left)
+
+    async def create_child_token(self, expires_us: int, *, scopes: Sequence[str] = ()) -> CreatedToken:
+        """Make a child of the token that the caller shows, for a browser for example: with the same principal, no more
+        scopes, and an end within 24 hours. Ending the token ends its children, at once."""
+        text = new_token()
+        identifier = id_of_token(text)
+        parsed = tuple(parse_scope(scope) for scope in scopes)
+        request = q.CreateChildTokenRequest(identifier, hash_of_token(text), CutTime(expires_us), parsed)
+        changed = await self._ask(request, q.AccessChanged)
+        principal = (await self.who_am_i()).principal
+        return CreatedToken(identifier, principal, expires_us, text, changed.unconfirmed)
+
+    async def end_own_token(self, identifier: str = "") -> q.AccessChanged:
+        """End the token that the caller shows, with its children; or one of its children. As for ``revoke_token``, it
+        is not known which servers have confirmed the end of the caller's own."""
+        request = q.EndOwnTokenRequest(checked_id(identifier) if identifier else "")
+        own = (await self.who_am_i()).token
+        try:
+            return await self._ask(request, q.AccessChanged, idempotent=False)
+        except (ConnectionLost, Unauthenticated):
+            if identifier not in ("", own) or await self._is_shown(own):
+                raise
+        return q.AccessChanged(Revision(0))
 
     async def tokens(self, principal: str = "") -> tuple[q.TokenInfo, ...]:
         """Return all tokens, or those of one principal."""
@@ -291,8 +318,13 @@ def parse_mode(text: str) -> AccessMode:
         raise InvalidArgument(f"there is no mode {text!r} of access control; modes: {', '.join(AccessMode)}") from None
 
 
+def under_parents(tokens: Iterable[q.TokenInfo]) -> list[q.TokenInfo]:
+    """Return tokens in the order of their ids, and each child after its parent."""
+    return sorted(tokens, key=lambda token: (token.parent or token.id, token.parent != "", token.id))
+
+
 def is_unused(token: q.TokenInfo) -> bool:
-    return token.last_used_day == 0
+    return token.last_used_day == 0 and not token.parent
 
 
 def last_used_us(token: q.TokenInfo) -> int:

@@ -161,6 +161,8 @@ REQUEST_ACCESS: dict[type, MethodAccess] = {
     q.CreateTokenRequest: ADMINISTERS,
     q.RevokeTokenRequest: ADMINISTERS,
     q.ExpireTokenRequest: ADMINISTERS,
+    q.CreateChildTokenRequest: OPEN,
+    q.EndOwnTokenRequest: OPEN,
     q.ListTokensRequest: client(n.on_principal_or_all("principal")),
     q.DescribeTokenRequest: client(n.DESCRIBE_OWNER),
     q.NoteTokenUseRequest: FROM_SERVERS,

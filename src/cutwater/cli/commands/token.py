@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cutwater.admin.access_calls import NEVER, CreatedToken, last_used_us
+from cutwater.admin.access_calls import NEVER, CreatedToken, last_used_us, under_parents
 from cutwater.admin.cluster_security import check_new
 from cutwater.admin.operations import Admin
 from cutwater.admin.status_text import time_of
@@ -167,10 +167,17 @@ def list_tokens(
     *,
     log: ClusterTarget,
 ) -> None:
-    """Show tokens, without their secrets, which nobody can show."""
-    found = log.administer(lambda admin: admin.control.tokens(principal))
+    """Show tokens, without their secrets, which nobody can show. Children follow the token with which they end."""
+    found = under_parents(log.administer(lambda admin: admin.control.tokens(principal)))
     rows = [
-        (t.id, t.principal, t.scopes or "all rights", _when(t.expires, "never"), t.creator, _day(last_used_us(t)))
+        (
+            f"  {t.id}" if t.parent else t.id,
+            t.principal,
+            t.scopes or "all rights",
+            _when(t.expires, "never"),
+            t.creator,
+            _day(last_used_us(t)),
+        )
         for t in found
     ]
     show(found, table(["token", "principal", "limited to", "expires", "made by", "last used"], rows))
@@ -180,8 +187,9 @@ def list_tokens(
 def describe(identifier: IdArgument, log: ClusterTarget) -> None:
     """Show a token, without its secret."""
     found = log.administer(lambda admin: admin.control.token(identifier))
+    child = f", a child of token {found.parent}, with which it ends" if found.parent else ""
     lines = [
-        f"token {found.id} of {found.principal}",
+        f"token {found.id} of {found.principal}{child}",
         f"  limited to: {'; '.join(map(str, found.scopes)) or 'nothing, it has all rights of its principal'}",
         f"  made:       {_when(found.created, 'at an unknown time')} by {found.creator or 'an unknown principal'}",
         f"  expires:    {_when(found.expires, 'never')}",

@@ -36,14 +36,18 @@ class CreateToken(Dated, frozen=True, tag=True):
     of_job: JobOfToken | UnsetType = UNSET
     """The token is a job's, and ends with its assignment. It is stored only if it is so, as the field is younger than
     the format."""
+    parent: str | UnsetType = UNSET
+    """The token of which it is a child. Children that have expired by now are forgotten."""
 
 
 class RevokeToken(Dated, frozen=True, tag=True):
+    """Ends a token and its children."""
+
     id: str
 
 
 class ExpireToken(Dated, frozen=True, tag=True):
-    """A token ends at this time, earlier than it would have."""
+    """A token ends at this time, earlier than it would have, and so do its children at the latest."""
 
     id: str
     expires: CutTime

@@ -16,6 +16,7 @@ from cutwater.core.access import access_decisions as a
 from cutwater.core.access import access_requests as q
 from cutwater.core.access import access_state as s
 from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.child_tokens import create_child, end_own
 from cutwater.core.access.denials import quoted
 from cutwater.core.access.principals import (
     DAY_US,
@@ -57,6 +58,8 @@ Change = (
     q.CreateTokenRequest
     | q.RevokeTokenRequest
     | q.ExpireTokenRequest
+    | q.CreateChildTokenRequest
+    | q.EndOwnTokenRequest
     | q.AllowRequest
     | q.RemoveRightsRequest
     | q.CreateGroupRequest
@@ -86,7 +89,7 @@ def decide_access(
             "`cutwater cluster secure` on a metadata node's machine"
         )
     is_local = origin is not None and origin.principal == LOCAL_ADMIN
-    decision = _change(request, state, now, room=ROOM_FOR_RECOVERY if is_local else 0)
+    decision = _change(request, state, now, origin, room=ROOM_FOR_RECOVERY if is_local else 0)
     if decision is None:
         return (), q.AccessChanged(state.revision)
     after = state.after(decision)
@@ -123,7 +126,9 @@ def _check_admin(state: s.AccessState, after: s.AccessState, now: CutTime) -> No
     )
 
 
-def _change(request: Change, state: s.AccessState, now: CutTime, room: int) -> a.AccessDecision | None:
+def _change(
+    request: Change, state: s.AccessState, now: CutTime, origin: RequestOrigin | None, room: int
+) -> a.AccessDecision | None:
     """Return the decision that makes the change; None if there is nothing to change. ``room`` is how many tokens and
     rules there may be above the limits."""
     match request:
@@ -134,6 +139,10 @@ def _change(request: Change, state: s.AccessState, now: CutTime, room: int) -> a
             return a.RevokeToken(request.id)
         case q.ExpireTokenRequest():
             return _expire_token(request, state, now)
+        case q.CreateChildTokenRequest():
+            return create_child(request, state, now, origin)
+        case q.EndOwnTokenRequest():
+            return end_own(request, state, origin)
         case q.AllowRequest():
             return _allow(request, state, room)
         case q.RemoveRightsRequest():
@@ -181,8 +190,9 @@ def _create_token(request: q.CreateTokenRequest, state: s.AccessState, now: CutT
             f"the token would expire at {request.expires}, which is past (now: {now}, microseconds UTC): give a later "
             "time, or 0 for a token that never expires"
         )
-    if len(state.tokens) >= s.TOKENS_MAX + room:
-        raise Refused(f"there are {len(state.tokens)} tokens, which is the most: revoke those that are not needed")
+    count = sum(token.parent is UNSET for token in state.tokens.values())
+    if count >= s.TOKENS_MAX + room:
+        raise Refused(f"there are {count} tokens, which is the most: revoke those that are not needed")
     return a.CreateToken(request.id, *asked)
 
 
@@ -383,7 +393,7 @@ def _who(origin: RequestOrigin | None, state: s.AccessState) -> q.WhoAmI:
         return q.WhoAmI("", "", (), state.mode)
     name = origin.principal
     token = state.tokens.get(origin.token)
-    limits = (token.scopes, token.expires) if token is not None else ((), CutTime(0))
+    limits = (token.scopes, token.expires, token.parent or "") if token is not None else ((), CutTime(0), "")
     return q.WhoAmI(name, origin.token, state.groups_of(name), state.mode, name in state.admins(), *limits)
 
 
@@ -411,7 +421,8 @@ def _describe_principal(principal: str, state: s.AccessState) -> q.PrincipalDesc
 
 def _info(token: TokenRecord) -> q.TokenInfo:
     return q.TokenInfo(
-        *(token.id, token.principal, token.scopes, token.expires, token.creator, token.created, token.last_used_day)
+        *(token.id, token.principal, token.scopes, token.expires, token.creator, token.created, token.last_used_day),
+        parent=token.parent or "",
     )
 
 

@@ -47,6 +47,23 @@ class ExpireTokenRequest(Struct, frozen=True, tag=True):
     expires: CutTime
 
 
+class CreateChildTokenRequest(Struct, frozen=True, tag=True):
+    """Make a child of the token that the caller has shown, with the same principal. Without ``scopes``, it has those of
+    its parent, and otherwise no more than these. It ends with its parent, and within 24 hours. The caller has made it,
+    as for ``CreateTokenRequest``; the same request again changes nothing."""
+
+    id: str
+    sha256: str
+    expires: CutTime
+    scopes: tuple[Scope, ...] = ()
+
+
+class EndOwnTokenRequest(Struct, frozen=True, tag=True):
+    """End the token that the caller has shown, with its children; or one child of it, if ``id`` names one."""
+
+    id: str = ""
+
+
 class ListTokensRequest(Struct, frozen=True, tag=True):
     """Ask for tokens by id, of one principal if it is given."""
 
@@ -181,6 +198,8 @@ AccessRequest = (
     CreateTokenRequest
     | RevokeTokenRequest
     | ExpireTokenRequest
+    | CreateChildTokenRequest
+    | EndOwnTokenRequest
     | ListTokensRequest
     | DescribeTokenRequest
     | NoteTokenUseRequest
@@ -225,6 +244,8 @@ class TokenInfo(Struct, frozen=True):
     creator: str
     created: CutTime
     last_used_day: int
+    parent: str = ""
+    """The token of which it is a child, if it is one."""
 
 
 class TokenList(Struct, frozen=True, tag=True):
@@ -307,6 +328,8 @@ class WhoAmI(Struct, frozen=True, tag=True):
     """What the token is limited to; empty if it has all rights of its principal."""
     expires: CutTime = CutTime(0)
     """When the token ends; 0 if it does not."""
+    parent: str = ""
+    """The token of which it is a child, if it is one."""
 
 
 AccessAnswer = (

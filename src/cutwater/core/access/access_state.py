@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 import msgspec
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from cutwater.core.access import access_decisions as a
 from cutwater.core.access.access_requests import AccessSummary
@@ -18,6 +18,8 @@ from cutwater.core.access.rules import Rule
 from cutwater.types import CutTime, JobEpoch, Revision
 
 TOKENS_MAX = 10_000
+CHILDREN_MAX = 5_000
+"""Living children of all tokens. They do not count as tokens: clients must not use up what administrators need."""
 RULES_MAX = 10_000
 GROUPS_MAX = 1_000
 MEMBERS_MAX = 1_000
@@ -83,6 +85,8 @@ class AccessState:
         """Return why the decision is not valid, or an empty string."""
         match decision:
             case a.CreateToken():
+                if decision.parent is not UNSET and decision.parent not in self.tokens:
+                    return "its parent is not there"
                 return "there is a token with this id" if decision.id in self.tokens else ""
             case a.RevokeToken() | a.ExpireToken():
                 return "" if decision.id in self.tokens else "there is no such token"
@@ -109,14 +113,19 @@ class AccessState:
                     decision.by.principal if decision.by else "",
                     decision.at or cut_time,
                     of_job=decision.of_job,
+                    parent=decision.parent,
                 )
                 if decision.of_job:
                     self._renew_job_token(decision.id, decision.at or cut_time)
+                if decision.parent is not UNSET:
+                    self._forget_expired_children(decision.at or cut_time)
             case a.RevokeToken():
-                del self.tokens[decision.id]
-                self._of_jobs.pop(decision.id, None)
+                self._end(decision.id)
             case a.ExpireToken():
-                self.tokens[decision.id] = structs.replace(self.tokens[decision.id], expires=decision.expires)
+                for token in (decision.id, *self.children_of(decision.id)):
+                    known = self.tokens[token]
+                    ends = min(known.expires or decision.expires, decision.expires)
+                    self.tokens[token] = structs.replace(known, expires=ends)
             case a.NoteTokenUse():
                 self._note_use(decision)
                 return
@@ -213,11 +222,26 @@ class AccessState:
         named.update(rule.principal for rule in self.certificate_rules if "{" not in rule.principal)
         return named
 
+    def _end(self, token: str) -> None:
+        for one in (token, *self.children_of(token)):
+            del self.tokens[one]
+            self._of_jobs.pop(one, None)
+
+    def children_of(self, token: str) -> list[str]:
+        return [one.id for one in self.tokens.values() if one.parent == token]
+
+    def _forget_expired_children(self, now: CutTime) -> None:
+        expired = [one.id for one in self.tokens.values() if one.parent is not UNSET and one.is_expired(now)]
+        for token in expired:
+            del self.tokens[token]
+
     def _note_use(self, decision: a.NoteTokenUse) -> None:
         for token, day in decision.days.items():
             known = self.tokens.get(token)
-            if known is not None and day > known.last_used_day:
-                self.tokens[token] = structs.replace(known, last_used_day=day)
+            parent = self.tokens.get(known.parent) if known is not None and known.parent is not UNSET else None
+            for used in (known, parent):
+                if used is not None and day > used.last_used_day:
+                    self.tokens[used.id] = structs.replace(used, last_used_day=day)
 
     def _rights(self, decision: a.AllowRights | a.RemoveRights) -> set[str]:
         rule = self.rules.get((decision.subject, decision.pattern))

@@ -11,7 +11,8 @@ def tell_access(decision: a.AccessDecision) -> str:
     match decision:
         case a.CreateToken():
             scopes = f", limited to {'; '.join(map(str, decision.scopes))}" if decision.scopes else ""
-            return f"token {decision.id} created for {decision.principal}{scopes}"
+            child = f", as a child of token {decision.parent}" if decision.parent else ""
+            return f"token {decision.id} created for {decision.principal}{child}{scopes}"
         case a.RevokeToken():
             return f"token {decision.id} revoked"
         case a.ExpireToken():

@@ -66,6 +66,8 @@ class TokenRecord(Struct, frozen=True):
     of_job: JobOfToken | UnsetType = UNSET
     """The token is a job's, and ends with its assignment. It is stored only if it is so, as the field is younger than
     the format."""
+    parent: str | UnsetType = UNSET
+    """The token of which it is a child, and with which it ends."""
 
     def is_expired(self, now: int) -> bool:
         return 0 < self.expires <= now

@@ -27,6 +27,7 @@ WAIT_FOR_AUDIT = (
     | r.DropRunRequest
     | r.ForgetOutputRequest
     | q.CreateTokenRequest
+    | q.CreateChildTokenRequest
     | q.AllowRequest
     | q.CreateGroupRequest
     | q.ChangeGroupRequest

@@ -127,6 +127,7 @@ class RuleModel:
                 self.tokens[decision.id] = decision
             case a.RevokeToken():
                 del self.tokens[decision.id]
+                self.tokens = {key: one for key, one in self.tokens.items() if one.parent != decision.id}
             case a.ExpireToken():
                 self.tokens[decision.id] = structs.replace(self.tokens[decision.id], expires=decision.expires)
             case a.AllowRights():
