@@ -306,3 +306,10 @@ async def test_submitters_store_programs_and_agents_read_them(tmp_path: Path) ->
         async with cluster.client(user) as log:
             with pytest.raises((PermissionDenied, NotFound)):
                 await log.table(PROGRAMS.name, timeout=5)
+        # The leader copies as itself, also for an operator that neither reads nor publishes programs.
+        operator = await cluster.principal("operator", ("trim", f"topic:{PROGRAMS.name}"))
+        async with cluster.client(operator) as log, cluster.client(agent) as reader:
+            end = await log.tail() + 1
+            await log.trim(PROGRAMS.name, before=end)
+            assert await fetch_program(reader, sha256) == data
+            assert (await places(reader, sha256))[0].glsn >= end
