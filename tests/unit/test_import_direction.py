@@ -82,7 +82,7 @@ RULES: Mapping[str, Rule] = {
     "embedded": Rule(
         VOCABULARY | {"core", "protocol.errors", "storage", "wire", "storagenode", "metadata", "client", "runtime"}
     ),
-    "admin": Rule(VOCABULARY | {"core", "protocol", "wire", "client", "runtime"}),
+    "admin": Rule(VOCABULARY | {"core", "protocol", "wire", "client", "programs", "runtime"}),
     "web": Rule(VOCABULARY | {"client", "admin"}),
     # The cluster over HTTP, with the rights of callers. It never imports a program: there is no ``pipeline`` here.
     "service": Rule(

@@ -14,6 +14,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.cluster.metadata_client import Repository
 from cutwater.core.internal_topics import JOB_LOGS
 from cutwater.core.jobs.log_records import HEAD_BYTES, TAIL_BYTES, encode_log, log_key
 from cutwater.core.requests import InternalTopics, MakeJobTopicRequest
@@ -166,7 +167,7 @@ class JobLogText(Struct, frozen=True):
 
 
 async def read_job_log(
-    log: AsyncClient,
+    log: AsyncClient | Repository,
     name: str,
     attempt: int | None = None,
     *,
@@ -180,10 +181,11 @@ async def read_job_log(
     The beginning and the last part are returned, at most 1 MiB. A line says where bytes are left out.
     """
     deadline = Deadline(timeout)
+    repository = log.repository if isinstance(log, AsyncClient) else log
     asked = JobLogArguments(name, JobEpoch(epoch or 0), attempt or 0, offset, GLSN(after))
     text = _Excerpt(offset)
     while True:
-        answer = await log.repository.call(JOB_LOG, asked, timeout_ms=deadline.left_ms())
+        answer = await repository.call(JOB_LOG, asked, timeout_ms=deadline.left_ms(), idempotent=True)
         for piece in answer.pieces:
             text.add(piece.offset, piece.data)
         if answer.is_end:

@@ -64,7 +64,8 @@ async def _is_stored(log: AsyncClient, sha256: str, deadline: Deadline) -> bool:
     """Whether an intact copy is stored. A metadata node reads it: who submits a job may not read programs."""
     if not await _places(log, sha256, deadline):
         return False
-    check = await log.repository.call(CHECK_PROGRAM, CheckProgram(sha256), timeout_ms=deadline.left_ms())
+    asked = CheckProgram(sha256)
+    check = await log.repository.call(CHECK_PROGRAM, asked, timeout_ms=deadline.left_ms(), idempotent=True)
     return check.is_intact
 
 

@@ -39,6 +39,8 @@ A = TypeVar("A")
 CONNECT_MS_MAX = 2_000
 ATTEMPT_MS_MAX = 3_000
 """A leader answers sooner than this (``OrderOptions.publish_wait_us``), so a node that does not is in trouble."""
+CALL_MS_MAX = 15_000
+"""The same for methods that read records."""
 LEFT_MS_MAX = 30_000
 """How long an abandoned connection may take to answer earlier requests."""
 RETRY_SECONDS_MIN = 0.02
@@ -146,6 +148,24 @@ class Repository:
     async def ask(self, request: Request, expected: type[A], *, timeout_ms: int, idempotent: bool = True) -> A:
         """Return the answer. An idempotent request is repeated, at another node, until the time is up. Any other
         request is repeated only as long as it certainly has not arrived."""
+        answer = await self._answer(ASK, request, timeout_ms, ATTEMPT_MS_MAX, idempotent=idempotent)
+        if not isinstance(answer, expected):
+            raise Unavailable(f"{type(request).__name__} got {type(answer).__name__}: the server is of another version")
+        return answer
+
+    async def call(self, method: Method[Any, A], argument: object, *, timeout_ms: int, idempotent: bool = False) -> A:
+        """Call a method that any metadata node executes by itself: once, or again at another node if it is
+        idempotent."""
+        if idempotent:
+            return await self._answer(method, argument, timeout_ms, CALL_MS_MAX, idempotent=True)
+        deadline = Deadline(timeout_ms / 1_000)
+        connection = await self._connected(deadline)
+        received: Received[A] = await connection.call(method, argument, timeout_ms=deadline.left_ms())
+        return received.value
+
+    async def _answer(
+        self, method: Method[Any, A], argument: object, timeout_ms: int, attempt_ms_max: int, *, idempotent: bool
+    ) -> A:
         deadline = Deadline(timeout_ms / 1_000)
         wait = RETRY_SECONDS_MIN
         why = ""
@@ -154,8 +174,8 @@ class Repository:
             try:
                 connection = await self._connected(deadline)
                 # A node that does not answer takes only a part of the time, if another one may be asked.
-                at_most = ATTEMPT_MS_MAX if idempotent and len(self.addresses) > 1 else None
-                answer = (await connection.call(ASK, request, timeout_ms=deadline.left_ms(at_most))).value
+                at_most = attempt_ms_max if idempotent and len(self.addresses) > 1 else None
+                received: Received[A] = await connection.call(method, argument, timeout_ms=deadline.left_ms(at_most))
                 break
             except CutwaterError as error:
                 may_ask_again = idempotent or connection is None or _was_not_done(error)
@@ -174,15 +194,6 @@ class Repository:
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
         self.trouble = ""
-        if not isinstance(answer, expected):
-            raise Unavailable(f"{type(request).__name__} got {type(answer).__name__}: the server is of another version")
-        return answer
-
-    async def call(self, method: Method[Any, A], argument: object, *, timeout_ms: int) -> A:
-        """Call a method that any metadata node executes by itself, once."""
-        deadline = Deadline(timeout_ms / 1_000)
-        connection = await self._connected(deadline)
-        received: Received[A] = await connection.call(method, argument, timeout_ms=deadline.left_ms())
         return received.value
 
     async def complain(self, stream: LogStreamId, node: StorageNodeId, *, timeout_ms: int) -> None:
