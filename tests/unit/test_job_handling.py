@@ -397,6 +397,17 @@ def test_the_lease_is_kept_by_renewals_and_a_new_leader_grants_a_full_one() -> N
     assert leader.job().assignment.agent == "b"
 
 
+def test_an_agent_that_registers_late_has_a_full_lease() -> None:
+    leader = running()
+    leader.pass_time(LEASE_MS * 3)
+    for session in (2, 3):
+        leader.register("a", session)
+        leader.pass_time(LEASE_MS - 500)
+        assert leader.jobs.agents["a"].is_alive
+        leader.pass_time(1_000)
+        assert not leader.jobs.agents["a"].is_alive
+
+
 def test_a_leader_that_slept_expires_no_agent_for_that() -> None:
     leader = running()
     leader.pass_time(5_000)

@@ -272,7 +272,10 @@ class JobDesk:
     def note(self, decision: Decision, now: Instant) -> None:
         """Note a decision that was applied."""
         match decision:
-            case j.RegisterAgent() | j.ExpireAgent() | j.DrainAgent():
+            case j.RegisterAgent():
+                self._room_changed += 1
+                self.leases.hear(decision.agent.name, decision.session, now)
+            case j.ExpireAgent() | j.DrainAgent():
                 self._room_changed += 1
             case j.RemoveAgent():
                 self._room_changed += 1

@@ -37,7 +37,7 @@ class JobLeases:
         """Return for how long the leader has not heard of an agent, at most since it granted all a lease."""
         session, at = self._heard.get(agent.name, (0, 0))
         if session != agent.session:
-            # It registered under an earlier leader, or its registration is what was decided last.
+            # It registered under an earlier leader, which heard of it.
             at = self._begin(now)
         return max(0, now.monotonic - max(at, self._begin(now)))
 
