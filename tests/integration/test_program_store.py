@@ -118,18 +118,13 @@ def test_other_bytes_under_the_name_of_a_program_are_never_taken_for_it(tmp_path
 async def test_live_programs_are_copied_before_a_trim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = seeded()
     async with log_cluster(tmp_path, nodes=3) as cluster, cluster.client() as log:
-        named, new, dead = [await store_program(log, some_bytes(rng, RECORD_BYTES + i)) for i in range(3)]
+        named, dead, new = [await store_program(log, some_bytes(rng, RECORD_BYTES + i)) for i in range(3)]
         assert cluster.metadata is not None
         assert cluster.metadata.term is not None
         state = cluster.metadata.term.layer.state
-        # As if all this was two days ago, and a job named the first one.
-        ages = {named: 2, dead: 2, new: 0}
-        before = {sha256: (await places(log, sha256))[0] for sha256 in ages}
-        day = program_trims.NEW_US
-        old = {place.glsn for sha256, place in before.items() if ages[sha256]}
-        monkeypatch.setattr(
-            program_trims, "stored_at", lambda state, place: state.cut_time - (2 * day if place.glsn in old else 0)
-        )
+        # As if the first two were stored two days ago, and a job named one of them.
+        old_until = (await places(log, dead))[0].glsn
+        monkeypatch.setattr(state.clock, "last_until", lambda time: old_until)
         monkeypatch.setattr(state.jobs, "programs", lambda: {named})
         assert set(program_trims.live_programs(state)) == {named, new}
         end = await log.tail() + 1
@@ -178,7 +173,7 @@ async def test_a_topic_with_much_that_is_dead_is_trimmed(tmp_path: Path, monkeyp
         keeper = term.programs
         await keeper.look()
         assert len(await places(log, dead[0])) == 1, "all of it is new"
-        monkeypatch.setattr(program_trims, "stored_at", lambda state, place: 0)
+        monkeypatch.setattr(term.layer.state.clock, "last_until", lambda time: GLSN(10**9))
         monkeypatch.setattr(term.layer.state.jobs, "programs", lambda: {kept})
         await keeper.look()
         assert len(await places(log, dead[0])) == 1, "it is not much"

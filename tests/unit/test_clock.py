@@ -46,6 +46,8 @@ def test_marks_follow_from_the_cuts_alone(seed: int) -> None:
     for _ in range(50):
         after, limit = GLSN(rng.randrange(seen[-1][0] + 2)), rng.randrange(1, 2_000)
         assert whole.marks(after, limit) == [mark for mark in expected if mark.glsn > after][:limit]
+        time = CutTime(rng.randrange(seen[0][1] - 5, seen[-1][1] + 5))
+        assert whole.last_until(time) == max((mark.glsn for mark in expected if mark.time <= time), default=0)
 
 
 def test_trim_forgets_whole_blocks_below_and_nothing_else() -> None:

@@ -22,20 +22,15 @@ def is_of_programs(topic: TopicState | None) -> bool:
     return topic is not None and topic.is_internal and topic.name == PROGRAMS.name
 
 
-def stored_at(state: OrderState, place: ProgramPlace) -> CutTime:
-    """Return a time at or after that of the commit, as near as the marks of the clock are: that of the next one."""
-    marks = state.clock.marks(GLSN(place.glsn - 1), 1)
-    return marks[0].time if marks else state.cut_time
-
-
 def live_programs(state: OrderState) -> dict[str, tuple[ProgramPlace, ...]]:
     """Return the programs that have to be kept, by their SHA-256, with all their places."""
     named = state.jobs.programs()
-    after = state.cut_time - NEW_US
+    # The marks of the clock are some seconds apart, so a program may count as new for some seconds more.
+    old_until = state.clock.last_until(CutTime(state.cut_time - NEW_US))
     return {
         sha256: places
         for sha256, places in state.jobs.programs_stored.items()
-        if sha256 in named or any(stored_at(state, place) > after for place in places)
+        if sha256 in named or any(place.glsn > old_until for place in places)
     }
 
 

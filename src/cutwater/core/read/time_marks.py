@@ -83,6 +83,16 @@ class Clock:
                 found.append(mark)
         return found
 
+    def last_until(self, time: CutTime) -> GLSN:
+        """Return the position of the last mark up to a time; 0 if there is none. What lies above it was committed
+        later, or less than the distance of two marks before."""
+        found = GLSN(0)
+        for block in reversed(self._blocks):
+            if block.first.time <= time:
+                found = max((mark.glsn for mark in _unpack(block) if mark.time <= time), default=found)
+                break
+        return max((mark.glsn for mark in self._recent if mark.time <= time), default=found)
+
     def _from(self, after: GLSN) -> Iterator[TimeMark]:
         start = bisect_right([block.last_glsn for block in self._blocks], after)
         for block in self._blocks[start:]:
