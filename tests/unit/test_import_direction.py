@@ -126,7 +126,7 @@ RULES: Mapping[str, Rule] = {
         | TEXTS
         | {PACKAGE, "embedded", "client", "admin", "storagenode", "metadata", "web", "pipeline", "jobs", "savepoints"}
         | {"agent", "spark", "runtime", "wire.listen.listen_checks", "wire.options", "wire.identity.tls", "core.text"}
-        | {"wire.identity.certificate_files", "service"}
+        | {"wire.identity.certificate_files", "service", "core.jobs", "programs"}
     ),
     # The package itself holds the public names. They come without a JVM, so nothing of Spark is among them.
     PACKAGE: Rule(VOCABULARY | {"client", "embedded", "protocol.errors"}),

@@ -259,16 +259,20 @@ class JobCalls:
         return await self._ask(q.DescribeJobRequest(name), q.JobDescription, timeout)
 
     async def follow_job(
-        self, name: str, *, seen: int = 0, timeout: float = OPERATION_SECONDS
+        self, name: str, *, seen: int = 0, is_progress: bool = False, timeout: float = OPERATION_SECONDS
     ) -> AsyncIterator[q.JobDescription]:
         """Yield the job each time that it has changed after this revision, until the time is up. A caller that goes on
-        later gives the revision of the last job that it saw. Raises ``NotFound`` when the job is deleted."""
+        later gives the revision of the last job that it saw. ``is_progress``: when its progress has changed, too, which
+        is seen up to a second later. Raises ``NotFound`` when the job is deleted."""
         deadline = Deadline(timeout)
+        progress: q.JobProgress | None = None
         while not deadline.is_over:
             request = q.DescribeJobRequest(name, Revision(seen), min(WAIT_MS, deadline.left_ms()))
             found = await self._patiently(request, q.JobDescription, deadline)
-            if found is not None and found.job.revision > seen:
-                seen = found.job.revision
+            if found is None:
+                continue
+            if found.job.revision > seen or (is_progress and found.progress != progress):
+                seen, progress = found.job.revision, found.progress
                 yield found
 
     async def version(self, name: str, number: int = 0, *, timeout: float | None = None) -> JobVersion:

@@ -33,6 +33,7 @@ from cutwater.client.cluster.metadata_client import parse_servers, require_liste
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Unavailable
 
 if TYPE_CHECKING:
+    from cutwater.client.async_client import AsyncClient
     from cutwater.client.client import Client
 
 T = TypeVar("T")
@@ -203,6 +204,22 @@ class LogTarget(Bundle):
 
         self.check_runs()
         with self.serving(may_create=may_create) as url, Interrupts([signal.SIGINT]) as interrupts:
+            return interrupts.run(connected(url))
+
+    def with_client(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Run something that needs an asynchronous client of a cluster, and close the client."""
+        # Imports Arrow, which takes long and is not needed for help.
+        from cutwater.client.async_client import AsyncClient  # noqa: PLC0415
+
+        async def connected(url: str) -> T:
+            await require_listener(parse_servers(url), self.local)
+            access = self.access()
+            connecting = AsyncClient.connect(url, timeout=self.timeout, tls=access.tls, token=access.token)
+            async with await connecting as client:
+                return await work(client)
+
+        self.check_runs()
+        with self.serving() as url, Interrupts([signal.SIGINT]) as interrupts:
             return interrupts.run(connected(url))
 
 
