@@ -107,6 +107,11 @@ def test_other_bytes_under_the_name_of_a_program_are_never_taken_for_it(tmp_path
         await store_program(log, data)
         assert len(await places(log, sha256)) == 4, "it was not stored again"
         await publish(log, "program:nothing", [b"x"])
+        many = sha256_of(b"x" * 2_000)
+        await publish(log, run_name(many), [b"x"] * 2_000)
+        assert not await is_intact(log, many), "no program has so many records"
+        with pytest.raises(Damaged):
+            await fetch_program(log, many)
 
     with_log(tmp_path, test)
 
@@ -234,7 +239,7 @@ async def test_the_leader_dies_between_two_steps_of_a_trim(
 async def test_programs_outlive_kills_of_every_server_under_trims(tmp_path: Path) -> None:
     """Real processes: the leader and storage nodes die at random moments while programs are stored and trimmed."""
     rng = seeded()
-    kills = soak.rounds(4, 40)
+    kills = soak.rounds(3, 40)
     async with running_cluster(tmp_path, storage_nodes=3) as cluster:
         stored: dict[str, bytes] = {}
         is_over = asyncio.Event()

@@ -151,20 +151,28 @@ def test_what_an_agent_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(Damaged, match="another hash"):
         asyncio.run(places.use("0" * 64, fetch))
     monkeypatch.setattr(environments.importlib.util, "find_spec", lambda name: None)
+    ran: list[list[str]] = []
+
+    def run(command: list[str], *_: object) -> None:
+        ran.append(command)
+        raise environments._InstallFailed("no ensurepip")
+
+    monkeypatch.setattr(environments, "_run", run)
     with pytest.raises(Unavailable, match="has no pip"):
         asyncio.run(make(places, f"a==1 --hash={ONE}"))
+    assert "--without-pip" not in ran[0]
 
 
 def test_an_installation_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "_pip", lambda entry: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(Environments, "_made", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
     slow = Environments(tmp_path / "cache", PackageSource(find_links=str(tmp_path)), install_seconds_max=1.5)
     with pytest.raises(Unavailable, match="took too long"):
         asyncio.run(make(slow, f"a==1 --hash={ONE}"))
     talks = "while True: print('x' * 100_000, flush=True)"
-    monkeypatch.setattr(environments, "_pip", lambda entry: [sys.executable, "-c", talks])
+    monkeypatch.setattr(Environments, "_made", lambda *_: [sys.executable, "-c", talks])
     with pytest.raises(InvalidArgument, match="printed too much"):
         asyncio.run(make(Environments(tmp_path / "cache", PackageSource(find_links=".")), f"a==1 --hash={ONE}"))
     monkeypatch.setattr(environments, "INSTALLED_BYTES_MAX", 10)
-    monkeypatch.setattr(environments, "_pip", lambda entry: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(Environments, "_made", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
     with pytest.raises(InvalidArgument, match="larger than"):
         asyncio.run(make(Environments(tmp_path / "cache", PackageSource(find_links=".")), f"a==1 --hash={ONE}"))

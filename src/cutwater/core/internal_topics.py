@@ -32,6 +32,8 @@ AUDIT = InternalTopic("_audit", retention=Retention(time_us=AUDIT_DAYS * 86_400 
 PROGRAMS = InternalTopic("_programs")
 """Programs are kept until a decision trims them. The first one that is submitted makes the topic; the name is reserved,
 and access control is not turned on while a user's topic has it (ADR 0056)."""
+PROGRAM_ROWS_MAX = 1_024
+"""A place with more records than this has no program: those have 64 MiB at most, in records of about 1 MiB."""
 JOB_LOGS = InternalTopic("_job_logs", retention=Retention(JOB_LOG_DAYS * 86_400 * SECOND, JOB_LOG_BYTES))
 """What the programs of jobs printed."""
 OF_JOBS = {topic.name: topic for topic in (PROGRAMS, JOB_LOGS)}

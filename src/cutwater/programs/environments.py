@@ -133,8 +133,8 @@ class Environments:
         write_secret(index, options.encode())
         give_up = time.monotonic() + self._seconds_max
         with log.open("wb") as output:
-            _run([sys.executable, "-m", "venv", "--without-pip", str(entry)], output.fileno(), entry, give_up)
-            install = [*_pip(entry), "install", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
+            pip = self._made(entry, output.fileno(), give_up)
+            install = [*pip, "install", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
             install += ["--no-compile", "--require-hashes", "--no-deps", "--only-binary", ":all:"]
             install += ["--requirement", str(index), "--requirement", str(listed)]
             try:
@@ -149,6 +149,22 @@ class Environments:
         mark.write_bytes(msgspec.json.encode(EnvironmentMark(sha256, wanted.packages)))
         # The rename that follows must not be there without what was installed.
         os.sync()
+
+    def _made(self, entry: Path, output: int, give_up: float) -> list[str]:
+        """Make an environment without packages. Returns the command that runs pip for it: the agent's pip or, if that
+        has none, the one that Python brings along, inside the environment."""
+        make = [sys.executable, "-m", "venv"]
+        if importlib.util.find_spec("pip") is not None:
+            _run([*make, "--without-pip", str(entry)], output, entry, give_up)
+            return [sys.executable, "-m", "pip", "--isolated", "--python", str(entry / PYTHON)]
+        try:
+            _run([*make, str(entry)], output, entry, give_up)
+        except _InstallFailed:
+            raise Unavailable(
+                f"{sys.executable} has no pip, which installs the packages of jobs: install it with "
+                f"`{sys.executable} -m ensurepip`, or by the package python3-venv of the system"
+            ) from None
+        return [str(entry / PYTHON), "-m", "pip", "--isolated"]
 
 
 def _is_whole(sha256: str, entry: Path) -> bool:
@@ -189,16 +205,6 @@ def _show_agent(entry: Path) -> None:
 
 class _InstallFailed(CutwaterError):
     """A command ended with an error."""
-
-
-def _pip(entry: Path) -> list[str]:
-    """Return the command that runs pip for an environment: the agent's pip, or the one that Python brings along."""
-    if importlib.util.find_spec("pip") is None:
-        raise Unavailable(
-            f"{sys.executable} has no pip, which installs the packages of jobs: install it with "
-            f"`{sys.executable} -m ensurepip`, or by the package python3-pip or python3-venv of the system"
-        )
-    return [sys.executable, "-m", "pip", "--isolated", "--python", str(entry / PYTHON)]
 
 
 def _run(command: list[str], output: int, entry: Path, give_up: float) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 
 from cutwater.client.async_client import AsyncClient
-from cutwater.core.internal_topics import PROGRAMS
+from cutwater.core.internal_topics import PROGRAM_ROWS_MAX, PROGRAMS
 from cutwater.core.jobs.job_records import PROGRAM_RUN_PREFIX, ProgramPlace
 from cutwater.core.jobs.job_requests import FetchProgramPlaceRequest, ProgramPlaces
 from cutwater.core.jobs.job_spec import check_sha256
@@ -26,8 +26,6 @@ from cutwater.types import GLSN
 
 RECORD_BYTES = 1024 * 1024 - 4_096
 """Size of a record, but for the last one. Its batch stays below 1 MiB."""
-RECORDS_MAX = 1_024
-"""A place with more records is none that this module has made."""
 STORE_SECONDS = 120.0
 FETCH_SECONDS = 60.0
 TRIES_MAX = 5
@@ -110,7 +108,7 @@ async def _places(log: AsyncClient, sha256: str, deadline: Deadline) -> tuple[Pr
 
 async def _read(log: AsyncClient, place: ProgramPlace, deadline: Deadline) -> bytes | None:
     """Return what the records of a place hold; None if that cannot be a program."""
-    if place.rows > RECORDS_MAX:
+    if place.rows > PROGRAM_ROWS_MAX:
         return None
     found, size = [], 0
     stop = GLSN(place.glsn + place.rows)

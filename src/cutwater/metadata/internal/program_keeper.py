@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import logging
 
-from cutwater.core.internal_topics import PROGRAMS
+from cutwater.core.internal_topics import PROGRAM_ROWS_MAX, PROGRAMS
 from cutwater.core.jobs.job_records import PROGRAM_RUN_PREFIX, ProgramPlace
 from cutwater.core.order.program_trims import is_of_programs, live_programs
 from cutwater.core.order.state import OrderState
@@ -152,6 +152,8 @@ async def read_place(
 ) -> list[bytes] | None:
     """Return the records at a place if they are the program with this hash, else None."""
     digest, values, size = hashlib.sha256(), list[bytes](), 0
+    if place.rows > PROGRAM_ROWS_MAX:
+        return None
     last = GLSN(place.glsn + place.rows - 1)
     try:
         async for batch in reader.rows(PROGRAMS.name, place.glsn, last, deadline):
