@@ -237,3 +237,19 @@ def test_after_a_trim_log_streams_that_were_sealed_for_good_before_do_not_count(
             assert await other.watermark("t", at=end.glsn, idle_after=timedelta(0)) == at(99_999_000)
 
     with_log(tmp_path, test)
+
+
+def test_a_trim_between_two_questions_hides_nothing(tmp_path: Path) -> None:
+    """What the clock of the first question had not seen, and is trimmed now, still counts."""
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        first, second = (await log.create_topic("t", streams=2)).streams
+        await log.append("t", b"x", stream=first, timestamp=at(1_000_000))
+        one = await log.append("t", b"x", stream=second, timestamp=at(1_000_000))
+        assert await log.watermark("t", at=one.glsn, idle_after=FAR) == at(999_000)
+        two = await log.append("t", b"x", stream=first, timestamp=at(2_000_000))
+        three = await log.append("t", b"x", stream=second, timestamp=at(9_000_000))
+        await log.trim("t", before=three.glsn)
+        assert await log.watermark("t", at=three.glsn, idle_after=FAR) == at(1_999_000)
+
+    with_log(tmp_path, test)

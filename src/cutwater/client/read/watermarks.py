@@ -114,8 +114,18 @@ class Watermarks:
                     # The true watermark where the walk began was not above the highest of all streams there.
                     return (clock if clock.watermark >= highest else None), watermark
             span *= SPAN_GROWTH
-        clock = WatermarkClock.restore(known if known is not None else await self._first(question))
+        clock = WatermarkClock.restore(await self._earliest(question, known))
         return clock, await self._walk(clock, question, last)
+
+    async def _earliest(self, question: _Question, known: WatermarkSnapshot | None) -> WatermarkSnapshot:
+        """Return the clock at the position that was asked for last, or else at the beginning of what is left."""
+        if known is None:
+            return await self._first(question)
+        if known.glsn >= question.topic.trimmed_before - 1:
+            return known
+        # A trim since then took entries that this clock has not seen. Only what it had come to still holds.
+        first = await self._first(question)
+        return replace(first, watermark=max(first.watermark, known.watermark))
 
     async def _last(self, question: _Question, glsn: GLSN) -> GLSN:
         """Return the last position, up to this one, at which an entry of the topic was committed."""
