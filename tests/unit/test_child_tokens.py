@@ -221,6 +221,27 @@ def test_children_are_limited_and_expired_ones_are_forgotten(cluster: Cluster, m
         cluster.ask(q.CreateTokenRequest(id_of(17), token_hash(text_of(17)), "bob"), RequestOrigin("root"))
 
 
+def test_children_leave_room_for_others_and_for_administrators(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every principal may make children, and all servers keep them: one with many long scopes must not fill them."""
+    many = [Scope(("read",), parse_pattern(f"topic:{number}{'x' * 200}")) for number in range(32)]
+
+    def fill(first: int, last: int) -> None:
+        for number in range(first, last):
+            cluster.child(number, *many)
+
+    fill(100, 105)
+    with pytest.raises(Refused, match="children of all tokens of ann would take"):
+        fill(105, 130)
+    size = cluster.state.size()
+    cluster.child(20, of=1)
+    assert cluster.state.size() == size, "children do not count for the limit of administrators"
+    monkeypatch.setattr(access_state, "CHILDREN_BYTES_MAX", 100_000)
+    with pytest.raises(Refused, match="take too much room"):
+        cluster.child(21, of=1)
+
+
 def test_the_use_of_a_child_counts_as_use_of_its_parent(cluster: Cluster) -> None:
     cluster.child(3)
     cluster.ask(q.NoteTokenUseRequest({id_of(3): 20_000}), LOCAL)

@@ -73,6 +73,8 @@ def test_lists_that_mean_the_same_are_stored_the_same() -> None:
         (f"./a-1.whl --hash={ONE}", "names no exact version"),
         (f"a==1 --hash={ONE} --global-option=x", "names no exact version"),
         (f"a==1 --hash={ONE}\nA==2 --hash={ONE}", "line 2: a is listed twice"),
+        (f"a==1 ; python_version>'3' --config-settings=x=y --hash={ONE}", "is no package: options"),
+        (f"a==1 ; '${{HOME}}'>'3' --hash={ONE}", "is no package: options"),
         (f"pyspark==4.0 --hash={ONE}", "comes with the agent"),
         (f"Cutwater==4.0 --hash={ONE}", "comes with the agent"),
         (b"\xff", "UTF-8"),

@@ -16,6 +16,7 @@ from cutwater.core.access.access_requests import (
     AllowRequest,
     CreateTokenRequest,
     ListTokensRequest,
+    RemoveRightsRequest,
     SetAccessModeRequest,
     TokenList,
 )
@@ -117,6 +118,12 @@ def test_the_same_request_again_is_the_same_operation_also_for_the_next_leader(f
     other = structs.replace(request, operation=identifier(10), key=IdempotencyKey("once", "cd" * 32))
     with pytest.raises(InvalidArgument, match="was used for another request"):
         leader.ask(other, q.OperationAnswer, "ann")
+    # The hash is a claim of the caller, whose rights were judged for the job that it names now.
+    elsewhere = q.SubmitJobRequest("other", SPEC, identifier(11), key=key)
+    operated = q.OperateJobRequest("fraud", OperationKind.CANCEL, identifier(11), key=key)
+    for misused in (elsewhere, operated):
+        with pytest.raises(InvalidArgument, match="was used for another request"):
+            leader.ask(misused, q.OperationAnswer, "ann")
     with pytest.raises(AlreadyExists, match="make a random id"):
         leader.ask(request, q.OperationAnswer, "bob")
     with pytest.raises(AlreadyExists, match="there is a job 'fraud'"):
@@ -174,6 +181,7 @@ def test_keys_are_limited_for_each_principal(monkeypatch: pytest.MonkeyPatch) ->
         (q.RegisterAgentRequest(agent(slots=0), 1), "an agent has 1 to"),
         (q.AskAgentRequest("fraud", ErrandKind.VALIDATE), "say which specification"),
         (q.AskAgentRequest("fraud", ErrandKind.SAVEPOINT_VERIFY), "say which savepoint"),
+        (q.AskAgentRequest("fraud", ErrandKind.LOG, spec=SPEC), "takes no specification"),
         (q.AskAgentRequest("fraud", ErrandKind.STATE, savepoint=identifier(3)), "has no savepoint"),
         (q.AskAgentRequest("fraud", ErrandKind.LOG, agent="x"), "there is no agent"),
         (q.ForgetSavepointRequest("fraud", "x"), "32 hexadecimal digits"),
@@ -738,6 +746,7 @@ def secured() -> JobLeader:
     token = CreateTokenRequest("0" * 16, "ab" * 32, "ann")
     for request in (everything, token, SetAccessModeRequest(AccessMode.ENFORCED)):
         leader.ask(request, AccessChanged, LOCAL_ADMIN)
+    leader.ask(AllowRequest("agents", ("run-jobs",), parse_pattern("cluster")), AccessChanged, "ann")
     leader.register("a", 1, "agents")
     leader.submit(principal="ann")
     return leader
@@ -796,6 +805,32 @@ def test_a_token_of_a_job_is_for_its_agent_only_and_has_limits() -> None:
     ):
         with pytest.raises(CutwaterError, match=says):
             leader.ask(request, q.JobTokenGranted, principal)
+
+
+def test_while_access_control_is_permissive_a_caller_without_the_right_gets_no_token() -> None:
+    """It would hold when the rules are in force."""
+    leader = secured()
+    leader.ask(SetAccessModeRequest(AccessMode.PERMISSIVE), AccessChanged, "ann")
+    leader.ask(RemoveRightsRequest("agents", parse_pattern("cluster")), AccessChanged, "ann")
+    granted = leader.ask(token_request(leader, 1), q.JobTokenGranted, "agents")
+    assert (granted.principal, granted.expires, tokens_of(leader)) == ("", 0, [])
+
+
+def test_an_agent_that_registered_before_access_control_registers_again() -> None:
+    """Whoever may list agents sees the number of its session."""
+    leader = JobLeader()
+    leader.register("a", 1)
+    leader.submit()
+    epoch = leader.epoch()
+    with pytest.raises(Fenced, match="while access control was off"):
+        leader.ask(q.RenewAgentRequest("a", 1), q.AgentLease, "mallory")
+    leader.register("a", 1, "agents")
+    leader.ask(q.RenewAgentRequest("a", 1), q.AgentLease, "agents")
+    assert leader.epoch() == epoch, "its jobs stay"
+    with pytest.raises(Refused, match="another principal registered"):
+        leader.ask(q.RenewAgentRequest("a", 1), q.AgentLease, "mallory")
+    # Access control is off again.
+    leader.ask(q.RenewAgentRequest("a", 1), q.AgentLease)
 
 
 def test_a_program_is_validated_with_a_token_of_its_job() -> None:

@@ -214,6 +214,28 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         open_archive(bytes(archive_rules.ARCHIVE_BYTES_MAX + 1))
 
 
+def entry(name: str, comment: bytes = b"") -> bytes:
+    """An entry of a table of contents, for a file without content at the beginning of the archive."""
+    head = struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 3, 20, *(0,) * 8, len(name), 0, len(comment), *(0,) * 4)
+    return head + name.encode() + comment
+
+
+def test_a_second_table_of_contents_is_refused() -> None:
+    """ZIP64 leads to another table than the one that was counted: here with more files than are allowed."""
+    first = struct.pack("<4s2B4HL2L2H", b"PK\x03\x04", 20, *(0,) * 8, 1, 0) + b"a"
+    hidden = b"".join(entry(f"f{number}") for number in range(archive_rules.FILES_MAX + 1))
+    shown = entry("a", bytes(76))[:-76]
+    count, size = archive_rules.FILES_MAX + 2, len(hidden) + len(shown)
+    end64 = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, len(first))
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, len(first) + size, 1)
+    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, len(shown) + 76, len(first) + len(hidden), 0)
+    data = first + hidden + shown + end64 + locator + end
+    with zipfile.ZipFile(io.BytesIO(data)) as opened:
+        assert len(opened.infolist()) == count, "the attack would work"
+    with pytest.raises(InvalidArgument, match="ZIP64"):
+        open_archive(data)
+
+
 def test_content_that_is_longer_than_its_size_is_not_unpacked(tmp_path: Path) -> None:
     data = bytearray(zipped(("a.txt", bytes(10_000_000))))
     for at in (data.find(b"PK\x01\x02") + 24, data.find(b"PK\x03\x04") + 22):

@@ -80,7 +80,8 @@ def _package(line: str, where: str) -> tuple[str, str, str]:
     """Return the name of a package, the name with its version, and the line in the form that is stored."""
     hashes = sorted({found["hash"] for found in _HASH.finditer(line)})
     rest = _HASH.sub("", line).strip()
-    if rest.startswith("-") or "://" in rest or " @" in rest:
+    marked = rest.partition(";")[2]
+    if rest.startswith("-") or "://" in rest or " @" in rest or " -" in marked or "$" in marked:
         raise InvalidArgument(
             f"{where}: {rest[:120]!r} is no package: options, files and addresses are the operator's choice, on the "
             "agent; list packages as name==version --hash=sha256:…"

@@ -33,6 +33,8 @@ READ_BYTES = 256 * 1024
 COMPILED = "__pycache__"
 _END = struct.Struct("<4s4H2LH")
 _END_MARK = b"PK\x05\x06"
+_LARGE_MARK = b"PK\x06\x07"
+_LARGE_BYTES = 20
 _ENTRY_BYTES = 46
 _ENTRY_MARK = b"PK\x01\x02"
 _LENGTHS = struct.Struct("<3H")
@@ -75,11 +77,13 @@ def open_archive(data: bytes, what: str = "the program") -> ProgramArchive:
     """Open an archive, after checking all that can be checked without unpacking it."""
     if len(data) > ARCHIVE_BYTES_MAX:
         raise too_large(what, ARCHIVE_BYTES_MAX)
-    _check_contents(data, what)
+    checked = _check_contents(data, what)
     try:
         opened = zipfile.ZipFile(io.BytesIO(data))
     except _BROKEN as error:
         raise _broken(what, error) from error
+    if (len(opened.infolist()), opened.start_dir) != checked:
+        raise _broken(what, "it has two tables of contents")
     members = [info for info in opened.infolist() if not _is_directory(info, what)]
     _check_members(members, what)
     return ProgramArchive(opened, tuple(members), what)
@@ -89,8 +93,9 @@ def _broken(what: str, error: object) -> InvalidArgument:
     return InvalidArgument(f"{what} is no zip that can be read ({error}): pack it again")
 
 
-def _check_contents(data: bytes, what: str) -> None:
-    """Check the table of contents without building it: an archive of a few MiB may list a million files."""
+def _check_contents(data: bytes, what: str) -> tuple[int, int]:
+    """Check the table of contents without building it: an archive of a few MiB may list a million files. Returns the
+    number of its entries, and where it begins."""
     at = data.rfind(_END_MARK, max(0, len(data) - _END.size - _NOT_HERE))
     if at < 0 or at + _END.size > len(data):
         raise _broken(what, "it has no end")
@@ -99,6 +104,9 @@ def _check_contents(data: bytes, what: str) -> None:
         raise _broken(what, "its end is not the end of the file")
     if entries == _NOT_HERE or start + size != at:
         raise _broken(what, "its table of contents does not lie before its end")
+    if data[max(0, at - _LARGE_BYTES) : at].startswith(_LARGE_MARK):
+        # It leads to another table of contents, which is read instead of this one.
+        raise _broken(what, "it is in the form for more than 4 GiB (ZIP64)")
     if entries > FILES_MAX:
         raise too_many_files(entries)
     found, place = 0, start
@@ -109,6 +117,7 @@ def _check_contents(data: bytes, what: str) -> None:
         found += 1
     if place != at or found != entries:
         raise _broken(what, "its table of contents is damaged")
+    return entries, start
 
 
 def _is_directory(info: zipfile.ZipInfo, what: str) -> bool:

@@ -60,6 +60,7 @@ OPERATES = client(on_cluster(Right.CLUSTER_OPERATE))
 ADMINISTERS = client(on_cluster(Right.CLUSTER_ADMIN))
 DESCRIBES = client(on_cluster(Right.DESCRIBE))
 OPERATES_JOB = client(n.on_job(Right.JOB_OPERATE))
+CHANGES_JOB = client(n.on_job(Right.JOB_OPERATE), n.AS_JOB)
 DESCRIBES_JOB = client(n.on_job(Right.DESCRIBE))
 RUNS_JOBS = client(on_cluster(Right.RUN_JOBS))
 
@@ -186,8 +187,8 @@ REQUEST_ACCESS: dict[type, MethodAccess] = {
     q.ConfirmAccessRequest: ADMINISTERS,
     j.SubmitJobRequest: client(n.on_job(Right.JOB_SUBMIT), n.AS_JOB, n.FROM_OTHER_JOB),
     j.UpgradeJobRequest: client(n.on_job(Right.JOB_SUBMIT), n.AS_JOB),
-    j.RescaleJobRequest: OPERATES_JOB,
-    j.RollBackJobRequest: OPERATES_JOB,
+    j.RescaleJobRequest: CHANGES_JOB,
+    j.RollBackJobRequest: CHANGES_JOB,
     j.OperateJobRequest: OPERATES_JOB,
     j.ForgetSavepointRequest: OPERATES_JOB,
     j.ListJobsRequest: FILTERED,

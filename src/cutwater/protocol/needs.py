@@ -136,7 +136,7 @@ def _append_to_topic_of_part(part: Callable[[Any], str]) -> Callable[[Any, NameL
 
 def _publish_run(argument: Any, names: NameLookup) -> Iterable[Question]:
     run = names.run(argument.run)
-    return () if run is None else _use_run(run)
+    return () if run is None else (*_use_run(run), *_as_assigned(argument, run.name))
 
 
 def _use_run(run: RunNames) -> Iterable[Question]:
@@ -152,7 +152,17 @@ def _append_to_topics_of_parts(argument: Any, names: NameLookup) -> Iterable[Que
 
 
 def _open_run(argument: Any, names: NameLookup) -> Iterable[Question]:
-    return ((Right.PUBLISH, Resource(ResourceKind.RUN, argument.name)),) if argument.name else (SOME_APPEND,)
+    if not argument.name:
+        return (SOME_APPEND,)
+    return ((Right.PUBLISH, Resource(ResourceKind.RUN, argument.name)), *_as_assigned(argument, argument.name))
+
+
+def _as_assigned(argument: Any, run: str) -> Iterable[Question]:
+    """An epoch is a plain number, and a high one fences the job for good. So only the job itself may name one: its
+    principal, for which agents get tokens, or one that may act as it."""
+    if not isinstance(argument.job_epoch, int):
+        return ()
+    return ((Right.ACT_AS, Resource(ResourceKind.PRINCIPAL, principal_of_job(run))),)
 
 
 def _open_again(argument: Any, names: NameLookup) -> Iterable[Question]:
@@ -209,9 +219,10 @@ APPEND_FOR_PART = Need(
 APPEND_FOR_FINISHED = Need(_append_to_topic_of_part(attrgetter("part")), "append on topic:<topic of the part>", True)
 APPEND_FOR_DISCARDED = Need(_append_to_topic_of_part(str), APPEND_FOR_FINISHED.text, True)
 _OF_RUN = "publish on run:<name of the run>; without a name, act-as on principal:<its opener> and append on some topic"
-PUBLISH_RUN = Need(_publish_run, _OF_RUN, True)
+_OF_JOB = "with the epoch of a job, act-as on principal:job:<name>, too"
+PUBLISH_RUN = Need(_publish_run, f"{_OF_RUN}; {_OF_JOB}", True)
 APPEND_FOR_PARTS = Need(_append_to_topics_of_parts, "append on topic:<topic of each part>", True)
-OPEN_RUN = Need(_open_run, "publish on run:<name>; without a name, append on some topic")
+OPEN_RUN = Need(_open_run, f"publish on run:<name>; without a name, append on some topic; {_OF_JOB}")
 OPEN_AGAIN = Need(_open_again, f"if the key is that of another name: {_OF_RUN}", True)
 DELETE_RUN = Need(_delete_run, "delete on run:<name of the run>", True)
 DESCRIBE_OWNER = Need(_describe_owner, "describe on principal:<principal of the token>", True)

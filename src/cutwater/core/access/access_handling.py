@@ -190,7 +190,7 @@ def _create_token(request: q.CreateTokenRequest, state: s.AccessState, now: CutT
             f"the token would expire at {request.expires}, which is past (now: {now}, microseconds UTC): give a later "
             "time, or 0 for a token that never expires"
         )
-    count = sum(token.parent is UNSET for token in state.tokens.values())
+    count = state.count_tokens()
     if count >= s.TOKENS_MAX + room:
         raise Refused(f"there are {count} tokens, which is the most: revoke those that are not needed")
     return a.CreateToken(request.id, *asked)

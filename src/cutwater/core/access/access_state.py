@@ -20,14 +20,20 @@ from cutwater.types import CutTime, JobEpoch, Revision
 TOKENS_MAX = 10_000
 CHILDREN_MAX = 5_000
 """Living children of all tokens. They do not count as tokens: clients must not use up what administrators need."""
+CHILDREN_BYTES_MAX = 4 * 1024 * 1024
 RULES_MAX = 10_000
 GROUPS_MAX = 1_000
 MEMBERS_MAX = 1_000
 CERTIFICATE_RULES_MAX = 100
 QUOTAS_MAX = 10_000
 RULES_BYTES_MAX = 8 * 1024 * 1024
+"""Size without children. With them, the rules fit into one message to a server (16 MiB)."""
 """Size of everything together, so that it fits into one message to a server: without the rules, a server refuses all
 clients. The other limits allow more in theory, with long names in large groups, or many scopes."""
+
+
+def token_size(token: TokenRecord) -> int:
+    return len(msgspec.msgpack.encode(token))
 
 
 class AccessState:
@@ -74,8 +80,11 @@ class AccessState:
         return self.revision == 0
 
     def size(self) -> int:
-        """Return the number of bytes in a message to a server."""
-        return len(msgspec.msgpack.encode(self.snapshot()))
+        """Return the number of bytes in a message to a server, without children of tokens: what every principal may
+        make must not use up the room of administrators."""
+        rules = self.snapshot()
+        own = tuple(token for token in rules.tokens if token.parent is UNSET)
+        return len(msgspec.msgpack.encode(structs.replace(rules, tokens=own)))
 
     def summary(self) -> AccessSummary:
         counts = (len(self.tokens), len(self.rules), len(self.groups), len(self.quotas))
@@ -221,6 +230,10 @@ class AccessState:
         named.update(subject for subject in subjects if not subject.startswith(GROUP_PREFIX))
         named.update(rule.principal for rule in self.certificate_rules if "{" not in rule.principal)
         return named
+
+    def count_tokens(self) -> int:
+        """Return the number of tokens that are no children of others."""
+        return sum(token.parent is UNSET for token in self.tokens.values())
 
     def _end(self, token: str) -> None:
         for one in (token, *self.children_of(token)):

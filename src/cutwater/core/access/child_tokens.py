@@ -6,6 +6,7 @@ whatever ends that. A child has no children, so there is one level.
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import UNSET
 
 from cutwater.core.access import access_decisions as a
@@ -22,6 +23,8 @@ CHILD_US_MAX = DAY_US
 """How long a child lives at most."""
 CHILDREN_MAX = 100
 """Living children of one token."""
+CHILDREN_BYTES_MAX = 128 * 1024
+"""Size of all living children of one principal. Every principal may make children, and all servers keep them."""
 
 
 def create_child(
@@ -52,7 +55,17 @@ def create_child(
         )
     if len(living) >= s.CHILDREN_MAX:
         raise Refused(f"there are {len(living)} living children of tokens, which is the most: try again later")
-    return a.CreateToken(request.id, request.sha256, parent.principal, scopes, request.expires, parent=parent.id)
+    made = a.CreateToken(request.id, request.sha256, parent.principal, scopes, request.expires, parent=parent.id)
+    size = len(msgspec.msgpack.encode(made))
+    own = size + sum(s.token_size(one) for one in living if one.principal == parent.principal)
+    if own > CHILDREN_BYTES_MAX:
+        raise Refused(
+            f"the living children of all tokens of {parent.principal} would take {own} bytes, and {CHILDREN_BYTES_MAX} "
+            "is the most: end those that are not needed, or give them fewer scopes"
+        )
+    if size + sum(map(s.token_size, living)) > s.CHILDREN_BYTES_MAX:
+        raise Refused("the living children of all tokens take too much room: try again later")
+    return made
 
 
 def end_own(request: q.EndOwnTokenRequest, state: s.AccessState, origin: RequestOrigin | None) -> a.RevokeToken:

@@ -46,7 +46,8 @@ _MAY_FAIL = (*_TAKING, OperationStep.VALIDATE)
 """Steps of an agent that may fail. It never fails to end a job."""
 
 
-def register(request: q.RegisterAgentRequest, jobs: JobRegistry, principal: str) -> Reported:
+def register(request: q.RegisterAgentRequest, jobs: JobRegistry, principal: str | None) -> Reported:
+    """``principal`` is None while access control is off: then everybody may do everything."""
     check_agent(request.agent, request.session)
     known = jobs.agents.get(request.agent.name)
     if known is None:
@@ -57,17 +58,21 @@ def register(request: q.RegisterAgentRequest, jobs: JobRegistry, principal: str)
             )
     else:
         _check_principal(known, principal)
-        if (known.description, known.session, known.is_alive) == (request.agent, request.session, True):
+        is_same = (known.description, known.session, known.is_alive) == (request.agent, request.session, True)
+        if is_same and principal in (None, known.principal):
             return ()
     return (j.RegisterAgent(request.agent, request.session),)
 
 
-def session_of(request: q.FromAgent, jobs: JobRegistry, principal: str) -> AgentRecord:
+def session_of(request: q.FromAgent, jobs: JobRegistry, principal: str | None) -> AgentRecord:
     """Return the agent whose session sent the request. Raise if that session does not speak for the agent."""
     agent = jobs.agents.get(request.agent)
     if agent is None:
         raise Fenced(f"agent {request.agent!r} is not known, or was removed: register it")
     _check_principal(agent, principal)
+    if principal and not agent.principal:
+        # Its session is no secret: whoever may list agents sees it.
+        raise Fenced(f"agent {agent.name!r} registered while access control was off: register it again")
     if agent.session != request.session:
         raise Fenced(f"another session speaks for agent {agent.name!r} now: give each agent a name of its own")
     if not agent.is_alive:
@@ -75,8 +80,8 @@ def session_of(request: q.FromAgent, jobs: JobRegistry, principal: str) -> Agent
     return agent
 
 
-def _check_principal(agent: AgentRecord, principal: str) -> None:
-    if agent.principal and agent.principal != principal:
+def _check_principal(agent: AgentRecord, principal: str | None) -> None:
+    if agent.principal and principal is not None and agent.principal != principal:
         raise Refused(
             f"another principal registered agent {agent.name!r}, and only that one speaks for it: choose another name, "
             f"or remove the agent first with `cutwater agent remove {agent.name}`"

@@ -56,6 +56,9 @@ def give_out(
             raise InvalidArgument("say which specification is to be validated")
         check_spec(spec)
     else:
+        if spec is not None:
+            # Who may only look at a job must not have a program run with its rights.
+            raise InvalidArgument(f"a question of kind {request.kind} takes no specification: that is for validate")
         job = find_job(jobs, request.name)
     if request.savepoint:
         savepoint = _savepoint(job, request.savepoint)
@@ -149,11 +152,18 @@ def not_answered(errand: OpenErrand | None) -> Unavailable:
 
 
 def grant_token(
-    request: q.JobTokenRequest, jobs: JobRegistry, access: AccessState, board: ErrandBoard, now: CutTime
+    request: q.JobTokenRequest,
+    jobs: JobRegistry,
+    access: AccessState,
+    board: ErrandBoard,
+    now: CutTime,
+    *,
+    may_run: bool,
 ) -> tuple[tuple[CreateToken, ...], q.JobTokenGranted]:
-    """Make a token known. While access control is off, no token is needed and none is made."""
+    """Make a token known. While access control is off, no token is needed and none is made. While it is permissive,
+    callers without the right to run jobs get here, too (``may_run``). They get none either: it would hold later."""
     name, of_job, longest = _use_of_token(request, jobs, board)
-    if access.mode is AccessMode.OFF:
+    if access.mode is AccessMode.OFF or not may_run:
         return (), q.JobTokenGranted("", CutTime(0))
     check_token(request.token, request.sha256)
     principal = principal_of_job(name)
@@ -164,8 +174,9 @@ def grant_token(
         if (known.sha256, known.principal, known.of_job) != (request.sha256, principal, of_job):
             raise AlreadyExists(f"there is a token {request.token} already: make another one, with a random id")
         return (), q.JobTokenGranted(principal, known.expires)
-    if len(access.tokens) >= TOKENS_MAX:
-        raise Refused(f"there are {len(access.tokens)} tokens, which is the most: revoke those that are not needed")
+    count = access.count_tokens()
+    if count >= TOKENS_MAX:
+        raise Refused(f"there are {count} tokens, which is the most: revoke those that are not needed")
     expires = CutTime(min(request.expires, now + longest))
     made = CreateToken(request.token, request.sha256, principal, (), expires, of_job=of_job)
     return (made,), q.JobTokenGranted(principal, expires)

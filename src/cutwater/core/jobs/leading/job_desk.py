@@ -14,7 +14,7 @@ from msgspec import Struct, msgpack, structs
 
 from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.access_state import AccessState
-from cutwater.core.access.rights import Resource, ResourceKind, Right
+from cutwater.core.access.rights import CLUSTER, Resource, ResourceKind, Right
 from cutwater.core.jobs import job_decisions as j
 from cutwater.core.jobs import job_requests as q
 from cutwater.core.jobs.agents import AgentRecord
@@ -85,7 +85,7 @@ class JobDesk:
         """Return the decisions, and the answer to give once they are stored. It is None if the request has to wait."""
         principal = origin.principal if origin is not None else ""
         if isinstance(request, q.FromAgent):
-            return self._from_agent(request, now, time, principal)
+            return self._from_agent(request, now, time, origin)
         match request:
             case q.ListJobsRequest():
                 return (), job_answers.list_jobs(request, self._jobs, self._sees(origin))
@@ -115,7 +115,7 @@ class JobDesk:
             case q.RemoveAgentRequest():
                 return agent_handling.remove(request, self._jobs), q.ReportNoted(self._jobs.revision)
             case q.RegisterAgentRequest():
-                return agent_handling.register(request, self._jobs, principal), self._lease()
+                return agent_handling.register(request, self._jobs, _speaker(origin)), self._lease()
             case _:
                 return self._begin(request, time, principal)
 
@@ -169,8 +169,10 @@ class JobDesk:
 
     # Agents.
 
-    def _from_agent(self, request: q.FromAgent, now: Instant, time: CutTime, principal: str) -> JobOutcome:
-        agent = agent_handling.session_of(request, self._jobs, principal)
+    def _from_agent(
+        self, request: q.FromAgent, now: Instant, time: CutTime, origin: RequestOrigin | None
+    ) -> JobOutcome:
+        agent = agent_handling.session_of(request, self._jobs, _speaker(origin))
         match request:
             case q.RenewAgentRequest():
                 self._note_progress(agent, request.progress)
@@ -190,7 +192,13 @@ class JobDesk:
                 self._errand_changed = True
                 return (), q.ReportNoted(self._jobs.revision)
             case q.JobTokenRequest():
-                return errand_handling.grant_token(request, self._jobs, self._access, self.errands, time)
+                may_run = (
+                    origin is not None
+                    and self._access.view.decide(origin.principal, Right.RUN_JOBS, CLUSTER, origin.token).is_allowed
+                )
+                return errand_handling.grant_token(
+                    request, self._jobs, self._access, self.errands, time, may_run=may_run
+                )
             case _:
                 return agent_handling.report(request, self._jobs), q.ReportNoted(self._jobs.revision)
 
@@ -361,6 +369,11 @@ class JobDesk:
                 errand = self.errands.of(_question(request, principal))
                 return errand is None or errand.is_answered
         return True
+
+
+def _speaker(origin: RequestOrigin | None) -> str | None:
+    """Return the principal that speaks for an agent; None while access control is off."""
+    return None if origin is None else origin.principal
 
 
 def _question(request: q.AskAgentRequest, principal: str) -> bytes:

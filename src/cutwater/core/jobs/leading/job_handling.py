@@ -78,18 +78,20 @@ def _repeated(request: Begins, jobs: JobRegistry, now: CutTime, principal: str) 
                 "only to repeat the same request"
             )
         return known
-    return None if request.key is None else _of_key(request.key, jobs, now, principal)
+    return None if request.key is None else _of_key(request, request.key, jobs, now, principal)
 
 
-def _of_key(key: IdempotencyKey, jobs: JobRegistry, now: CutTime, principal: str) -> Operation | None:
+def _of_key(request: Begins, key: IdempotencyKey, jobs: JobRegistry, now: CutTime, principal: str) -> Operation | None:
     kept = jobs.keys.get((principal, key.key))
     if kept is not None and kept.at > now - IDEMPOTENCY_KEPT_US:
-        if kept.key.body != key.body:
+        began = jobs.operations[kept.operation]
+        # The hash is the caller's claim. The caller may do this with the job that it names, and with no other.
+        if kept.key.body != key.body or (began.kind, began.name) != (_kind(request), request.name):
             raise InvalidArgument(
                 f"the idempotency key {key.key!r} was used for another request, which began operation "
                 f"{kept.operation}: use each key for one request only"
             )
-        return jobs.operations[kept.operation]
+        return began
     living = [its for (its, _), one in jobs.keys.items() if one.at > now - IDEMPOTENCY_KEPT_US]
     own = living.count(principal)
     if len(living) >= IDEMPOTENCY_KEYS_MAX or own >= KEYS_PER_PRINCIPAL_MAX:
