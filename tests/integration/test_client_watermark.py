@@ -247,7 +247,7 @@ def test_a_trim_between_two_questions_hides_nothing(tmp_path: Path) -> None:
         await log.append("t", b"x", stream=first, timestamp=at(1_000_000))
         one = await log.append("t", b"x", stream=second, timestamp=at(1_000_000))
         assert await log.watermark("t", at=one.glsn, idle_after=FAR) == at(999_000)
-        two = await log.append("t", b"x", stream=first, timestamp=at(2_000_000))
+        await log.append("t", b"x", stream=first, timestamp=at(2_000_000))
         three = await log.append("t", b"x", stream=second, timestamp=at(9_000_000))
         await log.trim("t", before=three.glsn)
         assert await log.watermark("t", at=three.glsn, idle_after=FAR) == at(1_999_000)
