@@ -36,6 +36,7 @@
      ├─ Unavailable                  unavailable            cannot be served now                           (retriable)
      │   ├─ NotLeader                not_leader             ask the leader                                 (retriable)
      │   ├─ ReadOnly                 read_only              the disk is full                               (retriable)
+     │   ├─ NotAnswered              not_answered           an agent works on it: ask the same again       (retriable)
      │   ├─ ResourceExhausted        resource_exhausted     a limit is reached; carries a time to wait     (retriable)
      │   │   └─ QuotaExceeded        quota_exceeded         a quota is used up; nothing was done           (retriable)
      │   └─ DeadlineExceeded         deadline_exceeded      the caller's time is up                        (retriable)
@@ -325,6 +326,10 @@ class NotLeader(Unavailable):
 
 class ReadOnly(Unavailable):
     code = "read_only"
+
+
+class NotAnswered(Unavailable):
+    code = "not_answered"
 
 
 class ResourceExhausted(Unavailable):

@@ -52,6 +52,8 @@ class AgentDouble:
         self._done: set[tuple[str, int]] = set()
         self._errands: set[str] = set()
         self.seen: list[tuple[str, str]] = []
+        self.pause_seconds = 0.0
+        """How long an errand takes."""
         self.troubles: list[str] = []
 
     def __enter__(self) -> Self:
@@ -154,6 +156,7 @@ class AgentDouble:
     async def _answer(self, errand: Errand) -> None:
         who = self.description.name, self.session, errand.id
         self.seen.append((errand.name, str(errand.kind)))
+        await asyncio.sleep(self.pause_seconds)
         if errand.kind is ErrandKind.VALIDATE:
             assert errand.spec is not None
             if errand.spec.arguments.get("as") == "fails":

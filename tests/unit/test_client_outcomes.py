@@ -28,11 +28,11 @@ UNKNOWN = {
     # Never said about an append; so whatever they might mean, it is not certain.
     "AlreadyExists", "Damaged", "Malformed", "NoRecordHere", "NotYetCommitted", "Trimmed", "PipelineFailed",
     "NotLeader", "CannotListen", "Fenced", "LeaderFenced", "ProducerFenced", "RunFenced", "SavepointDamaged",
-    "CheckpointDamaged",
+    "CheckpointDamaged", "NotAnswered",
 }  # fmt: skip
 ELSEWHERE = {
     "ConnectionLost", "DeadlineExceeded", "NotFound", "NotLeader", "QuotaExceeded", "ReadOnly", "ResourceExhausted",
-    "StreamSealed", "Unavailable", "WrongEpoch", "CannotListen", "Refused",
+    "StreamSealed", "Unavailable", "WrongEpoch", "CannotListen", "Refused", "NotAnswered",
 }  # fmt: skip
 
 CLASSES = [

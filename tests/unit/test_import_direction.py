@@ -84,12 +84,14 @@ RULES: Mapping[str, Rule] = {
     ),
     "admin": Rule(VOCABULARY | {"core", "protocol", "wire", "client", "programs", "runtime"}),
     "web": Rule(VOCABULARY | {"client", "admin"}),
-    # The cluster over HTTP, with the rights of callers. It never imports a program: there is no ``pipeline`` here.
+    # The cluster over HTTP, with the rights of callers. It never imports a program: there is no ``pipeline`` here. What
+    # users give for a job is checked in the same words as on the command line.
     "service": Rule(
         VOCABULARY
         | TEXTS
         | {PACKAGE, "core", "protocol", "client", "admin", "programs", "runtime"}
         | {"wire.addresses", "wire.identity.handshake", "wire.identity.tls", "wire.listen"}
+        | {"jobs.restarts", "jobs.spark_conf"}
     ),
     # Payload is Arrow on every path, and ``datetime`` is the type of a timestamp in a row, so both are values here. The
     # watermark is defined once, by the core, as a function of a position: nothing else of the core is open.

@@ -30,7 +30,7 @@ from cutwater.core.jobs.operations import (
     check_idempotency_key,
     check_random_id,
 )
-from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Unavailable
+from cutwater.errors import CutwaterError, DeadlineExceeded, NotAnswered, NotFound, Unavailable
 from cutwater.protocol.errors import WireError, from_wire
 from cutwater.runtime import system
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline
@@ -374,16 +374,23 @@ class JobCalls:
         """Ask an agent by way of the leader. The same question is the same errand, so it is asked until there is an
         answer; a new leader, which has forgotten it, gives it out again."""
         deadline = Deadline(timeout)
+        waiting: NotAnswered | None = None
         while True:
-            request = structs.replace(request, wait_ms=min(WAIT_MS, deadline.left_ms()))
+            # The leader answers in time to be heard.
+            request = structs.replace(request, wait_ms=min(WAIT_MS, deadline.left_ms() // 2))
             try:
                 answer = await self._ask(request, q.ErrandAnswer, max(deadline.left, 0.001))
                 return msgspec.json.decode(answer.body, type=expected)
             except msgspec.MsgspecError as error:
                 raise Unavailable(f"agent {answer.agent!r} is of another version: {error}") from error
             except CutwaterError as error:
-                if not error.retriable or deadline.left <= RETRY_SECONDS:
+                if isinstance(error, NotAnswered):
+                    waiting = error
+                if not error.retriable:
                     raise
+                if deadline.left <= RETRY_SECONDS:
+                    # That the agent works on it says more than that the time is up.
+                    raise waiting if waiting is not None else error from None
             await deadline.pause(RETRY_SECONDS)
 
     # Agents.

@@ -9,27 +9,43 @@ requirements are stored in the same way.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import AsyncIterator
+
+from msgspec import Struct
 
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.publish.part_writer import AsyncStager
+from cutwater.client.publish.runs import Run
 from cutwater.core.internal_topics import PROGRAM_ROWS_MAX, PROGRAMS
 from cutwater.core.jobs.job_records import PROGRAM_RUN_PREFIX, ProgramPlace
 from cutwater.core.jobs.job_requests import FetchProgramPlaceRequest, ProgramPlaces
 from cutwater.core.jobs.job_spec import check_sha256
 from cutwater.core.requests import InternalTopics, MakeJobTopicRequest
-from cutwater.errors import Damaged, InvalidArgument, NotFound, RunFenced, StagedExpired, Trimmed
+from cutwater.errors import (
+    Damaged,
+    InvalidArgument,
+    NotFound,
+    Refused,
+    RunFenced,
+    StagedExpired,
+    Trimmed,
+    Unavailable,
+)
 from cutwater.programs.archive_rules import ARCHIVE_BYTES_MAX, too_large
 from cutwater.programs.packing import sha256_of
 from cutwater.protocol.metadata_api import CHECK_PROGRAM, CheckProgram
 from cutwater.runtime import system
-from cutwater.runtime.deadlines import Deadline
+from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline
 from cutwater.types import GLSN
 
 RECORD_BYTES = 1024 * 1024 - 4_096
 """Size of a record, but for the last one. Its batch stays below 1 MiB."""
+ZIP_MARK = b"PK"
 STORE_SECONDS = 120.0
 FETCH_SECONDS = 60.0
 TRIES_MAX = 5
 RETRY_SECONDS = 0.1
+BEGIN_SECONDS = 15.0
 
 
 def run_name(sha256: str) -> str:
@@ -58,6 +74,94 @@ async def store_program(log: AsyncClient, data: bytes, *, timeout: float = STORE
     return sha256
 
 
+class StreamedProgram(Struct, frozen=True):
+    """``was_stored``: an intact copy was there before."""
+
+    bytes: int
+    was_stored: bool
+
+
+async def store_streamed(
+    log: AsyncClient, sha256: str, chunks: AsyncIterator[bytes], *, timeout: float = STORE_SECONDS
+) -> StreamedProgram:
+    """Store a zip that comes in pieces, under the SHA-256 that its sender has named, unless an intact copy is stored.
+    Only a record of it is in memory at a time. It is read to its end in any case; if it has another hash, nothing of it
+    is kept."""
+    check_sha256("program", sha256)
+    deadline, pieces = Deadline(timeout), _Pieces(sha256, chunks)
+    if await _is_stored(log, sha256, deadline):
+        async for _ in pieces.records():
+            pass
+        return StreamedProgram(pieces.size, True)
+    try:
+        records = pieces.records()
+        # Nothing is opened for what turns out to be no program with its first record, such as all of a small one.
+        first = await anext(records)
+        run = await _opened(log, sha256, deadline)
+        async with await _stager(log, run, deadline) as stager:
+            await stager.write([first], timeout=max(deadline.left, 0.001))
+            async for record in records:
+                await stager.write([record], timeout=max(deadline.left, 0.001))
+            part = await stager.finish(timeout=max(deadline.left, 0.001))
+        await log.publish(run, 0, [part], timeout=deadline.left or None)
+    except (RunFenced, StagedExpired) as error:
+        raise Refused(
+            f"program {sha256} was not stored, since somebody else stores it at the same time, or it came too slowly: "
+            "send it again"
+        ) from error
+    return StreamedProgram(pieces.size, False)
+
+
+async def _stager(log: AsyncClient, run: Run, deadline: Deadline) -> AsyncStager:
+    """Begin a part, as soon as there is a log stream for it: the topic may have been made just now."""
+    begin = Deadline(min(BEGIN_SECONDS, deadline.left))
+    while True:
+        try:
+            return await log.stager(run, 0, PROGRAMS.name, timeout=deadline.left or None)
+        except Unavailable:
+            if begin.is_over:
+                raise
+        await begin.pause(RETRY_SECONDS)
+        await log.topic(PROGRAMS.name, timeout=deadline.left or None)
+
+
+class _Pieces:
+    """A program on its way, cut into records."""
+
+    def __init__(self, sha256: str, chunks: AsyncIterator[bytes]) -> None:
+        self._sha256, self._chunks, self.size = sha256, chunks, 0
+
+    async def records(self) -> AsyncIterator[bytes]:
+        """Yield the records. Raises at the end, at the latest, if they are not the program."""
+        waiting, found = bytearray(), hashlib.sha256()
+        async for chunk in self._chunks:
+            if not self.size and chunk[: len(ZIP_MARK)] != ZIP_MARK[: len(chunk)]:
+                raise InvalidArgument("this is no zip: pack the program first, also if it is a single file")
+            self.size += len(chunk)
+            if self.size > ARCHIVE_BYTES_MAX:
+                raise too_large("the program", ARCHIVE_BYTES_MAX)
+            found.update(chunk)
+            waiting += chunk
+            while len(waiting) >= RECORD_BYTES:
+                yield bytes(waiting[:RECORD_BYTES])
+                del waiting[:RECORD_BYTES]
+        if not self.size:
+            raise InvalidArgument("there is nothing to store: pack a program first")
+        if found.hexdigest() != self._sha256:
+            raise InvalidArgument(
+                f"the {self.size} bytes that came have the SHA-256 {found.hexdigest()}, and not {self._sha256}: "
+                "nothing was stored"
+            )
+        if waiting:
+            yield bytes(waiting)
+
+
+async def is_program_stored(log: AsyncClient, sha256: str, *, timeout: float = TIMEOUT_SECONDS) -> bool:
+    """Return whether an intact copy of a program is stored."""
+    check_sha256("program", sha256)
+    return await _is_stored(log, sha256, Deadline(timeout))
+
+
 async def _is_stored(log: AsyncClient, sha256: str, deadline: Deadline) -> bool:
     """Whether an intact copy is stored. A metadata node reads it: who submits a job may not read programs."""
     if not await _places(log, sha256, deadline):
@@ -67,12 +171,17 @@ async def _is_stored(log: AsyncClient, sha256: str, deadline: Deadline) -> bool:
     return check.is_intact
 
 
-async def _upload(log: AsyncClient, sha256: str, data: bytes, deadline: Deadline) -> None:
+async def _opened(log: AsyncClient, sha256: str, deadline: Deadline) -> Run:
+    """Open a run that stores this program."""
     request = MakeJobTopicRequest(PROGRAMS.name)
     await log.repository.ask(request, InternalTopics, timeout_ms=deadline.left_ms())
     name = run_name(sha256)
     key = f"{name}:{system.token_hex(16)}"
-    run = await log.open_run(name, key, once=True, timeout=deadline.left or None)
+    return await log.open_run(name, key, once=True, timeout=deadline.left or None)
+
+
+async def _upload(log: AsyncClient, sha256: str, data: bytes, deadline: Deadline) -> None:
+    run = await _opened(log, sha256, deadline)
     records = [data[at : at + RECORD_BYTES] for at in range(0, len(data), RECORD_BYTES)]
     part = await log.stage(run, 0, PROGRAMS.name, records, timeout=deadline.left or None)
     await log.publish(run, 0, [part], timeout=deadline.left or None)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from cutwater.errors import CutwaterError
 from cutwater.runtime import system
 from cutwater.service.gateway import Gateway
-from cutwater.service.http.bodies import ClientGone, decode_body, read_body
+from cutwater.service.http.bodies import ClientGone, body_chunks, decode_body, read_body
 from cutwater.service.http.http_problems import (
     PROBLEM_TYPE,
     HttpRefusal,
@@ -40,6 +41,7 @@ from cutwater.service.http.request_guard import (
 from cutwater.service.http.sessions import session_token
 from cutwater.service.routes import (
     AnswerWith,
+    BodyKind,
     EventStream,
     RestCall,
     RestRoute,
@@ -81,6 +83,17 @@ class RestService:
         self.uploads = 0
         self.document: bytes = b""
         """The description of all routes, in the form of OpenAPI."""
+
+    @contextmanager
+    def uploading(self) -> Iterator[None]:
+        """Hold a place for the upload of a program during this context."""
+        if self.uploads >= UPLOADS_MAX:
+            raise HttpRefusal(429, "too_many_uploads", f"{UPLOADS_MAX} programs are being sent already: try later")
+        self.uploads += 1
+        try:
+            yield
+        finally:
+            self.uploads -= 1
 
     @property
     def router(self) -> Router:
@@ -206,6 +219,12 @@ class _PathEndpoint:
 
     async def _answered(self, route: RestRoute, scope: Scope, receive: Receive, answer: _Answering) -> None:
         headers: dict[str, str] = scope["cutwater_headers"]
+        if route.needs_allow_submit and not self._service.settings.allow_submit:
+            raise HttpRefusal(
+                403,
+                "submit_is_off",
+                "this service changes nothing: its operator lets it do so with `cutwater service start --allow-submit`",
+            )
         path = {name: decode_text(text.encode("latin-1")) for name, text in scope["path_params"].items()}
         query = decode_query(scope["query_string"], route.query)
         if route.access is RouteAccess.OPEN:
@@ -214,9 +233,14 @@ class _PathEndpoint:
             return
         token = session_token(headers)
         async with self._service.gateway.lease(token) as cluster:
+            calls = RouteCalls(route, cluster)
+            if route.body_kind is BodyKind.ZIP:
+                with self._service.uploading():
+                    body = _told(body_chunks(route, headers, receive), answer)
+                    await self._handled(route, path, query, body, calls, headers, answer, receive, token)
+                return
             # Only callers that the cluster may know can make the service read a body.
             body = await _body(route, headers, receive, answer)
-            calls = RouteCalls(route, cluster)
             await self._handled(route, path, query, body, calls, headers, answer, receive, token)
 
     async def _handled(
@@ -295,6 +319,13 @@ async def _body(route: RestRoute, headers: Mapping[str, str], receive: Receive, 
     body = await read_body(route, headers, receive)
     answer.has_unread_body = False
     return decode_body(route, body)
+
+
+async def _told(chunks: AsyncIterator[bytes], answer: _Answering) -> AsyncIterator[bytes]:
+    """Pass a body on, and tell when all of it was read."""
+    async for chunk in chunks:
+        yield chunk
+    answer.has_unread_body = False
 
 
 async def _send_events(stream: EventStream, answer: _Answering) -> None:

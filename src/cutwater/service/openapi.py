@@ -11,7 +11,7 @@ import msgspec
 from cutwater import __version__
 from cutwater.service.http.http_problems import PROBLEM_TYPE, TITLES, WITH_RETRY_AFTER, Problem
 from cutwater.service.http.sessions import COOKIE
-from cutwater.service.routes import BodyKind, RestRoute, RouteAccess
+from cutwater.service.routes import BodyKind, RestRoute, RouteAccess, StillWorking
 
 TITLE = "Cutwater"
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -20,6 +20,7 @@ _OF_CALLERS = (401, 403, 404, 409, 410, 422, 502, 503, 504)
 _OF_CHANGES = (403,)
 _OF_BODIES = (408, 415)
 _TEMPLATE = "#/components/schemas/{name}"
+_RETRY_AFTER = {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer"}}
 TAGS = {
     "cluster": "The cluster, its nodes, and what happens in it.",
     "records": "Topics, records and cursors.",
@@ -85,7 +86,7 @@ def statuses_of(route: RestRoute) -> tuple[int, ...]:
 
 
 def _types(routes: Sequence[RestRoute]) -> list[Any]:
-    found: dict[str, Any] = {repr(Problem): Problem}
+    found: dict[str, Any] = {repr(Problem): Problem, repr(StillWorking): StillWorking}
     for route in routes:
         for kind in (route.query, route.body, route.answer):
             if kind is not None and kind is not bytes:
@@ -99,7 +100,7 @@ def _operation(route: RestRoute, of_type: dict[str, Any], components: dict[str, 
         "summary": route.summary,
         "tags": [route.tag],
         "parameters": [*_path(route), *_query(route, components), *_headers(route)],
-        "responses": {str(route.status): _answer(route, of_type), **_problems(route)},
+        "responses": {**_answers(route, of_type), **_problems(route)},
         "security": [{}] if route.access is RouteAccess.OPEN else [{"token": []}, {"session": []}, {}],
     }
     if route.rights:
@@ -161,16 +162,27 @@ def _headers(route: RestRoute) -> list[dict[str, Any]]:
                 "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
             }
         )
-    if route.is_stream:
+    if route.is_stream and route.event_id:
         found.append(
             {
                 "name": "Last-Event-ID",
                 "in": "header",
                 "required": False,
                 "description": "Go on after this event.",
-                "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},
+                "schema": {"type": "string", "pattern": route.event_id},
             }
         )
+    return found
+
+
+def _answers(route: RestRoute, of_type: dict[str, Any]) -> dict[str, Any]:
+    found = {str(status): _answer(route, of_type) for status in (route.status, *route.more_statuses)}
+    if route.may_wait:
+        found["202"] = {
+            "description": "An agent works on it. The same request again waits for the answer.",
+            "content": {"application/json": {"schema": of_type[repr(StillWorking)]}},
+            "headers": {"Retry-After": _RETRY_AFTER},
+        }
     return found
 
 
@@ -205,7 +217,5 @@ def _problem_response(status: int) -> dict[str, Any]:
         "content": {PROBLEM_TYPE: {"schema": {"$ref": _TEMPLATE.format(name="Problem")}}},
     }
     if status in WITH_RETRY_AFTER:
-        found["headers"] = {
-            "Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer"}}
-        }
+        found["headers"] = {"Retry-After": _RETRY_AFTER}
     return found

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster.credentials import Access
+from cutwater.client.cluster.metadata_client import Repository
 from cutwater.protocol.access import ClientAnswers, MethodAccess
 from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS, STORAGE_NODE_ACCESS
 from cutwater.runtime.deadlines import Deadline
@@ -27,7 +28,8 @@ B = TypeVar("B")
 SECONDS_MAX = 15.0
 """How long a request may take, without its body and its answer."""
 JSON_BYTES_MAX = 256 * 1024
-NO_ARGUMENTS = type(None)
+IDEMPOTENCY_KEY = "idempotency-key"
+POSITION_PATTERN = "^[0-9]{1,18}$"
 
 
 class BodyKind(enum.Enum):
@@ -60,6 +62,14 @@ class AnswerWith(Struct, frozen=True):
     headers: dict[str, str]
 
 
+class StillWorking(Struct, frozen=True):
+    """An agent works on the answer. The same request again waits for it; 15 s after the last one it is given up."""
+
+    detail: str
+    retry_after_s: int = 1
+    status: Literal["working"] = "working"
+
+
 class SentEvent(Struct, frozen=True):
     """An event of a stream. ``data`` is JSON, and contains no line feed."""
 
@@ -80,7 +90,9 @@ class RestRoute(Struct, frozen=True):
 
     ``requests`` and ``methods`` are all that its handler may ask of the cluster. ``query`` and ``body`` are the types
     of arguments, ``answer`` that of the answer; bytes stand for a body that is not JSON, and None for no body.
-    ``is_stream``: the answer is server-sent events, each of which has the type of ``answer``.
+    ``is_stream``: the answer is server-sent events, each of which has the type of ``answer``; their ids have the form
+    ``event_id``, if they have any. ``may_wait``: the answer may be ``StillWorking``. ``is_gated``: it is refused unless
+    the operator of the service allows changes; by default, whatever is no GET is.
     """
 
     method: str
@@ -96,12 +108,16 @@ class RestRoute(Struct, frozen=True):
     body_kind: BodyKind = BodyKind.NONE
     body_bytes_max: int = JSON_BYTES_MAX
     status: int = 200
+    more_statuses: tuple[int, ...] = ()
     tag: str = "cluster"
     access: RouteAccess = RouteAccess.CALLER
     is_stream: bool = False
     has_key: bool = False
     """Whether it takes an ``Idempotency-Key``."""
     has_location: bool = False
+    event_id: str = POSITION_PATTERN
+    may_wait: bool = False
+    is_gated: bool | None = None
     seconds: float = SECONDS_MAX
     path_types: dict[str, dict[str, Any]] = {}
     """The schemas of parts of the path that are no names."""
@@ -109,6 +125,15 @@ class RestRoute(Struct, frozen=True):
     @property
     def changes(self) -> bool:
         return self.method not in ("GET", "HEAD")
+
+    @property
+    def needs_allow_submit(self) -> bool:
+        return self.changes if self.is_gated is None else self.is_gated
+
+    @property
+    def statuses(self) -> tuple[int, ...]:
+        """The statuses of answers that are no problems."""
+        return (self.status, *self.more_statuses, *((202,) if self.may_wait else ()))
 
     @property
     def rows(self) -> tuple[MethodAccess, ...]:
@@ -139,6 +164,10 @@ def post(path: str, name: str, summary: str, handler: Callable[[Any], Awaitable[
     return RestRoute("POST", path, name, summary, handler, **fields)
 
 
+def put(path: str, name: str, summary: str, handler: Callable[[Any], Awaitable[object]], **fields: Any) -> RestRoute:
+    return RestRoute("PUT", path, name, summary, handler, **fields)
+
+
 def delete(path: str, name: str, summary: str, handler: Callable[[Any], Awaitable[object]], **fields: Any) -> RestRoute:
     return RestRoute("DELETE", path, name, summary, handler, **fields)
 
@@ -164,6 +193,12 @@ class RouteCalls:
         """Return the client for records."""
         assert self._route.methods, f"{self._route.name} names no methods of storage nodes"
         return await self._cluster.log()
+
+    @property
+    def repository(self) -> Repository:
+        """The metadata repository, for methods that are no requests to its leader."""
+        assert self._route.methods, f"{self._route.name} names no methods"
+        return self._cluster.repository
 
     @property
     def access(self) -> Access:
@@ -193,6 +228,11 @@ class RestCall(Generic[Q, B]):
         self.route, self.path, self.query, self.body = route, path, query, body
         self._calls, self.service, self.headers, self.request_id = calls, service, headers, request_id
         self.token = token
+
+    @property
+    def key(self) -> str:
+        """The ``Idempotency-Key`` of the request; empty if it has none."""
+        return self.headers.get(IDEMPOTENCY_KEY, "") if self.route.has_key else ""
 
     @property
     def ask(self) -> RouteCalls:

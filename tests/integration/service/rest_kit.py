@@ -74,3 +74,12 @@ def check_problem(response: httpx.Response, status: int, code: str) -> dict[str,
     assert found["request_id"] == response.headers["x-request-id"]
     assert (status in (429, 503, 504)) == ("retry-after" in response.headers)
     return found
+
+
+def events_of(text: str) -> list[dict[str, str]]:
+    found = []
+    for part in text.split("\n\n"):
+        lines = [line.split(": ", 1) for line in part.splitlines() if line and not line.startswith(":")]
+        if lines:
+            found.append(dict(lines))
+    return found

@@ -15,7 +15,7 @@ from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.requests import DropCursorRequest
 from cutwater.service.options import HttpLimits
 from tests.integration.access_cluster import until
-from tests.integration.service.rest_kit import GATEWAY, ServedCluster, check_problem, served
+from tests.integration.service.rest_kit import GATEWAY, ServedCluster, check_problem, events_of, served
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -170,15 +170,6 @@ def test_the_tail_of_a_topic_comes_as_events_and_can_be_taken_up_again(tmp_path:
         assert found.service.streams == 0
 
     with_service(tmp_path, test)
-
-
-def events_of(text: str) -> list[dict[str, str]]:
-    found = []
-    for part in text.split("\n\n"):
-        lines = [line.split(": ", 1) for line in part.splitlines() if line and not line.startswith(":")]
-        if lines:
-            found.append(dict(lines))
-    return found
 
 
 def test_a_caller_has_its_own_rights_and_the_audit_names_both(tmp_path: Path) -> None:

@@ -87,7 +87,10 @@ def start(
     ] = None,
     allow_submit: Annotated[
         bool,
-        http_option("--allow-submit", help="Let callers with the right job-submit upload programs and submit jobs."),
+        http_option(
+            "--allow-submit",
+            help="Let callers upload programs, submit and change jobs, and drain agents, as far as their rights go.",
+        ),
     ] = False,
     connections_max: Annotated[
         int, http_option(min=1, help="Connections of HTTP clients at a time.")

@@ -14,6 +14,7 @@ from cutwater.errors import (
     CutwaterError,
     DeadlineExceeded,
     InvalidArgument,
+    NotAnswered,
     NotFound,
     NotLeader,
     QuotaExceeded,
@@ -179,6 +180,9 @@ class Repository:
                 break
             except CutwaterError as error:
                 may_ask_again = idempotent or connection is None or _was_not_done(error)
+                if isinstance(error, NotAnswered):
+                    # An agent works on it, and no other node knows more. How long to wait for it, the caller decides.
+                    raise
                 if isinstance(error, QuotaExceeded):
                     wait = max(wait, error.retry_after)
                 if not error.retriable or not may_ask_again or deadline.left <= wait:

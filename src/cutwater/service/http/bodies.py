@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -24,14 +24,18 @@ class ClientGone(Exception):
 
 async def read_body(route: RestRoute, headers: Mapping[str, str], receive: Receive) -> bytes:
     """Return the body. Raises if it is too large, too slow, or of another type."""
+    return b"".join([chunk async for chunk in body_chunks(route, headers, receive)])
+
+
+def body_chunks(route: RestRoute, headers: Mapping[str, str], receive: Receive) -> AsyncIterator[bytes]:
+    """Return the body as it comes. What its headers say is checked now, and its size and pace on the way."""
     length = _length(headers)
-    has_body = bool(length) or "transfer-encoding" in headers
     if length is not None and "transfer-encoding" in headers:
         raise HttpRefusal(400, "invalid_argument", "the size of the body is said in two ways: say it in one")
     if route.body_kind is BodyKind.NONE:
-        if length or (has_body and await _received(receive, 0, route)):
+        if length:
             raise _too_large(route)
-        return b""
+        return _received(receive, 0, route) if "transfer-encoding" in headers else _nothing()
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise HttpRefusal(415, "unsupported_media_type", "compressed bodies are not taken: send it as it is")
     kind = media_type(headers)
@@ -43,7 +47,12 @@ async def read_body(route: RestRoute, headers: Mapping[str, str], receive: Recei
         )
     if length is not None and length > route.body_bytes_max:
         raise _too_large(route)
-    return await _received(receive, route.body_bytes_max, route)
+    return _received(receive, route.body_bytes_max, route)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""
 
 
 def _length(headers: Mapping[str, str]) -> int | None:
@@ -55,8 +64,7 @@ def _length(headers: Mapping[str, str]) -> int | None:
     return int(text[:20])
 
 
-async def _received(receive: Receive, bytes_max: int, route: RestRoute) -> bytes:
-    chunks: list[bytes] = []
+async def _received(receive: Receive, bytes_max: int, route: RestRoute) -> AsyncIterator[bytes]:
     size = 0
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -76,9 +84,9 @@ async def _received(receive: Receive, bytes_max: int, route: RestRoute) -> bytes
         if size > bytes_max:
             raise _too_large(route)
         if chunk:
-            chunks.append(chunk)
+            yield chunk
         if not message.get("more_body", False):
-            return b"".join(chunks)
+            return
 
 
 def _too_large(route: RestRoute) -> HttpRefusal:
@@ -91,8 +99,6 @@ def decode_body(route: RestRoute, body: bytes) -> Any:
     """Return the body as the type of the route."""
     if route.body_kind is BodyKind.NONE:
         return None
-    if route.body_kind is BodyKind.ZIP:
-        return body
     try:
         return msgspec.json.decode(body, type=route.body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

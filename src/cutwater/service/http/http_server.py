@@ -22,6 +22,8 @@ from cutwater.service.options import HEADER_BYTES_MAX, HttpLimits
 from cutwater.service.service_counters import ServiceCounters
 
 BACKLOG = 256
+LINGER_SECONDS = 2.0
+"""How long a client may go on sending what is not taken, until its connection is reset."""
 
 
 class OpenConnections:
@@ -59,6 +61,34 @@ class OpenConnections:
         self.count -= 1
 
 
+class LingeringTransport:
+    """A transport that ends in order while its client still sends. A connection that is closed with bytes unread is
+    reset, and then the client may never see the answer, which says why its body is not taken."""
+
+    def __init__(self, transport: asyncio.Transport, connection: BoundedProtocol) -> None:
+        self._transport, self._connection = transport, connection
+        self.is_lingering = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self.is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_lingering:
+            return
+        if self._connection.conn.their_state is not h11.SEND_BODY or self._transport.is_closing():
+            self._transport.close()
+            return
+        self.is_lingering = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        # It may have been paused, since nobody took what came.
+        self._transport.resume_reading()
+        self._connection.loop.call_later(LINGER_SECONDS, self._transport.close)
+
+
 class BoundedProtocol(H11Protocol):
     """One connection of HTTP/1.1 that does not wait for ever."""
 
@@ -70,7 +100,8 @@ class BoundedProtocol(H11Protocol):
         self._is_counted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, self)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
         if not self.open_connections.take(self):
             problem = make_problem(503, "too_many_connections", "too many connections are open: try again later", "")
             self._say(503, problem.detail, "too_many_connections", [(b"retry-after", b"1")])
@@ -87,7 +118,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_counted:
+        if not self._is_counted or self._lingering.is_lingering:
             return
         if self._header_timer is None and self.conn.their_state is h11.IDLE:
             self._expect_header()

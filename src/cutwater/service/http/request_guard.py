@@ -23,7 +23,9 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 _SITES = frozenset({"same-origin", "none"})
 """``none``: the user began it, by typing the address or through a bookmark."""
-_ONCE = ("host", "origin", "sec-fetch-site", "content-type", "content-length", "authorization", "cookie")
+_ONCE = frozenset(
+    "host origin sec-fetch-site content-type content-length authorization cookie idempotency-key last-event-id".split()
+)
 
 SECURITY_HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",

@@ -18,7 +18,7 @@ from cutwater.core.jobs.leading.assignment import reaches, why_not_offered
 from cutwater.core.jobs.leading.errand_board import ErrandBoard, OpenErrand
 from cutwater.core.jobs.leading.job_handling import find_job
 from cutwater.core.jobs.operations import OperationError
-from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Refused, Unavailable
+from cutwater.errors import AlreadyExists, InvalidArgument, NotAnswered, NotFound, Refused
 from cutwater.types import SECOND, CutTime, Instant, JobEpoch, JobNumber
 
 JOB_TOKEN_US_MAX = 24 * 3_600 * SECOND
@@ -143,9 +143,9 @@ def take_answer(errand: OpenErrand, board: ErrandBoard) -> q.ErrandAnswer:
     return q.ErrandAnswer(errand.body or b"", errand.agent, errand.error)
 
 
-def not_answered(errand: OpenErrand | None) -> Unavailable:
+def not_answered(errand: OpenErrand | None) -> NotAnswered:
     who = f"agent {errand.agent}" if errand is not None else "the agent"
-    return Unavailable(f"{who} has not answered yet: ask the same again")
+    return NotAnswered(f"{who} has not answered yet: ask the same again")
 
 
 # Tokens.
