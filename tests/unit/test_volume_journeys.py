@@ -20,7 +20,7 @@ from cutwater.core.replica.recovery import HardState
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import staged_frame
-from cutwater.format.errors import DiskFull, StorageBroken, VolumeUnusable
+from cutwater.format.errors import DamagedFile, DiskFull, StorageBroken, VolumeUnusable
 from cutwater.storage import node_identity
 from cutwater.storage.part_files import Held, PartWriter, StagingFiles
 from cutwater.storage.replica.replica_storage import SegmentStorage
@@ -167,7 +167,10 @@ class VolumesLife(Life):
         self.made = {stream: (self.unsure | self.made)[stream] for stream in found}
         self.unsure = {}
         for stream, path in self.node.replicas.items():
-            storage = SegmentStorage(path, ReplicaIdentity(CLUSTER, NODE, stream), files=self.files)
+            try:
+                storage = SegmentStorage(path, ReplicaIdentity(CLUSTER, NODE, stream), files=self.files)
+            except DamagedFile as error:
+                raise Violation(f"replica {stream} is damaged") from error
             check(storage.hard_state == HardState(base_glsn=GLSN(self.made[stream])), f"wrong state of {stream}")
             check(storage.verify() == [], f"{stream}: {storage.verify()}")
 

@@ -473,7 +473,9 @@ class NodeVolumes:
             path = self._making[stream] = self._path(self._roomiest()) / f"lsid={stream}"
         try:
             making = path.with_name(path.name + NEW)
-            if making.name in self.files.names(path.parent):
+            with self._at(path.parent, "read"):
+                is_left = making.name in self.files.names(path.parent)
+            if is_left:
                 # An earlier attempt failed, or its process died. What it left behind may be damaged, and holds nothing.
                 self._erase(making)
             yield making
