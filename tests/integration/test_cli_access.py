@@ -105,11 +105,19 @@ def test_a_restricted_producer_is_refused_elsewhere_with_the_command_that_helps(
     assert "there is no topic 'payments'; topics: orders" in secured.shell(append, code=30)
     told = secured.shell(f"{append} --create", code=40)
     (command,) = re.findall(r"an administrator can, with `(.*)`", told)
-    assert command == "cutwater acl allow orders-app create topic:payments"
+    assert command == "cutwater acl allow orders-app create,append topic:payments", "both at once"
     read = "cutwater subscribe orders --dir demo --token-file orders-app.token"
     assert "orders-app lacks the right read on topic:orders" in secured.shell(read, code=40)
     secured.shell("cutwater acl allow orders-app append topic:payments --dir demo")
-    assert "appended 1 record" in secured.shell(append)
+    for one in (append, f"{append} --create"):
+        assert "appended 1 record" in secured.shell(one), "it exists, so it need not be made"
+    told = secured.shell(f"{append.replace('payments', 'other')} --create", code=40)
+    assert "cutwater acl allow orders-app create,append topic:other" in told
+    secured.shell("cutwater acl allow orders-app append topic:other --dir demo")
+    told = secured.shell(f"{append.replace('payments', 'other')} --create", code=40)
+    assert "cutwater acl allow orders-app create topic:other" in told
+    told = secured.shell("cutwater audit search --dir demo --token-file orders-app.token", code=30)
+    assert "cutwater acl allow orders-app audit-read cluster" in told
     secured.shell("cutwater acl remove orders-app topic:payments --dir demo")
     assert "there is no topic 'payments'" in secured.shell(append, code=30)
 
@@ -175,7 +183,13 @@ def test_rules_groups_quotas_and_principals_are_shown(secured: Place) -> None:
     assert "no: no rule gives ann" in secured.shell("cutwater acl test ann append topic:orders --dir demo", code=40)
     told = secured.shell("cutwater principal describe eve --dir demo")
     assert ("groups: readers" in told, "requests_per_s 10" in told) == (True, True)
-    assert secured.json("cutwater quota show group:readers")["limits"]["requests_per_s"] == 10
+    assert secured.json("cutwater quota show group:readers") == {
+        "subject": "group:readers",
+        "limits": {"requests_per_s": 10},
+        "used": {"requests_per_s": 0},
+    }
+    told = secured.shell("cutwater quota show group:readers --dir demo").split()
+    assert told[-5:] == ["requests_per_s", "0", "10", "0", "%"], told
     secured.shell("cutwater group delete readers --dir demo")
     assert secured.json("cutwater quota list") == []
 

@@ -45,6 +45,12 @@ async def make_topic(cluster: AccessCluster, name: str, streams: int = 1) -> lis
     return [info.stream for info in sorted(own, key=lambda info: info.chain)]
 
 
+async def until_true(holds: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await holds():
+            await asyncio.sleep(0.05)
+
+
 async def limit(cluster: AccessCluster, subject: str, **limits: int) -> None:
     changed = await cluster.admin(q.SetQuotaRequest(subject, QuotaLimits(**limits)))
     assert changed.unconfirmed == ()
@@ -113,11 +119,16 @@ async def test_a_quota_holds_over_ten_seconds_with_skewed_traffic(tmp_path: Path
                     assert took <= (1 + WITHIN) * quota * (system.monotonic() - began), rates
                     if rates[-1] >= 1 - WITHIN:
                         break
+                told: q.QuotaList = await cluster.admin(q.ListQuotasRequest("ann", with_use=True))
             finally:
                 for task in floods:
                     task.cancel()
                 await asyncio.gather(*floods, return_exceptions=True)
         assert max(rates) >= 1 - WITHIN, rates
+        (use,) = told.used
+        assert use.subject == "ann"
+        assert use.used.bytes_in_per_s == pytest.approx(quota, rel=0.3), "averages of both nodes together"
+        assert use.used.requests_per_s is None, "that has no limit"
         counts = [node.access.control.quotas.counters for node in cluster.nodes.values()]
         assert sum(count.delayed["bytes_in_per_s"] for count in counts) > 0
 
@@ -322,6 +333,16 @@ async def test_connections_and_subscriptions_of_a_group(tmp_path: Path) -> None:
             except CutwaterError:
                 continue
         assert [error.limit for error in errors] == ["subscriptions"]
+        told = q.ListQuotasRequest("group:readers", with_use=True)
+        held = QuotaLimits(connections=3, subscriptions=2)
+
+        async def is_told() -> bool:
+            found: q.QuotaList = await cluster.admin(told)
+            return [use.used for use in found.used] == [held]
+
+        await until_true(is_told)
+        await cluster.admin(q.SetAccessModeRequest(AccessMode.PERMISSIVE))
+        assert (await cluster.admin(told)).used == (), "quotas do not hold"
         for connection in opened:
             connection.abort()  # type: ignore[attr-defined]
 

@@ -164,6 +164,16 @@ def test_shares_follow_demand() -> None:
     assert sum(settle([7, 7, 7])) >= 6
 
 
+def test_what_is_used_is_told_as_long_as_servers_ask() -> None:
+    leader: QuotaShares[int] = QuotaShares(LEASE, -LEASE, 1)
+    for server, at in ((1, 0.0), (2, 5.0)):
+        uses = QuotaUse(ANN, RATE, 0, 90_000, used=30_400), QuotaUse(ANN, STOCK, 0, 5, held=2)
+        leader.answer(server, QuotaQuestion(1, 1, 1, uses), QUOTAS, [], at)
+    assert (leader.used(ANN, RATE, 5.0), leader.used(ANN, STOCK, 5.0)) == (61, 4)
+    assert (leader.used(ANN, RATE, 12.0), leader.used(ANN, STOCK, 12.0)) == (30, 2), "server 1 does not ask any more"
+    assert leader.used("bob", RATE, 5.0) == 0
+
+
 def test_a_new_leader_confirms_shares_and_enlarges_none_before_all_have_asked() -> None:
     old: QuotaShares[int] = QuotaShares(LEASE, -LEASE, 1)
     one, two = Server(1, 1, wants={RATE: 80_000}), Server(2, 1, wants={RATE: 80_000})

@@ -158,7 +158,7 @@ class QuotaAccount:
             wants = max(2 * share, 2 * used, units // 16)
         elif at is not None and now - at < KEEP_SECONDS:
             wants = max(round(share * KEEP), used)
-        return QuotaUse(self.subject, limit, share, min(wants, units))
+        return QuotaUse(self.subject, limit, share, min(wants, units), used=used)
 
     def take_share(self, limit: str, share: int, now: float) -> tuple[int, int]:
         """Act by a share from now on. Returns the share before and the new one."""

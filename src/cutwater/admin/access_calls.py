@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from cutwater.core.access import access_requests as q
 from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.denials import quoted
 from cutwater.core.access.principals import (
     DAY_US,
     TOKEN_ID_BYTES,
@@ -28,7 +29,7 @@ from cutwater.core.access.quotas import Quota, QuotaLimits
 from cutwater.core.access.rights import check_rights, parse_pattern, parse_resource, parse_right
 from cutwater.core.access.rules import Rule
 from cutwater.core.requests import Request
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import InvalidArgument, NotFound, PermissionDenied
 from cutwater.protocol.errors import ConnectionLost, Unauthenticated
 from cutwater.runtime import system
 from cutwater.types import CutTime, Revision
@@ -218,9 +219,15 @@ class AccessCalls:
         )
 
     async def quota(self, subject: str) -> Quota:
-        for found in await self.quotas(subject):
-            return found
-        raise NotFound(f"{subject!r} has no quota of its own: `cutwater quota list` shows those that exist")
+        return (await self.quota_use(subject))[0]
+
+    async def quota_use(self, subject: str) -> tuple[Quota, q.QuotaUsed | None]:
+        """Return the quota of a principal or group, and what is used of it now in the whole cluster. The latter is
+        None while quotas do not hold, which is unless access control is ``enforced``."""
+        found = await self._ask(q.ListQuotasRequest(subject, with_use=True), q.QuotaList)
+        if not found.quotas:
+            raise NotFound(f"{subject!r} has no quota of its own: `cutwater quota list` shows those that exist")
+        return found.quotas[0], found.used[0] if found.used else None
 
     # Principals and certificates.
 
@@ -330,3 +337,22 @@ def is_unused(token: q.TokenInfo) -> bool:
 def last_used_us(token: q.TokenInfo) -> int:
     """Return the day on which a token was last used, as microseconds since 1970; 0 if never."""
     return token.last_used_day * DAY_US
+
+
+async def denied_with(control: AccessCalls, *, denied: PermissionDenied, other: str) -> PermissionDenied:
+    """Return a denial that also names the ``other`` right that what was denied needs on the same resource, if the
+    principal lacks that, too: an administrator then gives both at once."""
+    principal, resource = denied.principal, denied.resource
+    if not principal:
+        return denied
+    verdict = await control.check(principal, other, resource)
+    if verdict.missing is not q.Missing.RULE:
+        return denied
+    command = f"cutwater acl allow {quoted(principal)} {denied.right},{other} {quoted(resource)}"
+    return PermissionDenied(
+        f"{principal} lacks the rights {denied.right} and {other} on {resource}: no rule gives them; an administrator "
+        f"can, with `{command}`",
+        principal=principal,
+        right=denied.right,
+        resource=resource,
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from cutwater.core.access.denials import quoted
 from cutwater.core.audit.audit_record import AuditRecord, decode_audit
 from cutwater.core.audit.change_records import ALWAYS, IF_ASKED, operation_name
 from cutwater.core.audit.denial_merge import SUPPRESSED, denied_operation
@@ -76,15 +77,27 @@ class AuditQuery(Struct, frozen=True):
         return self.resource is None or _matches(self.resource, record.resource)
 
 
-def search_audit(log: Client, query: AuditQuery) -> AuditRecords:
-    """Return the records that the audit has now, in the order of the log."""
-    return _read(log, query, start=_begin(query) or "earliest", follow=False, goes_on=lambda: True)
+def search_audit(log: Client, query: AuditQuery, *, who: Callable[[], str] = lambda: "") -> AuditRecords:
+    """Return the records that the audit has now, in the order of the log. ``who`` returns for which principal this
+    reads; it is asked if the audit cannot be seen."""
+    return _read(log, query, start=_begin(query) or "earliest", follow=False, goes_on=lambda: True, who=who)
 
 
-def tail_audit(log: Client, query: AuditQuery, goes_on: Callable[[], bool] = lambda: True) -> AuditRecords:
+def tail_audit(
+    log: Client, query: AuditQuery, goes_on: Callable[[], bool] = lambda: True, *, who: Callable[[], str] = lambda: ""
+) -> AuditRecords:
     """Return records as they come, without end: those from ``query.since`` on, or new ones only. ``goes_on`` is asked
-    about once a second."""
-    return _read(log, query, start=_begin(query) or "latest", follow=True, goes_on=goes_on)
+    about once a second; for ``who`` see ``search_audit``."""
+    return _read(log, query, start=_begin(query) or "latest", follow=True, goes_on=goes_on, who=who)
+
+
+def no_audit(principal: str) -> NotFound:
+    """Return the error for a caller that sees no audit: its principal, or empty."""
+    return NotFound(
+        f"there is no audit here, or you may not see it: topic {AUDIT.name!r} is made when access control is first "
+        f"turned on, and an administrator lets you read it with `cutwater acl allow {quoted(principal or 'NAME')} "
+        "audit-read cluster`"
+    )
 
 
 def _read(
@@ -94,13 +107,11 @@ def _read(
     *,
     follow: bool,
     goes_on: Callable[[], bool],
+    who: Callable[[], str],
 ) -> AuditRecords:
     seen: dict[str, None] = {}
     if AUDIT.name not in {topic.name for topic in log.topics(internal=True)}:
-        raise NotFound(
-            f"there is no audit here, or you may not see it: topic {AUDIT.name!r} is made when access control is first "
-            "turned on, and an administrator lets you read it with `cutwater acl allow NAME audit-read cluster`"
-        )
+        raise no_audit(who())
     with log.subscribe(AUDIT.name, start=start, follow=follow) as subscription:
         while goes_on():
             try:

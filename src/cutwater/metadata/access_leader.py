@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from msgspec import structs
+
 from cutwater.access.access_copy import AccessCopy
 from cutwater.core.access.access_decisions import AccessMode
+from cutwater.core.access.access_requests import QuotaUsed
 from cutwater.core.access.quota_shares import QuotaShares
+from cutwater.core.access.quotas import Quota, QuotaLimits
 from cutwater.errors import NotLeader
 from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.protocol.access_copy import AccessAsk, AccessNews, Bytes, decode_question, encode_rules, encode_shares
@@ -93,6 +97,17 @@ class LeaderAccess:
         quotas = {quota.subject: quota.limits for quota in view.rules.quotas} if is_on else {}
         shares = self._shares.answer(server, decode_question(body), quotas, set(self._servers()), system.monotonic())
         return encode_shares(shares)
+
+    def used(self, quotas: Iterable[Quota]) -> tuple[QuotaUsed, ...]:
+        """Return what is used of these quotas, as servers have told this leader; nothing if no quotas hold."""
+        if self._copy.view.mode is not AccessMode.ENFORCED:
+            return ()
+        now = system.monotonic()
+        return tuple(QuotaUsed(quota.subject, self._used(quota, now)) for quota in quotas)
+
+    def _used(self, quota: Quota, now: float) -> QuotaLimits:
+        given = (name for name, limit in structs.asdict(quota.limits).items() if limit is not None)
+        return QuotaLimits(**{name: self._shares.used(quota.subject, name, now) for name in given})
 
     async def _epoch_in_store(self) -> LeaderEpoch:
         """Look into the store. A look that is under way may be older than the question, so the next one counts; all

@@ -20,7 +20,9 @@ from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.access_requests import (
     AccessChanged,
     ConfirmAccessRequest,
+    ListQuotasRequest,
     NoteTokenUseRequest,
+    QuotaList,
     SetAccessModeRequest,
 )
 from cutwater.core.access.answer_filters import AnswerFilter
@@ -224,6 +226,8 @@ class RequestDesk:
         answer = await term.decide(request, origin, judged_at)
         if isinstance(answer, ErrandAnswer) and answer.error is not None:
             raise from_wire(WireError(answer.error.code, answer.error.message, False, Raw(b"")))
+        if isinstance(answer, QuotaList) and isinstance(request, ListQuotasRequest) and request.with_use:
+            return structs.replace(answer, used=self._access.used(answer.quotas))
         if not isinstance(answer, AccessChanged) or isinstance(request, NoteTokenUseRequest):
             return answer
         servers = partial(self._confirming, is_first=is_first)

@@ -17,6 +17,7 @@ import msgspec
 import typer
 from msgspec import Struct
 
+from cutwater.admin.access_calls import denied_with
 from cutwater.cli.framework.command import command, verbs
 from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
 from cutwater.cli.framework.interrupts import Interrupts
@@ -29,7 +30,7 @@ from cutwater.cli.io.output import show
 from cutwater.client.client import Client, Producer
 from cutwater.client.errors import InvalidRecord, RecordTooLarge
 from cutwater.core.text import counted
-from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, PermissionDenied
 from cutwater.types import Ack
 
 app = verbs()
@@ -125,8 +126,7 @@ def append(
     appended = Appended(topic)
     with log.client(may_create=create, patient=True) as client:
         if create:
-            with suppress(AlreadyExists):
-                client.create_topic(topic)
+            _make_topic(client, topic, log)
         # A mistyped name is reported before anything is typed or read.
         found = client.topic(topic)
         schema = found.schema
@@ -156,6 +156,21 @@ def _pieces(paths: list[Path], form: Format) -> Iterator[InputRecords]:
     for path in paths:
         with inputs.opened(path) as fd:
             yield from inputs.lines(fd, inputs.name_of(path))
+
+
+def _make_topic(client: Client, topic: str, log: AppendedLog) -> None:
+    """Make the topic, unless it is there. A denial names both rights that are missing, if the other one is, too."""
+    try:
+        client.create_topic(topic)
+    except AlreadyExists:
+        return
+    except PermissionDenied as denied:
+        with suppress(NotFound):
+            # Who may append needs no right to create what exists.
+            client.topic(topic)
+            return
+        missing = denied
+        raise log.administer(lambda admin: denied_with(admin.control, denied=missing, other="append")) from None
 
 
 class _Sending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
@@ -51,7 +52,7 @@ def search(
     """Print the records that the audit has, in the order of the log. With `-o json`, one object in each line."""
     query = _query(since, until, selection)
     with log.client() as client:
-        _print(search_audit(client, query))
+        _print(search_audit(client, query, who=partial(_who, log)))
 
 
 @command(app)
@@ -59,7 +60,11 @@ def tail(since: SinceOption = None, *, selection: AuditOptions = NO_SELECTION, l
     """Print new records of the audit as they come, until interrupted."""
     query = _query(since, None, selection)
     with log.client() as client:
-        _print(tail_audit(client, query))
+        _print(tail_audit(client, query, who=partial(_who, log)))
+
+
+def _who(log: ClusterTarget) -> str:
+    return log.administer(lambda admin: admin.control.who_am_i()).principal
 
 
 def _query(since: str | None, until: str | None, selection: AuditOptions) -> AuditQuery:

@@ -6,6 +6,7 @@ import re
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from cutwater.cli.commands.token import unconfirmed
 from cutwater.cli.framework.command import command, noun
@@ -78,6 +79,13 @@ def list_quotas(log: ClusterTarget) -> None:
 
 @command(app, "show")
 def show_quota(subject: SubjectArgument, log: ClusterTarget) -> None:
-    """Show the quota of a principal or group."""
-    found = log.administer(lambda admin: admin.control.quota(subject))
-    show(found, f"{found.subject} may use: {found.limits}")
+    """Show the quota of a principal or group, and what it uses of it now in the whole cluster."""
+    found, use = log.administer(lambda admin: admin.control.quota_use(subject))
+    limits = {name: limit for name, limit in structs.asdict(found.limits).items() if limit is not None}
+    if use is None:
+        json = {"subject": found.subject, "limits": limits, "used": None}
+        show(json, f"{found.subject} may use: {found.limits}; quotas hold while access control is enforced")
+        return
+    used = {name: getattr(use.used, name) or 0 for name in limits}
+    rows = [(name, used[name], limit, f"{100 * used[name] / limit:.0f} %") for name, limit in limits.items()]
+    show({"subject": found.subject, "limits": limits, "used": used}, table(["limit", "used", "of", "part"], rows))

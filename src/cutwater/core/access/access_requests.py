@@ -163,10 +163,11 @@ class RemoveQuotaRequest(Struct, frozen=True, tag=True):
 
 
 class ListQuotasRequest(Struct, frozen=True, tag=True):
-    """Ask for quotas, of one subject if it is given."""
+    """Ask for quotas, of one subject if it is given. ``with_use``: also for what is used of them now."""
 
     subject: str = ""
     after: str = ""
+    with_use: bool = False
 
 
 class ListPrincipalsRequest(Struct, frozen=True, tag=True):
@@ -269,9 +270,20 @@ class CertificateRuleList(Struct, frozen=True, tag=True):
     rules: tuple[CertificateRule, ...]
 
 
+class QuotaUsed(Struct, frozen=True):
+    """What is used now of the limits of ``subject``, in the whole cluster. Rates are averages over some seconds, at
+    most two seconds old. Only limits that are set have a number."""
+
+    subject: str
+    used: QuotaLimits
+
+
 class QuotaList(Struct, frozen=True, tag=True):
+    """``used``: as many as ``quotas``, if that was asked for and quotas hold: access control is ``enforced``."""
+
     quotas: tuple[Quota, ...]
     more: bool = False
+    used: tuple[QuotaUsed, ...] = ()
 
 
 class PrincipalList(Struct, frozen=True, tag=True):

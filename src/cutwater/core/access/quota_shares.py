@@ -36,13 +36,15 @@ LEAST_DIVISOR = 16
 
 class QuotaUse(Struct, frozen=True, array_like=True):
     """What a server uses of one limit of one quota. ``share``: by which it acts now. ``wants``: what it could use.
-    ``held``: what it has and cannot give back at once, such as connections."""
+    ``held``: what it has and cannot give back at once, such as connections. ``used``: what it used lately of a rate; it
+    is told to people only."""
 
     subject: str
     limit: str
     share: int
     wants: int
     held: int = 0
+    used: int = 0
 
 
 class QuotaShare(Struct, frozen=True, array_like=True):
@@ -99,11 +101,12 @@ class _Claim(Struct):
     share: int
     wants: int
     held: int
+    used: int
 
 
 def _claim(use: QuotaUse) -> _Claim:
     held = max(0, use.held)
-    return _Claim(max(held, use.share), max(held, use.wants), held)
+    return _Claim(max(held, use.share), max(held, use.wants), held, max(held, use.used))
 
 
 class _Asker(Struct):
@@ -180,6 +183,14 @@ class QuotaShares(Generic[S]):
 
     def claimed(self, subject: str, limit: str, now: float) -> int:
         """Return what all servers together may use now, as far as this leader knows."""
+        return sum(claim.share for claim in self._live(subject, limit, now))
+
+    def used(self, subject: str, limit: str, now: float) -> int:
+        """Return what all servers together use, in the unit of the limit, as far as they have told this leader."""
+        total = sum(claim.used for claim in self._live(subject, limit, now))
+        return round(total / RATE_UNIT) if limit in RATES else total
+
+    def _live(self, subject: str, limit: str, now: float) -> list[_Claim]:
         key = subject, limit
         live = (it for it in self._askers.values() if now < it.at + self._lease_seconds)
-        return sum(it.claims[key].share for it in live if key in it.claims)
+        return [it.claims[key] for it in live if key in it.claims]

@@ -17,6 +17,7 @@ EVENTS_MAX = 1_000
 """Number of events that are kept, in memory and in the store. Older ones are in the log files of the servers."""
 
 
+KEY_DIGITS_SHOWN = 16
 _TOO_MANY = d.Cut | d.CommitCursor | d.OpenProducer | d.DecideBatch | d.GroupPublished | d.NoteAudited | NoteTokenUse
 """Frequent decisions. There are thousands of them, and they would push out the events that operators look for."""
 
@@ -54,7 +55,9 @@ def _tell(decision: d.OrderDecision) -> tuple[str, str]:
             return f"cluster {decision.cluster} founded", ""
         case d.AddNode():
             where = f"at {decision.address or 'an unknown address'}, with {listed(decision.volumes or ['no volume'])}"
-            return f"storage node {decision.node} belongs to the cluster, {where}", ""
+            # It is decided twice when a node is new: its key is known after it was asked for it.
+            key = f"key {decision.server_key[:KEY_DIGITS_SHOWN]}" if decision.server_key else "its key is not known yet"
+            return f"storage node {decision.node} belongs to the cluster, {where}; {key}", ""
         case d.RemoveNode():
             return f"storage node {decision.node} removed", ""
         case d.CreateTopic():

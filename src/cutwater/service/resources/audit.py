@@ -8,14 +8,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from cutwater.admin.audit_search import CLOCKS_DIFFER, AuditQuery, check_operation
+from cutwater.admin.audit_search import CLOCKS_DIFFER, AuditQuery, check_operation, no_audit
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.read.records import Record
 from cutwater.client.subscribe.subscriptions import AsyncSubscription
 from cutwater.core import requests as r
+from cutwater.core.access.access_requests import WhoAmI, WhoAmIRequest
 from cutwater.core.audit.audit_record import AuditOutcome, AuditRecord, decode_audit
 from cutwater.core.internal_topics import AUDIT
-from cutwater.errors import DeadlineExceeded, NotFound
+from cutwater.errors import DeadlineExceeded
 from cutwater.runtime.deadlines import Deadline
 from cutwater.service.resources.paging import Limit
 from cutwater.service.resources.records import ALIVE_SECONDS, READS, SCAN_SECONDS, SCANNED_ROWS_MAX, Time, parse_time
@@ -61,10 +62,7 @@ def _selection(query: Any) -> AuditQuery:
 async def _log_with_audit(call: RestCall[Any, None]) -> AsyncClient:
     log = await call.ask.log()
     if all(topic.name != AUDIT.name for topic in await log.topics(internal=True)):
-        raise NotFound(
-            "there is no audit here, or you may not see it: it begins when access control is first turned on, and an "
-            "administrator lets you read it with `cutwater acl allow NAME audit-read cluster`"
-        )
+        raise no_audit((await call.ask(WhoAmIRequest(), WhoAmI)).principal)
     return log
 
 
@@ -128,7 +126,7 @@ async def _tailed(
                 seen.clear()
 
 
-CALLS = {"requests": (r.CatalogRequest,), "methods": READS}
+CALLS = {"requests": (r.CatalogRequest, WhoAmIRequest), "methods": READS}
 
 ROUTES: tuple[RestRoute, ...] = (
     get(
