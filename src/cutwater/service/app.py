@@ -38,7 +38,7 @@ from cutwater.service.http.request_guard import (
     check_origin,
     headers_of,
 )
-from cutwater.service.http.sessions import session_token
+from cutwater.service.http.sessions import COOKIE, clear_cookie, session_token
 from cutwater.service.routes import (
     AnswerWith,
     BodyKind,
@@ -130,6 +130,7 @@ class ServiceEntry:
             check_address(raw, scope["query_string"])
             self._service.settings.hosts.check(headers.get("host", ""))
             check_origin(scope["method"], headers, scope["scheme"])
+            answer.has_session = "authorization" not in headers and COOKIE in headers.get("cookie", "")
             scope["cutwater_headers"] = headers
             scope["cutwater_answer"] = answer
             await self._router(scope, receive, send)
@@ -148,6 +149,8 @@ class _Answering:
         self._service, self._scope, self._send, self.request_id = service, scope, send, request_id
         self.route = UNKNOWN
         self.has_unread_body = False
+        self.has_session = False
+        """Whether the request shows the cookie of a session, and no token."""
         self._has_begun = False
 
     async def refuse(self, refusal: HttpRefusal) -> None:
@@ -165,7 +168,11 @@ class _Answering:
         if self._has_begun:
             # The status has been sent: the only sign that is left is to end the connection.
             raise ConnectionAbortedError(problem.detail)
-        await self.body(problem.status, encode_problem(problem), {"Content-Type": PROBLEM_TYPE, **headers})
+        found = {"Content-Type": PROBLEM_TYPE, **headers}
+        if problem.status == 401 and self.has_session:
+            # It has ended, and the browser need not show it again.
+            found["Set-Cookie"] = clear_cookie()
+        await self.body(problem.status, encode_problem(problem), found)
 
     async def body(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         await self.begin(status, {"Content-Length": str(len(body)), **headers})

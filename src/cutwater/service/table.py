@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutwater.service.resources import audit, callers, cluster, records
+from cutwater.service.resources import audit, browser_sessions, callers, cluster, records
 from cutwater.service.resources.jobs import (
     job_agents,
     job_changes,
@@ -15,6 +15,7 @@ from cutwater.service.routes import RestRoute
 
 ROUTES: tuple[RestRoute, ...] = (
     *callers.ROUTES,
+    *browser_sessions.ROUTES,
     *cluster.ROUTES,
     *records.ROUTES,
     *audit.ROUTES,

@@ -67,6 +67,16 @@ async def served(
         await cluster.close()
 
 
+@asynccontextmanager
+async def another_service(found: ServedCluster, directory: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of another service over the same cluster, which has access control."""
+    start = ServiceStartOptions(
+        "127.0.0.1:0", parse_servers(found.cluster.servers), token_file=directory / "service.token"
+    )
+    async with serving_service(start) as (serving, _), httpx.AsyncClient(base_url=serving.url, timeout=20) as http:
+        yield http
+
+
 def check_problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     found: dict[str, Any] = response.json()
     assert (response.status_code, found["status"], found["code"]) == (status, status, code), response.text
