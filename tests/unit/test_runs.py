@@ -11,7 +11,7 @@ from cutwater.core.order import decisions as d
 from cutwater.core.order.origin import RequestOrigin
 from cutwater.core.order.request_handling import Surroundings, decide
 from cutwater.core.order.state import OrderState
-from cutwater.core.publish import run_requests, runs
+from cutwater.core.publish import finished_runs, run_requests, runs
 from cutwater.errors import (
     ContradictoryCommand,
     InvalidArgument,
@@ -465,8 +465,43 @@ def test_runs_for_one_batch_are_forgotten_after_many_others(monkeypatch: pytest.
     opened(state, name="", key="k5", once=True)
     assert [run.run for run in state.runs] == [1, 3, 4, 5], "the first one is still to be published"
     assert staged(state, (2, 0, 1, 5)) == [(2, 0, 1)]
+
+
+def test_a_late_retry_of_a_single_batch_publishes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "FINISHED_RUNS_MAX", 2)
+    monkeypatch.setattr(finished_runs, "KEPT_MAX", 3)
+    state = cluster()
+    for i in range(1, 5):
+        opened(state, name="", key=f"k{i}", once=True)
+        publish(state, i, 0, part(f"p{i}"))
+        published(state, i, 0, glsn=i)
+    opened(state, name="", key="k5", once=True)
+    assert [run.run for run in state.runs] == [3, 4, 5]
+    for known in (state, OrderState(state.snapshot())):
+        before = known.index
+        assert publish(known, 2, 0, part("p2")) == r.PublishAnswer(), "it is recognised"
+        for again in ("k1", "k2"):
+            with pytest.raises(Refused, match="its single batch is in the log"):
+                opened(known, name="", key=again, once=True)
+        assert known.index == before
+    # Only so many are kept.
+    for i in range(5, 9):
+        publish(state, i, 0, part(f"p{i}"))
+        published(state, i, 0, glsn=i)
+        opened(state, name="", key=f"k{i + 1}", once=True)
+    assert [run.run for run in state.runs.finished.snapshot()] == [4, 5, 6]
     with pytest.raises(NotFound):
         publish(state, 2, 0, part("p2"))
+
+
+def test_one_principal_does_not_use_up_what_is_kept_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finished_runs, "KEPT_MAX", 40)
+    kept = finished_runs.FinishedRuns()
+    kept.add(RunId(1), "k1", "ann")
+    for number in range(2, 100):
+        kept.add(RunId(number), f"k{number}", "mallory")
+    assert [one.run for one in kept.snapshot()] == [1, 96, 97, 98, 99]
+    assert kept.with_key("k1") == 1
 
 
 def test_runs_of_queries_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

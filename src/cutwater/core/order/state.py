@@ -25,6 +25,7 @@ from cutwater.core.jobs.job_spec import is_sha256
 from cutwater.core.order import decisions as d
 from cutwater.core.order.event_log import EVENTS_MAX, event_of
 from cutwater.core.order.history import CommitHistory
+from cutwater.core.publish.finished_runs import FinishedRun
 from cutwater.core.publish.runs import Output, RunRegistry, RunState
 from cutwater.core.read.time_marks import Clock, MarkBlock, TimeMark
 from cutwater.core.recent_history import Journal
@@ -179,6 +180,8 @@ class Snapshot(Struct, frozen=True):
     """The audit. It is stored only once something was recorded."""
     jobs: JobsSnapshot | UnsetType = UNSET
     """Jobs and agents. They are stored only once there were any."""
+    finished_runs: tuple[FinishedRun, ...] | UnsetType = UNSET
+    """Runs for a single batch that were published and forgotten. They are stored only once there were any."""
 
 
 class OrderState:
@@ -203,7 +206,7 @@ class OrderState:
         self.cursors = dict(start.cursors)
         self.events = deque(start.events, EVENTS_MAX)
         self.clock = Clock(start.clock_blocks, start.clock_recent)
-        self.runs = RunRegistry(start.last_run, start.runs, start.outputs)
+        self.runs = RunRegistry(start.last_run, start.runs, start.outputs, start.finished_runs or ())
         self.access = AccessState(start.access or None)
         self.audit = AuditState(start.audit or AuditSnapshot(is_on=self.access.mode is not AccessMode.OFF))
         self.jobs = JobRegistry(start.jobs or None)
@@ -238,6 +241,7 @@ class OrderState:
             access=UNSET if self.access.is_untouched else self.access.snapshot(),
             audit=UNSET if self.audit.is_untouched else self.audit.snapshot(),
             jobs=UNSET if self.jobs.is_untouched else self.jobs.snapshot(),
+            finished_runs=self.runs.finished.snapshot() or UNSET,
         )
 
     def topic_named(self, name: str) -> TopicState | None:

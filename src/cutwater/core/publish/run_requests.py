@@ -48,6 +48,12 @@ def open_run(request: r.OpenRunRequest, state: OrderState) -> Outcome:
         if run.name != request.name:
             raise InvalidArgument(f"run {run.run} has another name than {request.name!r}: keep a run's name")
         return _open_again(request, run)
+    over = state.runs.finished.with_key(request.key)
+    if over is not None:
+        raise Refused(
+            f"run {over} had this key, and its single batch is in the log: a second run would publish it again. Use a "
+            "new key for another batch"
+        )
     _check_epoch_of_name(request, state)
     if request.once:
         _require_no_query(request, state)
@@ -191,6 +197,9 @@ def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
         )
     _check_input(request.input, state)
     run = state.runs.get(request.run)
+    if run is None and state.runs.finished.has(request.run):
+        # A late retry: its only batch is in the log.
+        return (), r.PublishAnswer()
     if run is None:
         raise NotFound(f"there is no run {request.run}, or it was over long ago and is forgotten: open one")
     _check_fence(run)

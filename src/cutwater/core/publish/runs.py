@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from cutwater.core.order import decisions as d
+from cutwater.core.publish.finished_runs import FinishedRun, FinishedRuns
 from cutwater.core.requests import PublishedGroup
 from cutwater.types import (
     GLSN,
@@ -126,10 +127,18 @@ class Output(Struct):
 class RunRegistry:
     """All runs that are known, by number, and the outputs of their names."""
 
-    def __init__(self, last: RunId, runs: Iterable[RunState], outputs: Iterable[Output] | None = ()) -> None:
+    def __init__(
+        self,
+        last: RunId,
+        runs: Iterable[RunState],
+        outputs: Iterable[Output] | None = (),
+        finished: Iterable[FinishedRun] = (),
+    ) -> None:
         """Load stored runs and outputs. State from versions without outputs has ``outputs`` None; they are then derived
         from the runs."""
         self.last = last
+        self.finished = FinishedRuns(finished)
+        """Runs for a single batch that were published and forgotten."""
         self._runs = {run.run: structs.replace(run) for run in runs}
         self._by_key = {run.key: run.run for run in self._runs.values()}
         self._by_name = {run.name: run.run for run in self._runs.values() if run.name and not run.fenced_by}
@@ -352,6 +361,8 @@ class RunRegistry:
         for run in (*excess, *[run for run in runs if run.run not in gone][:-keep]):
             if not run.unpublished:
                 del self._runs[run.run], self._by_key[run.key]
+                if run.once and run.batch >= 0 and run.fenced_by != run.run:
+                    self.finished.add(run.run, run.key, run.opener or "")
 
     def _note_epoch(self, run: RunState) -> None:
         if run.name and run.least_epoch:
