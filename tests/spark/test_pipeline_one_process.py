@@ -24,7 +24,8 @@ from cutwater.jobs.messages import Start
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 from cutwater.pipeline.clocks.clock import LogClock
 from cutwater.pipeline.graph import RowNode
-from cutwater.spark.job import _Program
+from cutwater.spark.job import where_of_job
+from cutwater.spark.job_program import ProgramRun
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline.envelope import in_envelopes, merged_ticks, unpacked
 from cutwater.spark.pipeline.error_translation import WorkerFailed, heard, of_spark
@@ -217,7 +218,7 @@ def test_a_job_with_a_program_that_cannot_run_ends_before_spark_is_started(
         if sink is not None:
             stream.sink(sink, uid="x")
         with pytest.raises(InvalidArgument, match=match):
-            _Program(unused, p, structs.replace(start, **changed)).run()
+            ProgramRun(unused, p, structs.replace(start, **changed), where_of_job(p)).run()
 
     refused(log.servers, "usre", "new", "names the column 'usre', which is not there")
     refused(log.servers, "user", "job-other", "the topic 'job-other' has no column 'window_start'")

@@ -26,7 +26,7 @@ from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.manifest import RunPoint
 from cutwater.savepoints.program import ProgramInfo, SourceInfo, described
 from cutwater.savepoints.writing import write_savepoint
-from cutwater.spark.job import SavepointWish
+from cutwater.spark.job_program import SavepointWish
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline.error_translation import WorkerFailed, translated
 from cutwater.spark.pipeline.offsets import PipelineOffset

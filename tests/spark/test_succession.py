@@ -130,7 +130,7 @@ def test_it_begins_after_the_last_decided_batch_and_leaves_the_other_as_it_is(
     # Spark stores full paths: they name the new place.
     assert str(tmp_path / "epoch-4").encode() in found.pop("state/0/_metadata/v2/0")
     assert all(old[name] == data for name, data in found.items())
-    assert mark_of(Checkpoint(str(tmp_path / "epoch-4"), before.files)) == Succession(str(before.path), 4, 4, True)
+    assert mark_of(Checkpoint(str(tmp_path / "epoch-4"), before.files)) == Succession("epoch-3", 4, 4, True)
     with pytest.raises(RunFenced):
         before.decide(5)
     # What one directory removes stays in the other.

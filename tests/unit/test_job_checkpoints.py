@@ -12,10 +12,10 @@ import pytest
 
 from cutwater.errors import Refused
 from cutwater.jobs.job_file import Restored
-from cutwater.jobs.messages import Ended, Moved, Progress, Start, Taken, TakeSavepoint
+from cutwater.jobs.messages import Ended, Moved, Progress, SavedPoint, Start, Taken, TakeSavepoint
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.program import ProgramInfo
-from cutwater.spark.job import SavepointWish, _Program, restored, sizes
+from cutwater.spark.job_program import ProgramRun, SavepointWish, restored, sizes
 from cutwater.spark.savepoint.checkpoints import FORMAT, Checkpoint, Note, Origin
 
 NOTE = Note(FORMAT, 1, "p", 5, 3, "log", ProgramInfo((), (), (), 1), {})
@@ -43,7 +43,7 @@ def test_a_savepoint_is_named_once_and_a_checkpoint_that_began_otherwise_hears_o
 
     def wish(savepoint: str, *, replay_output: bool = False, goes_on: bool = False) -> dict[str, Any]:
         start = Start(str(tmp_path), from_savepoint=savepoint, replay_output=replay_output, goes_on=goes_on)
-        return _Program(UNUSED, UNUSED, start)._beginning(checkpoint)
+        return ProgramRun(UNUSED, UNUSED, start, UNUSED)._beginning(checkpoint)
 
     whole = {"from_savepoint": "/s", "replay_output": True, "allow_non_restored_state": False}
     assert wish("/s", replay_output=True) == whole
@@ -67,8 +67,10 @@ class Run:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    def savepoint(self, target: str, *, timeout: float) -> None:
-        self._checkpoint.point()
+    def savepoint(self, target: str, *, timeout: float) -> Any:
+        point = self._checkpoint.point()
+        made = SimpleNamespace(glsn=point.offset.glsn, run=SimpleNamespace(batch=point.batch), bytes=9)
+        return SimpleNamespace(manifest=made)
 
 
 def test_a_savepoint_waits_for_the_first_micro_batch(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_a_savepoint_waits_for_the_first_micro_batch(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "0").write_text('v1\n{}\n{"glsn": 3, "slices": 1}\n')
     assert restored(checkpoint, checkpoint.point(), None) == Restored(str(tmp_path), 3, 0)
-    assert wish.taken(run) == Taken("/s")
+    assert wish.taken(run) == Taken("/s", saved=SavedPoint(3, 0, 9))
 
 
 @pytest.mark.parametrize("waits", [0, 2])
@@ -96,6 +98,6 @@ def test_a_run_that_ends_between_two_looks_tells_of_its_last_micro_batch(waits: 
     looks = iter(Progress(batch, 2, 3, 0.0, 0, 0.0, None, 0, 0, 0.0) for batch in range(9))
     supervisor: Any = SimpleNamespace(tell=told.append, commands=queue.Queue())
     watcher = SimpleNamespace(look=lambda progress: next(looks))
-    last = _Program(supervisor, UNUSED, Start("/c"))._until_over(run, UNUSED, watcher)
+    last = ProgramRun(supervisor, UNUSED, Start("/c"), UNUSED)._until_over(run, UNUSED, watcher)
     assert isinstance(last, Ended)
     assert [message.progress.batch for message in told if isinstance(message, Moved)] == list(range(waits + 1))

@@ -53,6 +53,8 @@ class Progress(Struct, frozen=True, omit_defaults=True):
     late_sent: dict[str, int] = {}
     """Rows that were too late for their windows and went to ``.late``, by uid."""
     held_by: HeldBy | None = None
+    done: int = -1
+    """The last micro-batch that is done; -1 if there is none. ``batch`` may be one that waits for input."""
     left_timers: dict[str, int] = {}
     """Timers that did not fire when the input ended, by uid, because their keys had reached the limit."""
 
@@ -105,8 +107,8 @@ class Start(Struct, frozen=True, tag=True, omit_defaults=True):
     """Settings of Spark on top of ours; ``spark_conf.check_conf`` has checked them."""
     job_epoch: int = 0
     """The assignment of the job that runs the program; 0 without a job service."""
-    succeeds: str | None = None
-    """The checkpoint of an earlier assignment, from which this one begins. Later starts leave it as it is then."""
+    threads_max: int | None = None
+    """How many tasks may work at once if Spark runs in the driver; None for the parallelism."""
 
 
 class TakeSavepoint(Struct, frozen=True, tag="Savepoint"):  # the tag is part of the messages: it stays
@@ -116,11 +118,13 @@ class TakeSavepoint(Struct, frozen=True, tag="Savepoint"):  # the tag is part of
     seconds: float
 
 
-class Stop(Struct, frozen=True, tag=True):
-    """Stop, with ``savepoint`` after taking one. If ``seconds`` pass first, the pipeline keeps running."""
+class Stop(Struct, frozen=True, tag=True, omit_defaults=True):
+    """Stop, with ``savepoint`` after taking one. If ``seconds`` pass first, the pipeline keeps running. ``goes_on``: if
+    the savepoint cannot be taken, the program tells so with ``Taken`` and runs on; otherwise it fails."""
 
     savepoint: str | None
     seconds: float
+    goes_on: bool = False
 
 
 ToProgram: TypeAlias = Start | TakeSavepoint | Stop
@@ -158,11 +162,20 @@ class Moved(Struct, frozen=True, tag=True):
     progress: Progress
 
 
+class SavedPoint(Struct, frozen=True):
+    """The position of a savepoint in the log and in its run, and its size."""
+
+    glsn: int
+    batch: int
+    bytes: int
+
+
 class Taken(Struct, frozen=True, tag=True):
     """The requested savepoint has been taken, or has failed with ``error``."""
 
     target: str
     error: Told | None = None
+    saved: SavedPoint | None = None
 
 
 class Ended(Struct, frozen=True, tag=True):
@@ -170,6 +183,7 @@ class Ended(Struct, frozen=True, tag=True):
 
     is_finished: bool
     savepoint: str | None = None
+    saved: SavedPoint | None = None
 
 
 class Failed(Struct, frozen=True, tag=True):

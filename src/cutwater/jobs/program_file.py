@@ -1,40 +1,63 @@
-"""Loads the pipeline that a Python file defines."""
+"""Loads the pipeline that a Python file or a module defines."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound
+from cutwater.jobs.program_arguments import converted
 from cutwater.pipeline.stream import Pipeline
 
 
-def load_pipeline(file: str, name: str = "") -> Pipeline:
-    """Run a file as a module, and find its pipeline. Errors name the line in the file."""
+def load_pipeline(file: str, name: str = "", arguments: Mapping[str, str] | None = None) -> Pipeline:
+    """Run a file as a module, and find its pipeline. Errors name the line in the file. ``arguments`` are for the
+    function ``name``, which returns the pipeline."""
     path = Path(file)
     if not path.is_file():
         raise NotFound(f"there is no file {file}: name a Python file that makes a Pipeline")
-    module = _run(path)
+    return _found(_run(path), path, file, name, arguments or {})
+
+
+def load_module_pipeline(module: str, name: str = "", arguments: Mapping[str, str] | None = None) -> Pipeline:
+    """Import a module, and find its pipeline."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        raise NotFound(f"there is no module {module!r}: {error}") from error
+    except Exception as error:
+        # The packages around a module are imported to find it.
+        raise InvalidArgument(f"{module}: {type(error).__name__}: {error}") from error
+    if spec is None or spec.origin is None:
+        raise NotFound(f"there is no module {module!r}: name one that makes a Pipeline")
+    path = Path(spec.origin)
+    return _found(_calling(path, lambda: importlib.import_module(module)), path, module, name, arguments or {})
+
+
+def _found(module: ModuleType, path: Path, shown: str, name: str, arguments: Mapping[str, str]) -> Pipeline:
+    """Return the pipeline of a module. ``shown`` is how the user names the module."""
     if name:
-        return _named(path, module, name)
+        return _named(path, shown, module, name, arguments)
     found = {pipeline: key for key, pipeline in reversed(vars(module).items()) if isinstance(pipeline, Pipeline)}
     if len(found) == 1:
+        _refuse_arguments(shown, next(iter(found.values())), arguments)
         return next(iter(found))
     if found:
         names = ", ".join(f"{key} ({pipeline.name!r})" for pipeline, key in reversed(found.items()))
         raise InvalidArgument(
-            f"{file} has several pipelines: {names}; say which one, as in {file}:{[*found.values()][-1]}"
+            f"{shown} has several pipelines: {names}; say which one, as in {shown}:{[*found.values()][-1]}"
         )
     makers = [key for key, value in vars(module).items() if _makes_pipeline(module, value)]
-    hint = f"; its function {makers[0]}() may make one: say {file}:{makers[0]}" if makers else ""
+    hint = f"; its function {makers[0]}() may make one: say {shown}:{makers[0]}" if makers else ""
     raise InvalidArgument(
-        f"{file} has no pipeline: none of its variables is a Pipeline, outside of `if __name__ == '__main__'`{hint}"
+        f"{shown} has no pipeline: none of its variables is a Pipeline, outside of `if __name__ == '__main__'`{hint}"
     )
 
 
@@ -52,17 +75,28 @@ def _run(path: Path) -> ModuleType:
     return module
 
 
-def _named(path: Path, module: ModuleType, name: str) -> Pipeline:
+def _named(path: Path, shown: str, module: ModuleType, name: str, arguments: Mapping[str, str]) -> Pipeline:
     if name not in vars(module):
-        raise NotFound(f"{path} has no {name!r}: name a variable that is a Pipeline, or a function that returns one")
+        raise NotFound(f"{shown} has no {name!r}: name a variable that is a Pipeline, or a function that returns one")
     found = getattr(module, name)
     if callable(found):
-        found = _calling(path, found)
+        values = converted(f"{name}() in {shown}", found, arguments)
+        found = _calling(path, lambda: getattr(module, name)(**values))
+    else:
+        _refuse_arguments(shown, name, arguments)
     if not isinstance(found, Pipeline):
         raise InvalidArgument(
-            f"{name!r} in {path} is {type(found).__name__}, not a Pipeline or a function that makes one"
+            f"{name!r} in {shown} is {type(found).__name__}, not a Pipeline or a function that makes one"
         )
     return found
+
+
+def _refuse_arguments(shown: str, name: str, arguments: Mapping[str, str]) -> None:
+    if arguments:
+        raise InvalidArgument(
+            f"{name!r} in {shown} is a pipeline, which takes no arguments, and there are {', '.join(arguments)}: write "
+            "a function that takes them and returns the pipeline, and name that one"
+        )
 
 
 def _makes_pipeline(module: ModuleType, value: Any) -> bool:

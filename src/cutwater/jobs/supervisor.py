@@ -367,7 +367,6 @@ class Supervisor:
             self._start,
             checkpoint=job.checkpoint,
             from_savepoint=savepoint,
-            succeeds=None,
             parallelism=job.parallelism,
             replay_output=False,
             allow_non_restored_state=False,

@@ -54,8 +54,11 @@ class Watcher:
         now = time.time()
         clock_ms = offset.clock.time_ms if offset.clock is not None else 0
         states = told.get("stateOperators") or []
+        batch = int(told["batchId"])
         return Progress(
-            batch=int(told["batchId"]),
+            batch=batch,
+            # Without input, Spark reports the micro-batch that will be next.
+            done=batch if "addBatch" in (told.get("durationMs") or {}) else batch - 1,
             glsn=offset.glsn,
             tail=int(view.catalog.high_watermark),
             records_per_second=self._rate(now, read),

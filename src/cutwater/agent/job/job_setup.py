@@ -3,7 +3,7 @@ environment count besides.
 
 **The process of a job** runs one attempt of one assignment::
 
-    PYTHON -m cutwater.agent.job.job_process EVENTS
+    PYTHON -P -m cutwater.agent.job.job_process EVENTS
 
 1. ``PYTHON`` is the interpreter of the environment that the job's list of requirements has, or that of the agent.
 2. ``EVENTS`` is the number of an inherited file descriptor to which the process writes lines: ``FromJob``.
@@ -17,7 +17,7 @@ The last line is ``JobEnds``. If there is none, the process was killed, or crash
 
 **The process of an errand** answers one question::
 
-    PYTHON -m cutwater.agent.job.errand_process EVENTS
+    PYTHON -P -m cutwater.agent.job.errand_process EVENTS
 
 Everything is as above, with ``ErrandSetup`` as the only line on its standard input and ``ErrandEnds`` as the only one
 that it writes. The agent gives an errand up by closing standard input, or by killing the session. What it prints is for
@@ -46,8 +46,6 @@ class ClusterSetup(Struct, frozen=True, omit_defaults=True):
     tls_ca: str = ""
     tls_certificate: str = ""
     tls_key: str = ""
-    insecure: bool = False
-    """Whether a token may be sent without TLS."""
 
 
 class ProgramSetup(Struct, frozen=True, omit_defaults=True):

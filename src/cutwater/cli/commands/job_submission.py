@@ -22,10 +22,10 @@ from cutwater.cli.framework.command import Bundle, under
 from cutwater.cli.framework.target import ClusterTarget
 from cutwater.cli.io.job_output import runs_line
 from cutwater.cli.io.output import show
-from cutwater.cli.io.program_names import job_name, split_entry
+from cutwater.cli.io.program_names import job_name
 from cutwater.core.jobs.errand_bodies import ValidateAnswer
 from cutwater.core.jobs.job_requests import JobDescription
-from cutwater.core.jobs.job_spec import JobSpec, check_job_name, check_spec
+from cutwater.core.jobs.job_spec import JobSpec, check_job_name, check_spec, split_entry
 from cutwater.core.jobs.operations import Operation
 from cutwater.errors import InvalidArgument, NotFound
 from cutwater.jobs.restarts import parse

@@ -11,6 +11,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from cutwater.core.jobs.job_spec import split_entry
+
 _CLASS = "Pipeline"
 
 
@@ -20,12 +22,6 @@ def job_name(entry: str, source: str | None) -> str:
     file, variable = split_entry(entry)
     found = _names(source, variable) if source is not None else set()
     return found.pop() if len(found) == 1 else _stem(file)
-
-
-def split_entry(entry: str) -> tuple[str, str]:
-    """Split ``fraud.py:p`` into the file or module, and its variable or function ``p``."""
-    path, colon, name = entry.rpartition(":")
-    return (path, name) if colon and name.isidentifier() else (entry, "")
 
 
 def _stem(file: str) -> str:

@@ -68,6 +68,12 @@ def principal_of_job(name: str) -> str:
     return f"{JOB_PREFIX}{name}"
 
 
+def split_entry(entry: str) -> tuple[str, str]:
+    """Split ``fraud.py:p`` into the file or module, and its variable or function ``p``."""
+    path, colon, name = entry.rpartition(":")
+    return (path, name) if colon and name.isidentifier() else (entry, "")
+
+
 def check_job_name(name: str) -> None:
     """Check the name of a job. It is also the name of its pipeline's runs, and part of paths and URLs."""
     check_plain_name("job", name)

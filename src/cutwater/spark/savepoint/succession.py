@@ -47,7 +47,8 @@ _VERSION: Final = re.compile(r"(?P<number>\d+)(?:_(?P<id>[^.]+))?\.(?P<kind>zip|
 
 class Succession(Struct, frozen=True):
     """The contents of ``succession.json``: from where a checkpoint was begun, for which assignment, and after which
-    batch. ``predecessor`` is as the caller named it."""
+    batch. ``predecessor`` is a path, or only a name if it is in the same directory as this checkpoint: other machines
+    may have that elsewhere."""
 
     predecessor: str
     job_epoch: int
@@ -62,7 +63,7 @@ def begin_from(client: Client, name: str, checkpoint: Checkpoint, predecessor: s
             f"the checkpoint {checkpoint.path} succeeds {predecessor} without an assignment: only assignments of jobs "
             "succeed each other, so give job_epoch"
         )
-    mark = mark_of(checkpoint)
+    mark, predecessor = mark_of(checkpoint), _named_from(checkpoint, predecessor)
     if mark is not None and (mark.job_epoch, mark.predecessor) != (job_epoch, predecessor):
         raise Refused(
             f"the checkpoint {checkpoint.path} was begun by assignment {mark.job_epoch} from {mark.predecessor}, and "
@@ -105,17 +106,46 @@ def mark_of(checkpoint: Checkpoint) -> Succession | None:
         raise damaged(path, f"it is not what Cutwater writes there ({error})") from None
 
 
+def has_begun(checkpoint: Checkpoint) -> bool:
+    """Report whether anything was written into a checkpoint that an assignment could go on from, or not."""
+    return mark_of(checkpoint) is not None or checkpoint.note() is not None or checkpoint.key is not None
+
+
+def require_nothing_decided(client: Client, name: str, path: str, since: int) -> None:
+    """Refuse to begin anew at a path, if an assignment since this one has decided batches: then it has a checkpoint."""
+    for run in client.find_runs(name):
+        if run.job_epoch >= since and run.last_batch >= 0:
+            raise NotFound(
+                f"there is no checkpoint in {path}, and run {run.run} of {name!r} has decided batch "
+                f"{run.last_batch}: is the checkpoint root there on this machine, and the same as on the others? If "
+                "the checkpoint is lost, start the job from a savepoint"
+            )
+
+
+def _named_from(checkpoint: Checkpoint, predecessor: str) -> str:
+    line, _, name = predecessor.rstrip("/").rpartition("/")
+    return name if line == checkpoint.path.rpartition("/")[0] else predecessor
+
+
+def predecessor_in(checkpoint: Checkpoint, mark: Succession) -> str:
+    """Return the path of the checkpoint from which one was begun."""
+    if "/" in mark.predecessor:
+        return mark.predecessor
+    return f"{checkpoint.path.rpartition('/')[0]}/{mark.predecessor}"
+
+
 def _write(checkpoint: Checkpoint, mark: Succession) -> None:
     checkpoint.files.write(f"{checkpoint.path}/{MARK}", msgspec.json.encode(mark) + b"\n")
 
 
 def _copy(client: Client, name: str, checkpoint: Checkpoint, mark: Succession) -> None:
-    source = _source(checkpoint, mark.predecessor)
+    source = _source(Checkpoint(predecessor_in(checkpoint, mark), checkpoint.files))
     run = _fenced(client, name, source.key, mark.job_epoch)
-    if source.key is None:
-        _require_nothing_decided(client, name, source)
+    if source.key is None and source.note() is None:
+        require_nothing_decided(client, name, source.path, 1)
     if run is not None:
         mark = structs.replace(mark, batch=run.last_batch)
+    source = _with_batch(source, mark.batch)
     _write(checkpoint, mark)
     for entry in checkpoint.files.list(checkpoint.path):
         if entry not in (MARK, LOCK):
@@ -129,15 +159,26 @@ def _copy(client: Client, name: str, checkpoint: Checkpoint, mark: Succession) -
     _write(checkpoint, structs.replace(mark, is_done=True))
 
 
-def _source(checkpoint: Checkpoint, predecessor: str) -> Checkpoint:
-    """Return the checkpoint to copy. If a predecessor was not completely begun itself, it is the one before."""
-    source = Checkpoint(predecessor, checkpoint.files)
+def _source(source: Checkpoint) -> Checkpoint:
+    """Return the checkpoint to copy. If one was not completely begun itself, it is the one before."""
+    first = source
     for _ in range(PREDECESSORS_MAX):
         mark = mark_of(source)
         if mark is None or mark.is_done:
             return source
-        source = Checkpoint(mark.predecessor, checkpoint.files)
-    raise damaged(f"{predecessor}/{MARK}", "it names a predecessor that names another one, and so on without end")
+        source = Checkpoint(predecessor_in(source, mark), source.files)
+    raise damaged(f"{first.path}/{MARK}", "it names a predecessor that names another one, and so on without end")
+
+
+def _with_batch(source: Checkpoint, batch: int) -> Checkpoint:
+    """Return the checkpoint that has the last decided batch. An assignment may have died after it had copied, and
+    before it had opened the run, so that the one before it went on."""
+    for _ in range(PREDECESSORS_MAX):
+        mark = mark_of(source)
+        if mark is None or batch <= mark.batch or batch in source.planned():
+            break
+        source = Checkpoint(predecessor_in(source, mark), source.files)
+    return source
 
 
 def _fenced(client: Client, name: str, key: str | None, job_epoch: int) -> Run | None:
@@ -146,17 +187,6 @@ def _fenced(client: Client, name: str, key: str | None, job_epoch: int) -> Run |
     if key is None or all(run.key != key for run in client.find_runs(name)):
         return None
     return client.open_run(name, key, job_epoch=job_epoch)
-
-
-def _require_nothing_decided(client: Client, name: str, source: Checkpoint) -> None:
-    """Refuse a predecessor that is not there, if a job has decided batches under the name: then it has a checkpoint."""
-    for run in client.find_runs(name):
-        if run.job_epoch and run.last_batch >= 0:
-            raise NotFound(
-                f"there is no checkpoint in {source.path}, and run {run.run} of {name!r} has decided batch "
-                f"{run.last_batch}: is the checkpoint root there on this machine, and the same as on the others? If "
-                "the checkpoint is lost, start the job from a savepoint"
-            )
 
 
 class _Copy:

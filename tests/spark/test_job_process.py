@@ -1,0 +1,202 @@
+"""What runs in the process of a job, on real Spark and a real cluster with TLS and access control: begun, saved, paused
+and succeeded by another assignment, stopped, upgraded, failed. The output topic has every row once, and the state is
+that of an oracle.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from msgspec import structs
+
+import cutwater
+from cutwater.agent.job.job_messages import JobEnds, JobMoves, JobRuns, SaveJob, StopJob
+from cutwater.agent.job.job_setup import JobSetup, LimitsSetup
+from cutwater.core.jobs.job_records import RunEnd
+from cutwater.savepoints.savepoint import open_savepoint
+from tests.spark.job_process_kit import JobProcess, cluster_setup, unpacked
+from tests.spark.secured_kit import SecuredCluster, secured_cluster
+
+pytestmark = pytest.mark.timeout(900)
+
+ROWS = "k string, n bigint"
+LOGIC = """
+from cutwater.pipeline import ProcessFunction, ValueState
+
+
+class Number(ProcessFunction):
+    seen = ValueState("bigint", default=0)
+
+    def process(self, record, ctx):
+        self.seen.set(self.seen.get() + 1)
+        if record.n == 666:
+            raise ValueError("the number of the beast")
+        return {"k": ctx.key, "n": record.n, "seen": self.seen.get(), "version": "%(version)s"}
+"""
+FILE = """
+from cutwater.pipeline import Pipeline
+from logic import Number
+
+p = Pipeline("numbered", log="cutwater://nowhere.invalid:1")
+numbered = p.source("in", schema="k string, n bigint").process(
+    key="k", function=Number(), uid="number", schema="k string, n bigint, seen bigint, version string"
+)
+numbered.sink("out", uid="out")
+print("the program prints")
+"""
+PACKAGE = """
+from cutwater.pipeline import Pipeline
+from shop.logic import Number
+
+
+def make(name: str = "numbered", least: int = 0) -> Pipeline:
+    # Not needed before a task runs.
+    from shop import logic
+
+    p = Pipeline(name)
+    rows = p.source("in", schema="k string, n bigint").filter(lambda row: row.n >= least)
+    numbered = rows.process(
+        key="k", function=Number(), uid="number", schema="k string, n bigint, seen bigint, version string"
+    )
+    numbered.sink("out", uid="out")
+    return p
+"""
+OUT = pa.schema({"k": pa.string(), "n": pa.int64(), "seen": pa.int64(), "version": pa.string()})
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
+    with secured_cluster(tmp_path_factory.mktemp("jobs") / "cluster") as cluster:
+        with cluster.owner() as log:
+            log.create_topic("in", streams=2, schema=pa.schema({"k": pa.string(), "n": pa.int64()}))
+            log.create_topic("out", schema=OUT)
+        rights = ("describe,read", "topic:in"), ("describe,append", "topic:out"), ("publish", "run:numbered")
+        cluster.allow("jobber", *rights)
+        yield cluster
+
+
+class Kit:
+    def __init__(self, cluster: SecuredCluster, log: cutwater.Client, path: Path) -> None:
+        self.log, self.path = log, path
+        self._cluster = cluster_setup(cluster.servers, cluster.ca, cluster.token("jobber"))
+        self.v1 = unpacked(path / "v1", {"numbered.py": FILE, "logic.py": LOGIC % {"version": "1"}}, "numbered.py:p")
+        files = {"shop/__init__.py": "", "shop/jobs.py": PACKAGE, "shop/logic.py": LOGIC % {"version": "2"}}
+        self.v2 = unpacked(path / "v2", files, "shop.jobs:make", least="0")
+        self._count = 0
+        self.running: list[JobProcess] = []
+        self.wanted: list[dict[str, Any]] = []
+        self._seen: dict[str, int] = {}
+
+    def setup(self, line: int, epoch: int, **changed: Any) -> JobSetup:
+        self._count += 1
+        made = JobSetup(
+            job=1,
+            name="numbered",
+            epoch=epoch,
+            attempt=1,
+            version=1,
+            cluster=self._cluster,
+            program=self.v1,
+            parallelism=2,
+            checkpoint=str(self.path / f"checkpoints/numbered/begun-{line}/epoch-{epoch}"),
+            savepoint_root=str(self.path / "savepoints"),
+            scratch=str(self.path / f"scratch-{self._count}"),
+            limits=LimitsSetup(2 << 30, 2.0),
+        )
+        return structs.replace(made, **changed)
+
+    def start(self, setup: JobSetup) -> JobProcess:
+        process = JobProcess(setup, self.path / f"log-{self._count}")
+        self.running.append(process)
+        return process
+
+    def append(self, count: int, version: str) -> int:
+        """So many rows more, and returns the last position."""
+        start = self.log.table("in").num_rows
+        made = [{"k": "abc"[n % 3], "n": n} for n in range(start, start + count)]
+        for row in made:
+            seen = self._seen[row["k"]] = self._seen.get(row["k"], 0) + 1
+            self.wanted.append({**row, "seen": seen, "version": version})
+        self.log.append("in", made)
+        return int(self.log.tail())
+
+    def out(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.log.table("out").select(OUT.names).to_pylist()
+        return sorted(rows, key=lambda row: row["n"])
+
+    def state(self, savepoint: str) -> dict[str, int]:
+        rows = open_savepoint(self.path / "savepoints" / savepoint).table("number").to_pylist()
+        return {row["key"]["k"]: row["state_seen"] for row in rows}
+
+
+@pytest.fixture
+def kit(secured: SecuredCluster, tmp_path: Path) -> Iterator[Kit]:
+    with secured.owner() as log:
+        made = Kit(secured, log, tmp_path)
+        try:
+            yield made
+        finally:
+            for process in made.running:
+                process.close()
+
+
+def test_a_job_from_its_beginning_over_two_assignments_and_an_upgrade_to_a_failure(kit: Kit) -> None:
+    first = kit.start(kit.setup(1, 1))
+    assert first.first(JobRuns) == JobRuns(2)
+    first.decided(kit.append(30, "1"))
+    saved = first.asked(SaveJob(1, "numbered/s1", 120))
+    assert (saved.error, kit.state("numbered/s1")) == (None, dict.fromkeys("abc", 10))
+    point = open_savepoint(kit.path / "savepoints/numbered/s1").manifest
+    assert (saved.glsn, saved.batch, saved.bytes) == (point.glsn, point.run.batch, point.bytes)
+    assert "the program prints" in first.printed()
+
+    # Another assignment takes over while the first one sleeps, and the first one wakes up again.
+    first.signal(signal.SIGSTOP)
+    kit.append(9, "1")
+    # An agent in between has died before it began.
+    (kit.path / "checkpoints/numbered/begun-1/epoch-2").mkdir()
+    second = kit.start(kit.setup(1, 3, predecessor=str(kit.path / "checkpoints/numbered/begun-1/epoch-2")))
+    assert "epoch-3" in second.first(JobRuns).restored
+    for _ in range(3):
+        second.decided(kit.append(3, "1"))
+    first.signal(signal.SIGCONT)
+    second.decided(kit.append(6, "1"))
+    assert kit.out() == kit.wanted
+    fenced = first.ended()
+    assert (fenced.end, fenced.is_hopeless, fenced.error and fenced.error.code) == (RunEnd.FAILED, True, "run_fenced")
+
+    # A savepoint that cannot be written ends nothing.
+    (kit.path / "savepoints/numbered/taken").write_text("in the way")
+    wrong = second.asked(StopJob(1, 120, "numbered/taken"))
+    assert wrong.error is not None
+    assert "numbered/taken" in wrong.error.message
+    second.decided(kit.append(3, "1"))
+    kit.append(30, "1")
+    stopped = second.asked(StopJob(2, 120, "numbered/s2"))
+    assert (stopped.error, second.ended()) == (None, JobEnds(RunEnd.STOPPED))
+    done = len(kit.out())
+    assert sum(kit.state("numbered/s2").values()) == done
+    assert kit.out() == kit.wanted[:done]
+
+    # What was not read before the stop is the input of the next version.
+    kit.wanted[done:] = [{**row, "version": "2"} for row in kit.wanted[done:]]
+    savepoint = str(kit.path / "savepoints/numbered/s2")
+    third = kit.start(kit.setup(4, 4, program=kit.v2, savepoint=savepoint, log_file=str(kit.path / "own-log")))
+    assert savepoint in third.first(JobRuns).restored
+    third.decided(kit.append(3, "2"))
+    assert kit.out() == kit.wanted
+    kit.log.append("in", [{"k": "c", "n": 666}])
+    beast = int(kit.log.tail())
+    failed = third.ended()
+    assert (failed.end, failed.is_hopeless, failed.glsn) == (RunEnd.FAILED, False, beast)
+    assert failed.error is not None
+    assert failed.error.code == "pipeline_failed"
+    assert "the number of the beast" in failed.error.message
+    moves = [one for one in third.heard if isinstance(one, JobMoves)]
+    assert moves[-1].state_bytes > 0
+    assert kit.out() == kit.wanted
