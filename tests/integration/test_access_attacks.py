@@ -134,6 +134,13 @@ async def test_a_run_without_a_name_belongs_to_its_opener(tmp_path: Path) -> Non
         assert (await cluster.admin(r.OpenRunRequest("", "key"))).run == run.run
         await cluster.admin(q.AllowRequest("eve", ("act-as",), parse_pattern("principal:victim")))
         assert await cluster.ask(r.PublishRequest(run.run, BatchNumber(1), ()), eve) == r.PublishAnswer()
+        # Who acts as the opener publishes what that one has staged, and what it has staged itself.
+        async with cluster.client(victim) as log:
+            staged = await log.stage(await log.open_run("", "key"), 2, "v", [b"of the victim"])
+        async with cluster.client(eve) as log:
+            own = await log.stage(await log.open_run("", "key"), 2, "v", [b"of eve"])
+            (published,) = await log.publish(await log.open_run("", "key"), 2, [staged, own])
+            assert published.count == 2
 
 
 async def test_a_run_without_a_name_needs_a_right_to_append(tmp_path: Path) -> None:

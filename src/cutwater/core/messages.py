@@ -150,8 +150,9 @@ class PublishGroup(Struct, frozen=True, tag=True):
 
     The group is decided, so the message does no harm from any sender and at any repetition. See ``GroupTag`` for
     ``decided`` and ``oldest``; the last entry of the group carries the tag. ``publisher`` is the principal that asked
-    for it, if access control was on: parts that another one has staged are refused. ``job_epoch`` is that of the run:
-    the node takes no more parts of earlier ones.
+    for it, if access control was on: parts that another one has staged are refused, but for ``opener``. That is the
+    principal to which a run without a name belongs: who publishes for it may act as that one. ``job_epoch`` is that of
+    the run: the node takes no more parts of earlier ones.
     """
 
     stream: LogStreamId
@@ -165,6 +166,7 @@ class PublishGroup(Struct, frozen=True, tag=True):
     oldest: DecisionIndex
     publisher: str | UnsetType = UNSET
     job_epoch: JobEpoch | UnsetType = UNSET
+    opener: str | UnsetType = UNSET
 
     @property
     def tag(self) -> GroupTag:

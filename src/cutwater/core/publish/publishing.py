@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
 from cutwater.core.order import decisions as d
@@ -209,6 +209,7 @@ class Publisher:
             self._state.runs.oldest(group.topic),
             group.publisher,
             run.job_epoch,
+            UNSET if run.name or run.opener == group.publisher else run.opener,
         )
         for node in nodes:
             yield Send(node, message)

@@ -96,11 +96,11 @@ def _ordered(order: PartOrder, topic: TopicForms, form: BodyForm) -> BodyForm:
 
 
 def check_binding(part: StagedPart, group: PublishGroup) -> None:
-    """Raise if the part was staged by another principal than the publisher, or for another batch. What was staged or
-    decided while access control was off is not bound."""
+    """Raise if the part was staged by another principal than the publisher, and than the one for which it acts, or for
+    another batch. What was staged or decided while access control was off is not bound."""
     if not part.owner or not group.publisher:
         return
-    if part.owner != group.publisher:
+    if part.owner not in (group.publisher, group.opener):
         raise Refused(
             f"staged part {part.part} was staged by another principal than the one that publishes it: stage and "
             "publish with tokens of the same principal"
