@@ -6,10 +6,15 @@ import json
 import os
 import re
 import secrets
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from cutwater.admin import local_cluster
@@ -208,15 +213,87 @@ def check_logs_and_audit(planted: Planted) -> None:
     assert {"create-token", "allow-rights"} <= {record["operation"] for record in records}
     assert planted.found_in(search.told.encode()) == []
     logs = list(planted.cluster.glob("*.log"))
-    assert {path.name for path in logs} == {"mr1.log", "sn1.log"}
+    assert {path.name for path in logs} == {"mr1.log", "sn1.log", "service.log"}
     text = b"".join(path.read_bytes() for path in logs)
     assert b"was not let in" in text
     assert planted.found_in(text) == []
 
 
+def requests(planted: Planted) -> list[tuple[str, str, dict[str, Any]]]:
+    """Requests to the service, with secrets where they belong and in every place where they do not."""
+    app, admin = [(planted.path / name).read_text().strip() for name in ("app.token", "demo/admin.token")]
+    shown = {"Authorization": f"Bearer {app}"}
+    found: list[tuple[str, str, dict[str, Any]]] = []
+    for token in (app, admin, WRONG, ""):
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        for path in ("/v1/whoami", "/v1/cluster", "/v1/topics/orders", "/v1/audit", "/v1/jobs", "/v1/nodes"):
+            found.append(("GET", path, {"headers": headers}))
+    for path in (f"/v1/topics/{app}", f"/v1/cursors/{WRONG}", f"/v1/jobs/{WRONG}", f"/v1/runs/{app}", f"/{app}"):
+        found.append(("GET", path, {"headers": shown}))
+    for query in (f"token={app}", f"access_token={WRONG}", f"limit={app}", f"start={app}", f"where=value='{app}' and"):
+        found.append(("GET", f"/v1/topics/orders/records?{query}", {"headers": shown}))
+    found.append(("GET", f"/v1/audit?operation={WRONG}", {"headers": {"Authorization": f"Bearer {admin}"}}))
+    for headers in (
+        {"Authorization": f"Basic {app}"},
+        {"Authorization": app},
+        {"Cookie": f"__Host-cutwater={app}"},
+        {"Cookie": f"__Host-cutwater={WRONG}"},
+        {**shown, "Host": WRONG},
+        {**shown, "Origin": f"https://{WRONG}"},
+        {**shown, "Sec-Fetch-Site": WRONG},
+        {**shown, "Content-Type": WRONG},
+        {**shown, "Last-Event-ID": WRONG},
+        {**shown, "Idempotency-Key": WRONG},
+    ):
+        found.append(("GET", "/v1/whoami", {"headers": headers}))
+        found.append(("POST", "/v1/jobs", {"headers": headers, "content": json.dumps({"name": WRONG, WRONG: app})}))
+        found.append(("DELETE", f"/v1/jobs/{WRONG}", {"headers": headers}))
+    found.append(("POST", "/v1/session", {"headers": shown}))
+    found.append(("POST", "/v1/session", {"headers": shown, "content": app}))
+    return found
+
+
+def check_service(planted: Planted) -> None:
+    """The service has a token of its own, and sees those of its callers."""
+    (made,) = planted.run((("token", "create", "rest", "--save", "rest.token", "--dir", "demo"), {}))
+    assert made.code == 0, made
+    planted.secrets["rest.token"] = (planted.path / "rest.token").read_text().strip().rpartition("_")[2].encode()
+    command = [sys.executable, "-m", "cutwater.cli", "service", "start", "--dir", "demo", "--listen", "127.0.0.1:0"]
+    command += ["--own-token-file", "rest.token", "--allow-submit", "-o", "json"]
+    log = planted.path / "demo" / "service.log"
+    with log.open("wb") as errors:
+        service = subprocess.Popen(
+            command, cwd=planted.path, env=planted.environment, stdout=subprocess.PIPE, stderr=errors
+        )
+    try:
+        assert service.stdout is not None
+        line = service.stdout.readline()
+        statuses: Counter[int] = Counter()
+        with httpx.Client(base_url=json.loads(line)["url"], timeout=20) as http:
+            for method, path, more in requests(planted):
+                answer = http.request(method, path, **more)
+                statuses[answer.status_code] += 1
+                headers = {name: value for name, value in answer.headers.items() if name != "set-cookie"}
+                told = json.dumps(headers).encode() + answer.content
+                assert planted.found_in(told) == [], (method, path.partition("cwt_")[0], answer.status_code)
+                for cookie in answer.headers.get_list("set-cookie"):
+                    secret = cookie.partition(";")[0].rpartition("_")[2].encode()
+                    if len(secret) == 64:
+                        planted.secrets["a session"] = secret
+        assert {200, 201, 400, 401, 403, 404, 421} <= set(statuses), statuses
+        for name in ("cmdline", "environ"):
+            assert planted.found_in(Path(f"/proc/{service.pid}/{name}").read_bytes()) == []
+    finally:
+        service.terminate()
+        rest, _ = service.communicate(timeout=30)
+    assert planted.found_in(line + rest) == []
+    assert planted.found_in(log.read_bytes()) == []
+    assert "a session" in planted.secrets
+
+
 def check_files(planted: Planted) -> None:
     """Neither in the store nor in the data: only in the file that its owner asked for."""
-    own = {"admin.token", "app.token", "late.token", "rescue.token"}
+    own = {"admin.token", "app.token", "late.token", "rescue.token", "rest.token"}
     files = [path for path in planted.path.rglob("*") if path.is_file() and path.name not in own]
     names = {name for name in planted.secrets if name.endswith(".token") or name.startswith("a ")}
     found = [(path, name) for path in files for name in planted.found_in(path.read_bytes()) if name in names]
@@ -227,5 +304,6 @@ def check_files(planted: Planted) -> None:
 def test_no_secret_shows_anywhere(planted: Planted) -> None:
     check_commands(planted)
     check_processes(planted)
+    check_service(planted)
     check_logs_and_audit(planted)
     check_files(planted)

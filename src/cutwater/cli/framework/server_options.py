@@ -18,6 +18,7 @@ from cutwater.cli.framework.command import Bundle
 from cutwater.cli.framework.exit_codes import Settings
 from cutwater.cli.framework.security import TlsAuthorityOption, TlsCertificateOption, TlsKeyOption, security_option
 from cutwater.errors import InvalidArgument
+from cutwater.runtime.redaction import without_secrets
 from cutwater.wire.identity.certificate_files import TlsFiles
 from cutwater.wire.identity.tls import TOKEN_FILE_UNTIL, Tls, load_tls, read_tokens
 from cutwater.wire.options import ListenerOptions
@@ -143,6 +144,13 @@ class ServerOptions(Bundle):
         configure_logs(self.log_format, self.log_level)
 
 
+class _WithoutSecrets(structlog.stdlib.ProcessorFormatter):
+    """Hides tokens that callers give where something else is expected: errors repeat what was given."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(str(super().format(record)))
+
+
 def configure_logs(log_format: str, log_level: str) -> None:
     """Make logs structured; the servers use the standard library's logging."""
     common: list[structlog.typing.Processor] = [
@@ -155,7 +163,7 @@ def configure_logs(log_format: str, log_level: str) -> None:
     if log_format == "json":
         common.append(structlog.processors.format_exc_info)
         renderer = structlog.processors.JSONRenderer()
-    formatter = structlog.stdlib.ProcessorFormatter(
+    formatter = _WithoutSecrets(
         foreign_pre_chain=common,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
     )

@@ -42,6 +42,7 @@ from cutwater.protocol.errors import (
     WrongCluster,
     WrongVersion,
 )
+from cutwater.runtime.redaction import without_secrets
 
 PROBLEM_TYPE = "application/problem+json"
 DETAIL_CHARS_MAX = 4_096
@@ -160,7 +161,8 @@ def make_problem(status: int, code: str, detail: str, request_id: str, *, retria
         TITLES.get(status, "Refused"),
         status,
         code,
-        detail[:DETAIL_CHARS_MAX],
+        # It repeats parts of the request, such as a token in the place of a name.
+        without_secrets(detail)[:DETAIL_CHARS_MAX],
         retriable,
         request_id,
     )
