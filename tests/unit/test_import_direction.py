@@ -101,7 +101,9 @@ RULES: Mapping[str, Rule] = {
     # Programs as archives, in the log and on the disk of an agent. What runs them is above.
     "programs": Rule(VOCABULARY | {"core", "protocol", "client", "runtime"}),
     # A format for what pipelines keep, on files. It can be read where there is no Spark, and no cluster.
-    "savepoints": Rule(VOCABULARY | TEXTS | {"core.read.watermark", "pipeline", "runtime"}),
+    "savepoints": Rule(
+        VOCABULARY | TEXTS | {"core.read.watermark", "core.jobs.checkpoint_stores", "pipeline", "runtime"}
+    ),
     # Jobs are processes that are looked after; what they run is a pipeline, errors travel as they do on the wire, and
     # metrics are served as those of servers are.
     "jobs": Rule(

@@ -17,6 +17,7 @@ from typing import Protocol
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from msgspec import Struct
 
+from cutwater.core.jobs.checkpoint_stores import LOCAL, scheme_of
 from cutwater.runtime.local_files import make_directory
 from cutwater.runtime.permissions import open_file
 
@@ -145,8 +146,13 @@ def local(path: str) -> str:
     return path.removeprefix("file://").removeprefix("file:") if path.startswith("file:") else path
 
 
+def for_spark(path: str) -> str:
+    """Return a path as Spark has to be told it. Without a scheme, it would be on Hadoop's default file system."""
+    return f"file:{path}" if is_local(path) and not path.startswith("file:") else path
+
+
 def is_local(path: str) -> bool:
-    return "://" not in path.removeprefix("file://") and not path.startswith(("hdfs:", "s3a:"))
+    return scheme_of(path) == LOCAL
 
 
 def _sync(path: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cutwater.client.client import Client
+from cutwater.core.jobs.checkpoint_stores import check_checkpoint_store
 from cutwater.errors import CutwaterError, Refused, Unavailable
 from cutwater.jobs.child import how_it_ended
 from cutwater.jobs.job_file import Restored, require_parallelism
@@ -132,13 +133,14 @@ class ProgramRun:
 
     def run(self) -> None:
         # Spark is loaded only when there is something to run.
-        from cutwater.spark.savepoint.files import files_at  # noqa: PLC0415
+        from cutwater.spark.savepoint.files import files_at, require_store  # noqa: PLC0415
         from cutwater.spark.session.program_files import send_program  # noqa: PLC0415
         from cutwater.spark.session.session import session  # noqa: PLC0415
 
         start, where = self._start, self._where
         if where.token():
             refuse_open_ui(start.conf)
+        check_checkpoint_store(start.checkpoint)
         if is_local(start.checkpoint):
             self._go_on_from_another(Checkpoint(start.checkpoint, LocalFiles()))
         # A remote checkpoint is read through Spark, which then has the requested number of threads.
@@ -153,6 +155,7 @@ class ProgramRun:
         threading.Thread(target=self._watch_jvm, args=(jvm,), name="jvm", daemon=True).start()
         checkpoint = Checkpoint(start.checkpoint, files_at(spark, start.checkpoint))
         if not is_local(start.checkpoint):
+            require_store(spark, start.checkpoint)
             self._go_on_from_another(checkpoint)
         last = None
         while last is None:

@@ -23,6 +23,7 @@ from cutwater.cli.framework.target import TimeoutOption
 from cutwater.cli.framework.times import parse_position
 from cutwater.cli.io.output import show, table
 from cutwater.cli.io.pipeline_output import Display, held_line, late_line, moment, progress_line
+from cutwater.core.jobs.checkpoint_stores import LOCAL, check_checkpoint_store, scheme_of
 from cutwater.core.text import counted
 from cutwater.durations import milliseconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Refused, Unavailable
@@ -180,6 +181,8 @@ class PipelineRunOptions(Bundle):
             _require_savepoint(self.from_savepoint)
         if self.trigger is not None:
             milliseconds(self.trigger, "--trigger")
+        if self.checkpoint is not None:
+            check_checkpoint_store(self.checkpoint)
         conf = with_ui(parse_conf(self.conf or ()), self.spark_ui)
         check_conf(conf, self.master)
         return Start(
@@ -229,7 +232,12 @@ def _until(text: str | None) -> int | str | None:
 def _absolute(path: str | None) -> str | None:
     """Return an absolute path, because other processes have other working directories. A path that names a file system
     stays as it is."""
-    return path if path is None or "://" in path else str(Path(path).absolute())
+    return str(Path(path).absolute()) if path is not None and _is_plain(path) else path
+
+
+def _is_plain(path: str) -> bool:
+    """Report whether a path is one of this machine, without the name of a file system."""
+    return scheme_of(path) == LOCAL and not path.startswith(f"{LOCAL}:/")
 
 
 @command(app)
@@ -404,7 +412,7 @@ def _saved_at_rest(job: OneJob, target: str) -> str:
         found = directory.require()
         if found.is_alive:
             raise Refused(f"pipeline {job.name!r} has just been started by process {found.pid}: try again")
-        if "://" not in found.checkpoint and not has_begun(found.checkpoint) and not found.from_savepoint:
+        if _is_plain(found.checkpoint) and not has_begun(found.checkpoint) and not found.from_savepoint:
             raise Refused(f"pipeline {job.name!r} has not done a micro-batch: there is nothing to save")
         with _printing_to(directory.path / LOG_FILE):
             take = on_spark("savepoint.savepoints", job.name).take_savepoint
@@ -452,6 +460,6 @@ def _target(pipeline: str, directory: str) -> str:
     """Return a directory of its own for each savepoint, named by pipeline and time."""
     name = f"{JobDirectory('.', pipeline).path.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
     place = f"{(_absolute(directory) or '').rstrip('/')}/{name}"
-    if "://" not in place and Path(place).exists():
+    if _is_plain(place) and Path(place).exists():
         raise AlreadyExists(f"{place} exists: try again in a second, or name another --savepoint-dir")
     return place

@@ -6,6 +6,7 @@ import enum
 
 from msgspec import Struct, field
 
+from cutwater.core.jobs.checkpoint_stores import check_checkpoint_store
 from cutwater.core.jobs.job_spec import SLOTS_MAX, TEXT_CHARS_MAX, check_labels, check_plain_name
 from cutwater.core.names import check_name
 from cutwater.errors import InvalidArgument
@@ -92,6 +93,8 @@ def check_agent(agent: AgentDescription, session: int) -> None:
         for root in roots:
             check_name(f"{kind} root", root.name)
             _check_text(f"the place of {kind} root {root.name!r}", root.place)
+            if kind == "checkpoint":
+                check_checkpoint_store(root.place, f"checkpoint root {root.name!r} of agent {agent.name!r}:")
     if not 1 <= len(agent.masters) <= MASTERS_MAX:
         raise InvalidArgument(f"an agent offers 1 to {MASTERS_MAX} masters, not {len(agent.masters)}")
     for master in agent.masters:

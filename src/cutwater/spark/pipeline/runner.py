@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cutwater.client.client import Client, connect
 from cutwater.client.cluster.topics import Topic
 from cutwater.client.convert.schemas import KEY_VALUE
+from cutwater.core.jobs.checkpoint_stores import check_checkpoint_store
 from cutwater.core.names import check_topic_name
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused
@@ -35,7 +36,7 @@ from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.evolution import Restoration
-from cutwater.savepoints.files import is_local
+from cutwater.savepoints.files import for_spark, is_local
 from cutwater.savepoints.savepoint import Path, Savepoint
 from cutwater.schema_text import shown
 from cutwater.spark.options import TOKEN_FILE, Where, where_of
@@ -50,12 +51,20 @@ from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineSource, SourceRu
 from cutwater.spark.pipeline.state import forget
 from cutwater.spark.pipeline.transform import Transforms, check_transforms
 from cutwater.spark.savepoint.checkpoints import Checkpoint
-from cutwater.spark.savepoint.files import files_at
+from cutwater.spark.savepoint.files import files_at, require_store
 from cutwater.spark.savepoint.savepoint_restore import Beginning, beginning, initial_state, wish_of
 from cutwater.spark.savepoint.savepoints import TIMEOUT_SECONDS, absolute, settings, take_savepoint
 from cutwater.spark.savepoint.succession import begin_from, fence
 from cutwater.spark.session.log_holder import servers_of
-from cutwater.spark.session.session import LATE_WORKER, STARTS_MAX, check_session_conf, provide_format, session
+from cutwater.spark.session.session import (
+    LATE_WORKER,
+    MANAGER,
+    REMOTE_MANAGER,
+    STARTS_MAX,
+    check_session_conf,
+    provide_format,
+    session,
+)
 from cutwater.spark.session.session import start as start_query
 from cutwater.spark.session.token_safety import file_of, refuse_unprotected, settings_of, why_no_tokens
 
@@ -102,7 +111,7 @@ class Query:
             .queryName(program.name)
             .options(**self.where.options())
             .option("given", self.sink)
-            .option("checkpointLocation", self.checkpoint)
+            .option("checkpointLocation", for_spark(self.checkpoint))
             .outputMode("append")
         )
         if self.options.until is not None:
@@ -110,6 +119,8 @@ class Query:
         elif self.trigger_ms is not None:
             writer = writer.trigger(processingTime=f"{self.trigger_ms} milliseconds")
         given = {_PARTITIONS: str(program.parallelism)}
+        if not is_local(self.checkpoint):
+            given[MANAGER] = REMOTE_MANAGER
         if self.retain is not None:
             given[_RETAINED] = str(self.retain)
         with settings(spark, given):
@@ -323,6 +334,8 @@ def run_pipeline(
     if where.token():
         refuse_open_ui(conf or {})
     began_with = None if wish.savepoint is None else absolute(wish.savepoint)
+    if checkpoint is not None:
+        check_checkpoint_store(os.fspath(checkpoint))
     if checkpoint is None:
         hold = Hold(pipeline.name, None, began_with, root_of(log_key(where), pipeline.name))
     else:
@@ -332,6 +345,8 @@ def run_pipeline(
             # Only Spark can read the settings of this checkpoint.
             spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism or '*'}]", config=conf)
         with translated(pipeline.name, hold.place), connected(where) as client:
+            if spark is not None:
+                require_store(spark, hold.place)
             kept = Checkpoint(hold.place, files_at(spark, hold.place))
             if succeeds is not None:
                 begin_from(client, pipeline.name, kept, absolute(succeeds), job_epoch)

@@ -10,7 +10,34 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from cutwater.core.jobs.checkpoint_stores import ATOMIC, check_checkpoint_store, refusal, scheme_of
+from cutwater.errors import InvalidArgument
 from cutwater.savepoints.files import Files, FileSummary, LocalFiles, is_local, rows_of
+
+ATOMIC_CLASS: Final = "org.apache.hadoop.hdfs.DistributedFileSystem"
+"""The Java class of file systems that rename atomically and are not local."""
+VIEWS: Final = ("viewfs.View", "hdfs.View")
+"""How names of classes begin that only show what is mounted in them, after the name of Hadoop's package."""
+MOUNTS_MAX: Final = 8
+
+
+def require_store(spark: SparkSession, checkpoint: str) -> None:
+    """Refuse a checkpoint on a file system that is not known to rename atomically, by its name and by what the session
+    has for this name."""
+    check_checkpoint_store(checkpoint)
+    place, files = checkpoint, HadoopFiles(spark)
+    for _ in range(MOUNTS_MAX):
+        if is_local(place):
+            return
+        kind, mounted = files.store_of(place)
+        if kind == ATOMIC_CLASS:
+            return
+        if mounted is None:
+            raise InvalidArgument(refusal("the checkpoint", checkpoint, f"{scheme_of(place)}:// ({kind})"))
+        if scheme_of(mounted) not in ATOMIC:
+            raise InvalidArgument(refusal("the checkpoint", checkpoint, f"{mounted} by a mount"))
+        place = mounted
+    raise InvalidArgument(f"the checkpoint {checkpoint} goes through more than {MOUNTS_MAX} mounts, now at {place}")
 
 
 def files_at(spark: SparkSession | None, path: str) -> Files:
@@ -33,6 +60,18 @@ class HadoopFiles:
     def _at(self, path: str) -> tuple[Any, Any]:
         place = self._jvm.org.apache.hadoop.fs.Path(path)
         return place.getFileSystem(self._conf), place
+
+    def store_of(self, path: str) -> tuple[str, str | None]:
+        """Return the Java class of the file system of a path and, if that only shows other file systems, the place
+        where the nearest existing directory above the path really is."""
+        system, place = self._at(path)
+        kind = str(system.getClass().getName())
+        if not kind.removeprefix("org.apache.hadoop.").removeprefix("fs.").startswith(VIEWS):
+            return kind, None
+        while place.getParent() is not None and not system.exists(place):
+            place = place.getParent()
+        found = str(system.resolvePath(place).toString())
+        return kind, None if found == self.qualified(str(place.toString())) else found
 
     def list(self, path: str) -> list[str]:
         system, place = self._at(path)

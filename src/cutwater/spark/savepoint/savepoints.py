@@ -33,7 +33,7 @@ from cutwater.runtime.deadlines import check_timeout
 from cutwater.savepoints import savepoint as places
 from cutwater.savepoints import writing
 from cutwater.savepoints.evolution import restoration
-from cutwater.savepoints.files import Files, is_local, local
+from cutwater.savepoints.files import Files, for_spark, is_local, local
 from cutwater.savepoints.manifest import (
     FORMAT,
     STATE,
@@ -166,7 +166,7 @@ def frame(spark: SparkSession, path: Path, uid: str) -> DataFrame:
     found = open_savepoint(spark, path)
     state = found.operator(uid)
     schema = from_arrow_schema(table_schema(state.operator))
-    files = [f"{found.path}/{file.path}" for file in state.files]
+    files = [for_spark(f"{found.path}/{file.path}") for file in state.files]
     return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
 
 
@@ -255,7 +255,7 @@ class _Source:
     def __init__(self, spark: SparkSession, checkpoint: str, operator: int, batch: int) -> None:
         self.spark = spark
         reader = spark.read.format("statestore").option("operatorId", operator).option("batchId", batch)
-        self._reader, self._checkpoint = reader, checkpoint
+        self._reader, self._checkpoint = reader, for_spark(checkpoint)
 
     def _load(self, name: str) -> DataFrame:
         return self._reader.option("stateVarName", name).load(self._checkpoint)
@@ -325,7 +325,9 @@ def _saved(
             "spark.sql.execution.arrow.maxRecordsPerBatch": str(PIECES_PER_BATCH),
         },
     ):
-        writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"{place}/{directory}")
+        writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
+            for_spark(f"{place}/{directory}")
+        )
     names = files.list(f"{place}/{directory}")
     for name in names:
         if not name.endswith(".parquet"):

@@ -27,6 +27,11 @@ from cutwater.spark.source.source import source_class
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 
+MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+REMOTE_MANAGER = f"{_STREAMING}.checkpointing.FileContextBasedCheckpointFileManager"
+"""The manager of checkpoint files on other file systems. Only this one replaces files there: HDFS refuses to rename a
+file to a name that exists, and the other manager then leaves the old file in its place without a word."""
+
 SETTINGS: Mapping[str, str] = {
     # A worker that starts on a busy machine needs longer than the default time to connect.
     "spark.python.authenticate.socketTimeout": "180s",
@@ -34,10 +39,8 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # This manager writes a checkpoint file with one rename and starts no processes.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
+    # On local files, this manager writes a checkpoint file with one rename and starts no processes.
+    MANAGER: f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
