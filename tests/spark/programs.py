@@ -1,9 +1,10 @@
 """Programs that start a Spark of their own; ``test_clusters`` runs them, because a process has one Spark only.
 
-``python programs.py MASTER PATH-OR-SERVERS TOPIC [DIRECTORY [PIPELINE]]``: prints, as JSON, how many rows a batch and
-a stream read. Both are copied into the topic whose name ends with ``-copy``. With a directory that is not empty, one
-task of the batch is so slow that Spark starts a second attempt of it; attempts that have staged their rows leave a file
-there. A pipeline of the name that is given runs as well, and loses an executor.
+``python programs.py MASTER PATH-OR-SERVERS TOPIC [DIRECTORY [PIPELINE WORKER]]``: prints, as JSON, how many rows a
+batch and a stream read. Both are copied into the topic whose name ends with ``-copy``. With a directory that is not
+empty, one task of the batch is so slow that Spark starts a second attempt of it; attempts that have staged their rows
+leave a file there. A pipeline of the name that is given runs as well; it loses a worker of the cluster, whose process
+is ``WORKER``, and an executor, is started again, and goes on from a savepoint.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from cutwater.spark.sink.sink import BatchWriter, Staged
 from cutwater.spark.source.source import source_class
 
 SLOW_SECONDS_MAX = 120
+PIPELINE_SECONDS = 200.0
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.quantile": "0.5",
@@ -90,23 +92,35 @@ def pipeline(name: str, log: str, topic: str) -> Pipeline:
     return p
 
 
-def run_pipeline(built: Pipeline, spark: Any, checkpoint: str) -> None:
-    """In several micro-batches; after the first one an executor is killed."""
-    run = built.run(
-        spark=spark,
-        until="now",
-        drain=True,
-        parallelism=2,
-        slices=4,
-        max_records_per_trigger=700,
-        checkpoint=checkpoint,
-        wait=False,
-    )
-    while not (run.progress and run.progress["batchId"] >= 0 and list(Path(checkpoint, "commits").glob("0"))):
-        time.sleep(0.05)
-    assert run.is_active, "it was over before an executor could be killed"
+def run_pipeline(built: Pipeline, spark: Any, directory: str, worker: int) -> None:
+    """Run it in three parts: a worker is killed after the first micro-batch, and an executor in the middle of another
+    one, after a restart from the checkpoint; the last part begins from a savepoint."""
+    more = {"spark": spark, "parallelism": 2, "slices": 4}
+    own = {**more, "checkpoint": f"{directory}/pipeline", "max_records_per_trigger": 300, "wait": False}
+    run = built.run(**own)
+    wait_for(run, f"{directory}/pipeline/commits/0")
+    os.kill(worker, signal.SIGKILL)
+    wait_for(run, f"{directory}/pipeline/commits/1")
+    run.stop()
+    before = len(list(Path(directory, "pipeline", "offsets").glob("[0-9]*")))
+    run = built.run(**own)
+    wait_for(run, f"{directory}/pipeline/offsets/{before}")
+    assert not Path(directory, "pipeline", "commits", str(before)).exists(), "its micro-batch was over too soon"
     os.kill(executors(spark)[0], signal.SIGKILL)
-    run.wait()
+    wait_for(run, f"{directory}/pipeline/commits/{before}")
+    run.stop(savepoint=f"{directory}/saved")
+    run = built.run(
+        **more, checkpoint=f"{directory}/anew", from_savepoint=f"{directory}/saved", until="now", drain=True
+    )
+    assert run.restoration is not None
+
+
+def wait_for(run: Any, path: str) -> None:
+    deadline = time.monotonic() + PIPELINE_SECONDS
+    while not Path(path).exists():
+        assert run.is_active, f"it was over before {path} was there"
+        assert time.monotonic() < deadline, f"{path} was not there in time"
+        time.sleep(0.05)
 
 
 def executors(spark: Any) -> list[int]:
@@ -120,7 +134,7 @@ def executors(spark: Any) -> list[int]:
     return found
 
 
-def main(master: str, where: str, topic: str, directory: str = "", name: str = "") -> None:
+def main(master: str, where: str, topic: str, directory: str = "", name: str = "", worker: str = "") -> None:
     spark = cutwater.spark.session("program", master=master, config=SPECULATION if directory else {})
     spark.sparkContext.setLogLevel("ERROR")
     if directory:
@@ -139,7 +153,7 @@ def main(master: str, where: str, topic: str, directory: str = "", name: str = "
         query = cutwater.spark.start(writer.trigger(availableNow=True))
         query.awaitTermination()
         if name:
-            run_pipeline(pipeline(name, where, topic), spark, f"{checkpoint}/pipeline")
+            run_pipeline(pipeline(name, where, topic), spark, checkpoint, int(worker))
     streamed = sum(progress["numInputRows"] for progress in query.recentProgress)
     java = spark.sparkContext._jvm.System.getProperty("java.home")
     told = {"batch": batch.n, "positions": batch.g, "bytes": batch.bytes, "streamed": streamed, "java": java}

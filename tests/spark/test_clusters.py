@@ -29,6 +29,7 @@ from tests.spark.random_pipelines import expected
 
 PROGRAM = Path(__file__).with_name("programs.py")
 ROWS, SIZE = 2_000, 500
+LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
 PROGRAM_SECONDS = 550
 """Half a minute is enough, but not where many others are."""
 
@@ -47,7 +48,9 @@ def check_copies(log: cutwater.Client, topic: str) -> None:
     assert copies[ROWS:] == rows
 
 
-def run(master: str, where: str, topic: str, directory: Path, *more: Path | str, **environment: str) -> dict[str, Any]:
+def run(
+    master: str, where: str, topic: str, directory: Path, *more: Path | str | int, **environment: str
+) -> dict[str, Any]:
     """What the program has printed. It ends before the test does, and so do its JVMs; executors use ``directory``."""
     command = [sys.executable, str(PROGRAM), master, where, topic, *map(str, more)]
     process = subprocess.Popen(
@@ -69,20 +72,17 @@ def run(master: str, where: str, topic: str, directory: Path, *more: Path | str,
 
 @pytest.mark.timeout(PROGRAM_SECONDS + 50)
 def test_local_cluster(log: cutwater.Client, tmp_path: Path) -> None:
-    """Executors are processes of their own, for queries and for a pipeline, whose output is that of one thread also if
-    one of them is killed."""
+    """Executors are processes of their own."""
     fill(log, "local-cluster")
-    told = run("local-cluster[2,1,1024]", log.servers, "local-cluster", tmp_path, "", "counting")
+    told = run("local-cluster[2,1,1024]", log.servers, "local-cluster", tmp_path)
     assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
     check_copies(log, "local-cluster")
-    wanted = expected(log, programs.pipeline("counting", log.servers, "local-cluster"))
-    assert len(wanted["counting-counts"]) > ROWS
-    assert {topic: written(log, topic) for topic in wanted} == wanted
 
 
 @contextmanager
-def standalone(directory: Path) -> Iterator[str]:
-    """A Spark cluster of one master and two workers on this machine. For Spark they are on two, by their addresses:
+def standalone(directory: Path) -> Iterator[tuple[str, list[int]]]:
+    """A Spark cluster of one master and two workers on this machine: the master's address, and the workers' processes.
+    For Spark they are on two, by their addresses:
     it starts no second attempt of a task on the machine that has the first one."""
     spark_class = Path(os.environ["SPARK_HOME"]) / "bin" / "spark-class"
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -118,7 +118,7 @@ def standalone(directory: Path) -> Iterator[str]:
         workers = [start("Worker", host, *own) for host in ("127.0.0.1", "127.0.0.2")]
         for worker in workers:
             wait_for(worker, r"Successfully (registered) with master")
-        yield master
+        yield master, [process.pid for process in running[1:]]
     finally:
         for process in running:
             os.killpg(process.pid, signal.SIGKILL)
@@ -126,15 +126,19 @@ def standalone(directory: Path) -> Iterator[str]:
 
 
 def test_a_standalone_cluster(tmp_path: Path) -> None:
-    """Spark and the log are clusters of real processes. Of one task, two attempts stage their rows."""
+    """Spark and the log are clusters of real processes. Of one task, two attempts stage their rows. A pipeline loses a
+    worker and an executor, is started again and goes on from a savepoint, and its output is that of one thread."""
     attempts = tmp_path / "attempts"
     attempts.mkdir()
-    with standalone(tmp_path) as master, several_processes(tmp_path / "cluster") as log:
+    with standalone(tmp_path) as (master, workers), several_processes(tmp_path / "cluster") as log:
         fill(log, "standalone")
-        told = run(master, log.servers, "standalone", tmp_path, attempts, SPARK_LOCAL_IP="127.0.0.1")
+        told = run(master, log.servers, "standalone", tmp_path, attempts, "counting", workers[0], **LOOPBACK)
         assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
         assert {path.name: path.read_text() for path in attempts.iterdir()} == {"attempt-0": "1", "attempt-1": "1"}
         check_copies(log, "standalone")
+        wanted = expected(log, programs.pipeline("counting", log.servers, "standalone"))
+        assert len(wanted["counting-counts"]) > ROWS
+        assert {topic: written(log, topic) for topic in wanted} == wanted
 
 
 @contextmanager
