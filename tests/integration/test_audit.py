@@ -397,7 +397,7 @@ async def test_permissive_mode_protects_the_audit(tmp_path: Path) -> None:
         await until(lambda: not cluster.nodes[1].access.control.is_on, "it is off")
         connection = await cluster.connection(cluster.node_addresses[1])
         with pytest.raises(Refused, match="belongs to the cluster itself"):
-            await connection.call(storage_api.APPEND, arguments, timeout_ms=5_000)
+            await settled(connection, arguments)
         connection.abort()
         await written(cluster)
 

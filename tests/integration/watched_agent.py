@@ -15,6 +15,8 @@ import sys
 from cutwater.agent.processes.watchdog import VARIABLE, now_ms
 from cutwater.agent.processes.watchdog_link import WatchdogLink
 
+START_MS = 60_000
+"""How long the processes of the job may take to start."""
 JOB = """
 import os, subprocess, sys, time
 plain = subprocess.Popen(["sleep", "1000"])
@@ -33,7 +35,9 @@ async def main(lease_ms: int, renewals: int) -> None:
     lost = asyncio.Event()
     link = WatchdogLink(mark, lost.set)
     await link.start()
-    link.set_deadline(now_ms() + lease_ms)
+    link.set_deadline(now_ms() + START_MS)
+    # Until the watchdog has heard of it, it kills what is started.
+    await link.answered()
     job = subprocess.Popen(
         [sys.executable, "-c", JOB],
         stdout=subprocess.PIPE,
@@ -42,10 +46,12 @@ async def main(lease_ms: int, renewals: int) -> None:
         env={**os.environ, VARIABLE: f"{mark}:7:1;"},
     )
     link.add(job.pid)
-    await link.answered()
     assert job.stdout is not None
     pids = [int(pid) for pid in job.stdout.readline().split()]
-    print(json.dumps({"watchdog": link.pid, "job": pids, "deadline_ms": now_ms() + lease_ms}), flush=True)
+    deadline = now_ms() + lease_ms
+    link.set_deadline(deadline)
+    await link.answered()
+    print(json.dumps({"watchdog": link.pid, "job": pids, "deadline_ms": deadline}), flush=True)
     for _ in range(renewals):
         await asyncio.sleep(lease_ms / 3_000)
         link.set_deadline(now_ms() + lease_ms)

@@ -1,6 +1,6 @@
-"""Ends the processes of jobs in time, whatever becomes of the agent: ``python -I -S watchdog.py MARK AGENT``.
+"""Ends the processes of jobs in time, whatever becomes of the agent.
 
-It has nothing to do with the agent's event loop, and needs the standard library only. Standard input has lines of
+``python -I -S watchdog.py MARK AGENT DEADLINE_MS`` starts it, with the process number of the agent. It has nothing to do with the agent's event loop, and needs the standard library only. Standard input has lines of
 JSON from the agent, and each is answered with a line on standard output:
 
     {"deadline_ms": 123456}             all processes of jobs must be dead then, on the clock that runs during suspend
@@ -128,9 +128,8 @@ def kill_members(mark: str, sessions: Iterable[int] = (), cgroups: Iterable[str]
 
 
 class LeaseGuard:
-    def __init__(self, mark: str, agent: int) -> None:
-        self._mark, self._agent = mark, agent
-        self._deadline_ms = 0
+    def __init__(self, mark: str, agent: int, deadline_ms: int) -> None:
+        self._mark, self._agent, self._deadline_ms = mark, agent, deadline_ms
         self._sessions: set[int] = set()
         self._cgroups: set[str] = set()
         self._rest = b""
@@ -185,7 +184,7 @@ def main() -> None:
     # Only root may do that.
     with suppress(OSError):
         os.nice(-10)
-    LeaseGuard(sys.argv[1], int(sys.argv[2])).run()
+    LeaseGuard(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])).run()
 
 
 if __name__ == "__main__":

@@ -97,7 +97,10 @@ class WatchdogLink:
         self._told = self._heard = 0
         self._rest = b""
         self._process = process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(watchdog.__file__)), self._mark, str(os.getpid())],
+            [
+                *(sys.executable, "-I", "-S", str(Path(watchdog.__file__))),
+                *(self._mark, str(os.getpid()), str(self._deadline_ms)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -106,6 +109,7 @@ class WatchdogLink:
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         asyncio.get_running_loop().add_reader(process.stdout.fileno(), self._hear, process)
+        # Its answer shows that it is alive.
         self._tell({"deadline_ms": self._deadline_ms})
         if self._cgroup:
             self._tell({"cgroup": self._cgroup})
