@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ from cutwater.testing.checkers.access import (
 )
 from cutwater.testing.checkers.quotas import Passed, check_quota
 from cutwater.testing.checkers.violation import Violation
+from cutwater.testing.virtual import access_users
 from cutwater.testing.virtual.options import ShippedOptions, random_options
 from cutwater.testing.virtual.simulation import simulate_shipped
 from cutwater.types import CutTime
@@ -68,6 +71,19 @@ def test_changes_do_not_wait_for_a_node_that_is_gone(seed: int) -> None:
     and rows that another principal had tried to publish were not dropped."""
     options = {"metadata_nodes": 3, "storage_nodes": 3, "replication": 2}
     simulate(seed, access="enforced", disk_loss="empty", reset_every=0.5, **options)
+
+
+def test_users_that_lose_patience_with_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their last appends had no outcome, for which the simulation waited in vain."""
+    usual, tried = asyncio.wait_for, Counter[str]()
+
+    async def impatient(work: Any, seconds: float) -> Any:
+        tried[work.__name__] += 1
+        return await usual(work, seconds if tried[work.__name__] > 1 else 0.0001)
+
+    monkeypatch.setattr(access_users.asyncio, "wait_for", impatient)
+    simulate(1, access="enforced")
+    assert tried["_append"] > 1
 
 
 def test_the_same_seed_gives_the_same_trace_with_access_control() -> None:

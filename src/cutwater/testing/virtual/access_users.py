@@ -184,6 +184,10 @@ class AccessUser(AppendingClient):
         except AppendUnknown:
             self.world.history.end(op, self.now, SimOutcome.UNKNOWN)
             return
+        except asyncio.CancelledError:
+            # The user has lost patience, and nothing will be told of this append.
+            self.world.history.end(op, self.now, SimOutcome.UNKNOWN)
+            raise
         except CutwaterError as error:
             self.world.history.end(op, self.now, SimOutcome.FAIL)
             self.end_call(call, error, is_denial=isinstance(error, NotFound))
@@ -249,6 +253,9 @@ class AccessUser(AppendingClient):
             sent = await producer.send(h.values_of(op, b""), timestamp=h.times_of(op))
         except CutwaterError:
             history.end(op, self.now, SimOutcome.FAIL)
+            raise
+        except asyncio.CancelledError:
+            history.end(op, self.now, SimOutcome.UNKNOWN)
             raise
         sent.add_done_callback(done)
         await asyncio.wait({sent}, timeout=ATTEMPT_SECONDS)
