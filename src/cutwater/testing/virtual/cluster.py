@@ -28,7 +28,7 @@ from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.network import SimNetwork
 from cutwater.testing.virtual.processes import SimProcess
 from cutwater.testing.virtual.store import SharedStore
-from cutwater.types import GLSN, MILLISECOND, ClusterId, MetadataNodeId, StorageNodeId, TopicId
+from cutwater.types import GLSN, MILLISECOND, SECOND, ClusterId, MetadataNodeId, StorageNodeId, TopicId
 from cutwater.wire.addresses import format_address
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ class ClusterShape(Struct, frozen=True):
     tells_changes: bool = False
     access_lease: float = 10.0
     """How long servers without contact may act by the rules of access control that they know."""
+    agent_lease: float = 10.0
+    """After this silence of an agent, its jobs go to others."""
 
     @property
     def scrub(self) -> ScrubOptions:
@@ -88,7 +90,12 @@ class ClusterShape(Struct, frozen=True):
     def order(self) -> OrderOptions:
         usual = HASTY if self.is_hasty else OrderOptions()
         list_min = 1 if self.tells_changes else usual.member_list_min
-        return structs.replace(usual, min_replication=self.min_replication, member_list_min=list_min)
+        return structs.replace(
+            usual,
+            min_replication=self.min_replication,
+            member_list_min=list_min,
+            agent_lease_us=round(self.agent_lease * SECOND),
+        )
 
     @property
     def segments(self) -> SegmentOptions:

@@ -44,6 +44,8 @@ class VirtualNemesis:
         for machine in self._cluster.machines:
             for (fault, operation), times in machine.disk.faults.struck.items():
                 struck[f"{fault} in {operation}"] += times
+        if self._world.jobs is not None:
+            struck.update(self._world.jobs.notes.struck)
         return dict(sorted(struck.items()))
 
     @property
@@ -100,6 +102,8 @@ class VirtualNemesis:
         self._network.set_delay(0.001)
         self._network.heal_all()
         self._cluster.store.calm()
+        if self._world.jobs is not None:
+            self._world.jobs.heal()
         for machine in self._cluster.machines:
             machine.disk.faults.clear()
             machine.disk.die_at = None

@@ -154,6 +154,19 @@ class ShippedOptions(Struct, frozen=True):
     cut_off_every: float = 0.0
     """How often a storage node loses its contact to all metadata nodes, while clients reach both."""
 
+    # Jobs.
+    jobs: int = 0
+    """How many names of jobs users use; 0 means that there are no jobs and no agents."""
+    agents: int = 2
+    job_users: int = 2
+    job_calls_every: float = 0.3
+    agent_lease: float = 10.0
+    """After this silence of an agent, its jobs go to others."""
+    agent_faults_every: float = 0.0
+    """Agents are killed, paused, cut off, or asked to end; their machines sleep or lose their power."""
+    job_faults_every: float = 0.0
+    """Processes of jobs are killed or paused."""
+
     def disk_rules(self) -> list[DiskFaultRule]:
         """Return the faults of each disk."""
         rules = [
@@ -400,10 +413,36 @@ def embedded_options(seed: int) -> ShippedOptions:
     return structs.replace(options, **changes)
 
 
+def jobs_options(seed: int) -> ShippedOptions:
+    """Return a cluster with jobs and agents, and a subset of the faults."""
+    options = structs.replace(random_options(seed), access="", access_flood="", access_expiry=False)
+    return _with_jobs(options, seed, 1.0)
+
+
+def _with_jobs(options: ShippedOptions, seed: int, share: float) -> ShippedOptions:
+    """Let a share of the clusters have jobs. The choices are apart from the others, which stay as they are in clusters
+    without jobs."""
+    random = Random(f"jobs/{seed}")
+    if random.random() >= share or options.access:
+        return options
+    return structs.replace(
+        options,
+        jobs=random.randint(1, 4),
+        agents=random.randint(1, 4),
+        job_users=random.randint(1, 3),
+        job_calls_every=random.choice((0.1, 0.3, 1.0)),
+        agent_lease=random.choice((1.5, 2.0, 4.0)),
+        agent_faults_every=random.choice((0.0, 0.5, 1.5)),
+        job_faults_every=random.choice((0.0, 0.5, 2.0)),
+        seconds=max(options.seconds, random.choice((4.0, 8.0))),
+    )
+
+
 PROFILES = {
     "random": random_options,
     "storm": storm_options,
     "quiet": quiet_options,
     "rollback": rollback_options,
     "embedded": embedded_options,
+    "jobs": jobs_options,
 }

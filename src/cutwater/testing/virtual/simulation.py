@@ -33,6 +33,7 @@ from cutwater.testing.virtual.event_time import VirtualDeclarer, WatermarkReader
 from cutwater.testing.virtual.evidence import EvidenceRoom
 from cutwater.testing.virtual.history import ClientHistory
 from cutwater.testing.virtual.hostile_clients import Forger
+from cutwater.testing.virtual.jobs.job_world import SETTLE_SECONDS, JobWorld
 from cutwater.testing.virtual.loop import Stuck, VirtualLoop
 from cutwater.testing.virtual.machines import SimMachine
 from cutwater.testing.virtual.nemesis import VirtualNemesis
@@ -124,6 +125,7 @@ class ShippedSimulation:
         self.nemesis = VirtualNemesis(self, Random(self.random.getrandbits(64)))
         self.watchdog = Watchdog(self)
         self.access = AccessWorld(self) if self.options.access else None
+        self.jobs = JobWorld(self, seed) if self.options.jobs else None
         for machine in self.cluster.machines:
             self.watch(machine)
         if isinstance(self.cluster, EmbeddedCluster):
@@ -144,6 +146,7 @@ class ShippedSimulation:
             options.is_hasty,
             options.tells_changes,
             options.access_lease,
+            options.agent_lease,
         )
         return VirtualCluster(self.loop, shape, random)
 
@@ -254,6 +257,10 @@ class ShippedSimulation:
             self._add(AccessAdmin(self, self.access, "administrator", "127.0.3.6"))
             for user in (*self.access.users, *self.access.flooders()):
                 self._add(user)
+        if self.jobs is not None:
+            self.jobs.start()
+            for job_user in self.jobs.users:
+                self._add(job_user)
         for client in self.clients:
             client.start()
 
@@ -292,6 +299,9 @@ class ShippedSimulation:
 
         releasing = self.loop.create_task(self._release_held())
         await self._until(appended, APPEND_AGAIN_SECONDS, "15 liveness")
+        if self.jobs is not None:
+            await self._until(self.jobs.unsettled, SETTLE_SECONDS, "job liveness")
+            self.jobs.freeze()
         self.is_stopping = True
         await self._until(self._unrest, CONVERGE_SECONDS, "14 converge")
         if self.options.min_replication > 1:
@@ -443,6 +453,8 @@ class ShippedSimulation:
         state = leader.state
         for client in self.clients:
             client.kill()
+        if self.jobs is not None:
+            self.jobs.shut_down(state.jobs)
         self.cluster.shut_down()
         self._check_complaints()
         inspector = self.cluster.new_process("inspector", "127.0.3.3")
@@ -451,6 +463,8 @@ class ShippedSimulation:
         check_clients(log, self.cluster.store.history, self.history)
         if self.access is not None:
             self.access.check()
+        if self.jobs is not None:
+            self.jobs.check()
 
 
 def simulate_shipped(seed: int, options: ShippedOptions, lines: list[str] | None = None) -> ShippedResult:
@@ -519,4 +533,6 @@ def _operations(world: ShippedSimulation) -> dict[str, int]:
     found["scan"] = len(history.scans)
     found["stage"], found["publish"] = len(history.staged), len(history.published)
     found.update(world.cluster.counts)
+    if world.jobs is not None:
+        found.update(world.jobs.notes.counts)
     return {name: count for name, count in found.items() if count}

@@ -120,6 +120,13 @@ class SharedStore:
             found.append(decision)
         return found
 
+    def after(self, index: DecisionIndex) -> list[Decision]:
+        """The decisions after this one, as far as they are known without a gap."""
+        found: list[Decision] = []
+        while (decision := self._decisions.get(DecisionIndex(index + len(found) + 1))) is not None:
+            found.append(decision)
+        return found
+
     @property
     def is_near(self) -> bool:
         return self._kind == "sqlite"
