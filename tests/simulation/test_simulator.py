@@ -96,6 +96,7 @@ def test_seeds_turn_on_every_fault() -> None:
     faults = {name for seed in range(300) for name in random_options(seed).faults()}
     faults |= set(PROFILES["rollback"](0).faults())
     faults |= {name for seed in range(10) for name in PROFILES["embedded"](seed).faults()}
+    faults |= {name for seed in range(10) for name in PROFILES["jobs"](seed).faults()}
     assert faults >= set(ShippedOptions.__struct_fields__) - {"prompt_seconds", "look_every"}
 
 

@@ -736,6 +736,23 @@ def test_only_the_present_assignment_of_a_job_opens_its_run() -> None:
     leader.ask(r.OpenRunRequest("other", "other"), r.RunAnswer)
 
 
+def test_an_assignment_that_is_over_publishes_nothing_though_no_other_has_opened_the_run() -> None:
+    """Another version may be about to go on from where nothing was published."""
+    leader = running()
+    first = leader.epoch()
+    leader.ask(r.OpenRunRequest("fraud", "key", job_epoch=first), r.RunAnswer)
+    leader.ask(q.LeaveAgentRequest("a", 1), q.ReportNoted)
+    assert leader.job().assignment is None
+    late = r.PublishRequest(RunId(1), BatchNumber(0), (), job_epoch=first)
+    with pytest.raises(RunFenced):
+        leader.ask(late, r.PublishAnswer)
+    leader.register("a", 2)
+    assert leader.epoch() > first
+    with pytest.raises(RunFenced):
+        leader.ask(late, r.PublishAnswer)
+    assert leader.ask(r.OpenRunRequest("fraud", "key", job_epoch=leader.epoch()), r.RunAnswer).last_batch == -1
+
+
 # Tokens of jobs.
 
 

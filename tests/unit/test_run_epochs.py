@@ -131,10 +131,53 @@ def test_no_earlier_assignment_takes_the_name_over_with_a_new_key() -> None:
             opened(known, 4, "k2")
         assert opened(known, 5, "k2").run == 2, "an assignment may begin anew"
         with pytest.raises(RunFenced):
-            opened(known, 6, "k1")
+            opened(known, 5, "k1")
         with pytest.raises(RunFenced):
             opened(known, 4, "k3")
         assert opened(known, 4, "k3", name="other").run == 3, "other names are not concerned"
+
+
+def test_a_later_assignment_goes_on_with_a_run_after_another_that_decided_nothing() -> None:
+    """The version of the job to which that one belonged did not come up."""
+    state = cluster()
+    opened(state, 3, "k1")
+    publish(state, 3, 0, part("a"))
+    published(state, 1, 0)
+    opened(state, 4, "k2")
+    with pytest.raises(RunFenced):
+        publish(state, 3, 1, part("b"))
+    for known in both(state):
+        with pytest.raises(RunFenced):
+            opened(known, 4, "k1")
+        assert opened(known, 5, "k1", is_question=True).last_batch == 0
+        assert opened(known, 5, "k1") == r.RunAnswer(RunId(1), 2, BatchNumber(0), JobEpoch(5))
+        for again in both(known):
+            with pytest.raises(RunFenced):
+                publish(again, 4, 0, part("b"), run=2)
+            with pytest.raises(RunFenced):
+                opened(again, 4, "k2")
+        assert publish(known, 5, 1, part("c", generation=2)) is None, "it is being published"
+
+
+def test_no_assignment_goes_on_with_a_run_after_another_that_decided_a_batch() -> None:
+    state = cluster()
+    opened(state, 3, "k1")
+    opened(state, 4, "k2")
+    publish(state, 4, 0, run=2)
+    opened(state, 5, "k3")
+    for known in both(state):
+        with pytest.raises(RunFenced):
+            opened(known, 6, "k1")
+        assert not known.runs.problem(d.RaiseRunEpoch(RunId(2), JobEpoch(6)), lambda stream: None)
+        assert known.runs.problem(d.RaiseRunEpoch(RunId(1), JobEpoch(6)), lambda stream: None) == "the run is over"
+
+
+def test_no_assignment_goes_on_with_a_run_after_one_without_a_job() -> None:
+    state = cluster()
+    opened(state, 3, "k1")
+    opened(state, 0, "k2")
+    with pytest.raises(RunFenced):
+        opened(state, 4, "k1")
 
 
 def test_assignments_before_a_start_without_a_job_are_over() -> None:
@@ -200,6 +243,7 @@ def test_decisions_that_contradict_the_epoch_are_refused() -> None:
         with pytest.raises(ContradictoryCommand):
             state.apply(wrong)
     opened(state, 3, "k2")
+    publish(state, 3, 0, run=2)
     with pytest.raises(ContradictoryCommand):
         state.apply(d.RaiseRunEpoch(RunId(1), JobEpoch(4)))
 

@@ -228,7 +228,7 @@ class OpenRun(Dated, frozen=True, tag=True):
 
 class RaiseRunEpoch(Dated, frozen=True, tag=True):
     """A later assignment of the job has opened the run. Earlier ones are over, and so is what they have staged: the
-    run's next generation begins."""
+    run's next generation begins. The run gets its name back, if others took it over and decided nothing."""
 
     run: RunId
     job_epoch: JobEpoch

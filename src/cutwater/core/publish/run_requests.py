@@ -44,7 +44,8 @@ def open_run(request: r.OpenRunRequest, state: OrderState) -> Outcome:
     _check_job(request, state)
     run = state.runs.with_key(request.key)
     if run is not None:
-        _check_fence(run)
+        if not state.runs.may_return(run, request.job_epoch):
+            _check_fence(run)
         if run.name != request.name:
             raise InvalidArgument(f"run {run.run} has another name than {request.name!r}: keep a run's name")
         return _open_again(request, run)
@@ -132,6 +133,16 @@ def _check_epoch(run: RunState, epoch: JobEpoch | UnsetType) -> None:
     raise InvalidArgument(f"assignment {epoch} has not opened run {run.run} yet: open it first")
 
 
+def _check_assigned(run: RunState, state: OrderState) -> None:
+    """Refuse a driver whose assignment is over, even if no later one has opened the run: another version of the job may
+    be about to go on from where nothing was published."""
+    job = state.jobs.named(run.name)
+    if job is None or run.job_epoch is UNSET:
+        return
+    if job.assignment is None or job.assignment.epoch != run.job_epoch:
+        raise RunFenced.of_epoch(job.name, run.run, run.job_epoch, job.epoch)
+
+
 def _newest_epoch(run: RunState) -> JobEpoch:
     return run.least_epoch if run.job_epoch is UNSET else run.job_epoch
 
@@ -204,6 +215,7 @@ def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
         raise NotFound(f"there is no run {request.run}, or it was over long ago and is forgotten: open one")
     _check_fence(run)
     _check_epoch(run, request.job_epoch)
+    _check_assigned(run, state)
     if request.batch <= run.batch:
         return (), _answer(request, run)
     if run.unpublished:

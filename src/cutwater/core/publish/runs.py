@@ -184,6 +184,18 @@ class RunRegistry:
         """Return the least epoch under which a run with this name may be opened. 0 if no job has opened one."""
         return self._epochs.get(name, JobEpoch(0))
 
+    def may_return(self, run: RunState, epoch: JobEpoch | UnsetType) -> bool:
+        """Whether a later assignment of a job may go on with a run after others took over its name: they have decided
+        nothing, because the version of the job to which they belong did not come up."""
+        holder = self.of_name(run.name)
+        if not run.fenced_by or run.fenced_by == run.run or holder is None:
+            return False
+        if epoch is UNSET or run.job_epoch is UNSET:
+            return False
+        later = [other for other in self if other.name == run.name and other.run > run.run]
+        is_newer = epoch > self.least_epoch(run.name) and run.run < holder.run
+        return is_newer and all(other.batch < 0 and other.job_epoch is not UNSET for other in later)
+
     def was_forgotten(self, run: RunId) -> bool:
         """Whether the run was forgotten. Only runs without unpublished groups are. Numbers are never given out
         twice."""
@@ -220,7 +232,7 @@ class RunRegistry:
         if isinstance(decision, d.ExpireStaged):
             return ""
         if isinstance(decision, d.RaiseRunEpoch):
-            if run.fenced_by:
+            if run.fenced_by and not self.may_return(run, decision.job_epoch):
                 return "the run is over"
             is_higher = decision.job_epoch >= run.least_epoch and decision.job_epoch != run.job_epoch
             return "" if is_higher else "the epoch is not higher than before"
@@ -287,6 +299,7 @@ class RunRegistry:
             case d.ExpireStaged():
                 run.generation += 1
             case d.RaiseRunEpoch():
+                self._return(run)
                 # Parts of the drivers before can no longer be decided on.
                 run.job_epoch, run.after_epoch = decision.job_epoch, UNSET
                 run.generation += 1
@@ -319,6 +332,13 @@ class RunRegistry:
             decided = sorted((run for run in unnamed if run.batch >= 0), key=lambda run: run.decided)
             self._forget(decided, UNNAMED_RUNS_MAX, opener)
             self._forget([run for run in unnamed if run.batch < 0], UNDECIDED_RUNS_MAX, opener)
+
+    def _return(self, run: RunState) -> None:
+        """Give a run its name back, if others have it that decided nothing."""
+        holder = self.of_name(run.name)
+        if holder is not None and holder.run != run.run:
+            holder.fenced_by, run.fenced_by = run.run, RunId(0)
+            self._by_name[run.name] = run.run
 
     def _count(self, run: RunState, position: GLSN | None) -> None:
         """Add the batch that was just decided to the output of its name. A batch without rows does not count, since

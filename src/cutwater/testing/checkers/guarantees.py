@@ -541,17 +541,26 @@ def check_names(log: SimLog, evidence: Evidence) -> None:
     names: dict[RunId, str] = {}
     newest: dict[str, RunId] = {}
     published: set[str] = set()
+    decided: set[RunId] = set()
     for decision in evidence.decisions:
         if isinstance(decision, d.OpenRun) and decision.name and not decision.once:
             if decision.name in published and decision.key not in evidence.record.replays:
                 raise Violation("names", f"{decision} begins anew under a name that has published, without a word")
             names[decision.run] = decision.name
             newest[decision.name] = decision.run
+        elif isinstance(decision, d.RaiseRunEpoch):
+            name = names[decision.run]
+            later = {run for run, other in names.items() if other == name and run > decision.run}
+            if later & decided:
+                raise Violation("names", f"{decision} returns to a run after runs {sorted(later)} have published")
+            newest[name] = decision.run
         elif (
             isinstance(decision, d.DecideBatch)
             and newest.get(names.get(decision.run, ""), decision.run) != decision.run
         ):
             raise Violation("names", f"{decision} was decided after another run had taken over the name")
+        elif isinstance(decision, d.DecideBatch):
+            decided.add(decision.run)
         elif isinstance(decision, d.GroupPublished) and decision.run in names:
             published.add(names[decision.run])
 

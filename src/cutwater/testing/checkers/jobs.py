@@ -37,6 +37,7 @@ EPOCH, OUTPUT, STEPS, KEYS, ROOM, MEMORY = (
     "job memory",
 )
 
+
 class JobRow(Struct, frozen=True):
     """Rows that a process of a job staged, as one append: ``count`` of them from number ``first`` on."""
 
@@ -318,7 +319,7 @@ class JobFold:
                 raise Violation(MEMORY, f"job {own.name!r} has epoch {epoch} in memory, and {own.epoch} was decided")
             if len(job.versions) > VERSIONS_MAX:
                 raise Violation(MEMORY, f"job {own.name!r} has {len(job.versions)} versions")
-        if (known.last_epoch, known.agents.keys()) != (self.last_epoch, self.agents.keys()):
+        if known.last_epoch != self.last_epoch or sorted(known.agents) != sorted(self.agents):
             what = f"epoch {known.last_epoch}, agents {sorted(known.agents)}"
             raise Violation(MEMORY, f"{what} are in memory, {self.last_epoch}, {sorted(self.agents)} were decided")
         kept = {place: key.operation for place, key in known.keys.items()}

@@ -276,6 +276,8 @@ CHOICES: dict[str, tuple[object, ...]] = {
 
 ACCESS_SHARE, STORM_ACCESS_SHARE = 0.2, 0.4
 """Share of the clusters that have access control."""
+JOBS_SHARE, STORM_JOBS_SHARE = 0.1, 0.3
+"""Share of the clusters without access control that have jobs."""
 STORM_RARER = 3.0
 STORM_MILD = (
     "delay_max",
@@ -306,7 +308,7 @@ def random_options(seed: int) -> ShippedOptions:
     )
     changes = {name: random.choice(values) for name, values in CHOICES.items() if random.random() < SHARE}
     options = _with_access(structs.replace(options, tells_changes=_tells_changes(seed), **changes), seed, ACCESS_SHARE)
-    return _consistent(options)
+    return _with_jobs(_consistent(options), seed, JOBS_SHARE)
 
 
 def _with_access(options: ShippedOptions, seed: int, share: float) -> ShippedOptions:
@@ -325,6 +327,25 @@ def _with_access(options: ShippedOptions, seed: int, share: float) -> ShippedOpt
         access_appenders=random.choice((0, 1)),
         access_expiry=random.choice((False, True)),
         access_flood=random.choice(("", "", "requests_per_s", "bytes_in_per_s")),
+    )
+
+
+def _with_jobs(options: ShippedOptions, seed: int, share: float) -> ShippedOptions:
+    """Let a share of the clusters have jobs. The choices are apart from the others, which stay as they are in clusters
+    without jobs."""
+    random = Random(f"jobs/{seed}")
+    if random.random() >= share or options.access:
+        return options
+    return structs.replace(
+        options,
+        jobs=random.randint(1, 4),
+        agents=random.randint(1, 4),
+        job_users=random.randint(1, 3),
+        job_calls_every=random.choice((0.1, 0.3, 1.0)),
+        agent_lease=random.choice((1.5, 2.0, 4.0)),
+        agent_faults_every=random.choice((0.0, 0.5, 1.5)),
+        job_faults_every=random.choice((0.0, 0.5, 2.0)),
+        seconds=max(options.seconds, random.choice((4.0, 8.0))),
     )
 
 
@@ -366,7 +387,7 @@ def storm_options(seed: int) -> ShippedOptions:
     changes |= {name: values[0] for name, values in CHOICES.items() if name in STORM_MILD}
     options = ShippedOptions(storage_nodes=4, metadata_nodes=3, streams=3, producers=2, subscribers=2, seconds=6.0)
     options = structs.replace(options, tells_changes=_tells_changes(seed), **changes)
-    return _consistent(_with_access(options, seed, STORM_ACCESS_SHARE))
+    return _with_jobs(_consistent(_with_access(options, seed, STORM_ACCESS_SHARE)), seed, STORM_JOBS_SHARE)
 
 
 def quiet_options(seed: int) -> ShippedOptions:
@@ -415,27 +436,8 @@ def embedded_options(seed: int) -> ShippedOptions:
 
 def jobs_options(seed: int) -> ShippedOptions:
     """Return a cluster with jobs and agents, and a subset of the faults."""
-    options = structs.replace(random_options(seed), access="", access_flood="", access_expiry=False)
+    options = structs.replace(random_options(seed), access="", access_flood="", access_expiry=False, cut_off_every=0.0)
     return _with_jobs(options, seed, 1.0)
-
-
-def _with_jobs(options: ShippedOptions, seed: int, share: float) -> ShippedOptions:
-    """Let a share of the clusters have jobs. The choices are apart from the others, which stay as they are in clusters
-    without jobs."""
-    random = Random(f"jobs/{seed}")
-    if random.random() >= share or options.access:
-        return options
-    return structs.replace(
-        options,
-        jobs=random.randint(1, 4),
-        agents=random.randint(1, 4),
-        job_users=random.randint(1, 3),
-        job_calls_every=random.choice((0.1, 0.3, 1.0)),
-        agent_lease=random.choice((1.5, 2.0, 4.0)),
-        agent_faults_every=random.choice((0.0, 0.5, 1.5)),
-        job_faults_every=random.choice((0.0, 0.5, 2.0)),
-        seconds=max(options.seconds, random.choice((4.0, 8.0))),
-    )
 
 
 PROFILES = {

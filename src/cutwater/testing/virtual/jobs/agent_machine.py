@@ -8,7 +8,6 @@ come or the agent has ended. The clock of all of them is that of the machine, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,6 @@ from cutwater.core.jobs import errand_bodies as b
 from cutwater.core.jobs import job_requests as r
 from cutwater.core.jobs.agents import AgentDescription
 from cutwater.core.jobs.errands import Errand, ErrandKind
-from cutwater.core.jobs.job_records import CheckpointPointer
 from cutwater.core.jobs.operations import OperationError
 from cutwater.errors import CutwaterError, Fenced, InvalidArgument, RunFenced
 from cutwater.testing.checkers.violation import Violation
@@ -56,10 +54,10 @@ class SimJob:
         self.life, self.machine, self.key = life, life.machine, start.key
         self.epoch = JobEpoch(start.key[1])
         self.name = start.assigned.name
-        self.random = Random(life.random.getrandbits(64))
+        random = self._random = life.new_random()
         self.process = life.machine.new_process(f"{self.name}/{self.epoch}/{start.attempt}")
         self.is_gone = False
-        self.program = JobProgram(life.world, self, start.assigned, start.checkpoint)
+        self.program = JobProgram(life.world, self, start.assigned, start.checkpoint, Random(random.getrandbits(64)))
         life.world.loop.spawn(self.process, self._live())
 
     async def _live(self) -> None:
@@ -76,7 +74,7 @@ class SimJob:
 
     def take(self, message: ToJob) -> None:
         self.life.world.loop.call_as_later(
-            self.process, self.random.uniform(0.0, TELL_SECONDS_MAX), self.program.inbox.append, message
+            self.process, self._random.uniform(0.0, TELL_SECONDS_MAX), self.program.inbox.append, message
         )
 
     def kill(self, reason: str) -> None:
@@ -96,7 +94,7 @@ class AgentLife:
 
     def __init__(self, world: ShippedSimulation, machine: AgentMachine, number: int) -> None:
         self.world, self.machine = world, machine
-        self.random = Random(machine.random.getrandbits(64))
+        self._random = Random(machine.random.getrandbits(64))
         self.process = machine.new_process(f"{machine.name}.{number}")
         self.watchdog = machine.new_process(f"watchdog of {machine.name}.{number}")
         self.jobs: dict[e.JobKey, SimJob] = {}
@@ -105,13 +103,16 @@ class AgentLife:
         """When the lease ends, as the last confirmed renewal says, on the clock of the machine."""
         self.is_over = False
         """Whether neither the agent nor a process of a job is left."""
-        self._state = AgentState(AgentOptions(machine.description, DRAIN_MS), Random(self.random.getrandbits(64)))
+        self._state = AgentState(AgentOptions(machine.description, DRAIN_MS), self.new_random())
         self._log: AsyncClient | None = None
         self._wake: asyncio.TimerHandle | None = None
         self._told_at = 0.0
         self._errands: dict[str, asyncio.Task[None]] = {}
         world.loop.spawn(self.process, self._live())
         world.loop.spawn(self.watchdog, self._guard())
+
+    def new_random(self) -> Random:
+        return Random(self._random.getrandbits(64))
 
     def note(self, what: str) -> None:
         self.world.note(what)
@@ -129,7 +130,7 @@ class AgentLife:
     def tell_agent(self, event: e.AgentEvent) -> None:
         """Pass an event on to the agent, in the order in which they came."""
         now = self.world.loop.now
-        self._told_at = max(self._told_at, now + self.random.uniform(0.0, TELL_SECONDS_MAX))
+        self._told_at = max(self._told_at, now + self._random.uniform(0.0, TELL_SECONDS_MAX))
         self.world.loop.call_as_later(self.process, self._told_at - now, self.happen, event)
 
     def happen(self, event: e.AgentEvent) -> None:
@@ -188,7 +189,7 @@ class AgentLife:
         sent_ms = self.machine.boot_ms()
         event: e.AgentEvent
         try:
-            answer: r.JobAnswer = await self._log.repository.ask(request, object, timeout_ms=timeout_ms)  # type: ignore[arg-type,assignment]
+            answer: r.JobAnswer = await self._log.repository.ask(request, object, timeout_ms=timeout_ms)  # type: ignore[arg-type]
         except CutwaterError as error:
             told = OperationError(error.code, error.message)
             if isinstance(error, Fenced) and not isinstance(error, RunFenced):
@@ -219,7 +220,9 @@ class AgentLife:
         name = self.machine.description.name
         while True:
             try:
-                found = (await self._log.repository.ask(r.ListAgentsRequest(name), r.AgentList, timeout_ms=2_000)).agents
+                found = (
+                    await self._log.repository.ask(r.ListAgentsRequest(name), r.AgentList, timeout_ms=2_000)
+                ).agents
                 break
             except CutwaterError:
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -228,7 +231,7 @@ class AgentLife:
 
     def _start(self, effect: e.StartJob) -> None:
         jobs = self.machine.world_jobs
-        if not jobs.is_healed and self.random.random() < START_FAILS:
+        if not jobs.is_healed and self._random.random() < START_FAILS:
             self.tell_agent(e.JobGone(effect.key, "could not be started", OperationError("unavailable", "no memory")))
             return
         jobs.check_start(self, effect)
@@ -236,14 +239,14 @@ class AgentLife:
         self.jobs[effect.key] = SimJob(self, effect)
 
     async def _validate(self, effect: e.ValidateJob) -> None:
-        await asyncio.sleep(self.random.uniform(0.0, WORK_SECONDS_MAX))
+        await asyncio.sleep(self._random.uniform(0.0, WORK_SECONDS_MAX))
         version = self.machine.world_jobs.spec_of(effect.name, effect.version)
         is_refused = version is not None and REFUSES in version.arguments
         error = OperationError("savepoint_incompatible", "the state is of another kind") if is_refused else None
         self.happen(e.JobValidated(effect.key, effect.operation, effect.step, error))
 
     async def _run_errand(self, errand: Errand) -> None:
-        await asyncio.sleep(self.random.uniform(0.0, WORK_SECONDS_MAX))
+        await asyncio.sleep(self._random.uniform(0.0, WORK_SECONDS_MAX))
         self._errands.pop(errand.id, None)
         self.happen(e.ErrandDone(errand.id, json.encode(_answer(errand))))
 
@@ -393,5 +396,3 @@ def _answer(errand: Errand) -> object:
             return b.VerifyAnswer(1, 100)
         case _:
             return {"savepoint": errand.savepoint.id if errand.savepoint is not None else ""}
-
-

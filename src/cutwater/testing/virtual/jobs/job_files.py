@@ -17,7 +17,7 @@ SHARED, LOCAL = "default", "local"
 """Names of roots. The first one is the same on all machines."""
 
 
-class JobState(Struct, frozen=True):
+class ProgramState(Struct, frozen=True):
     """Where a job is in its input, and how many rows it has published."""
 
     position: int = 0
@@ -31,8 +31,8 @@ class SimCheckpoint(Struct):
     epoch: JobEpoch
     key: str = ""
     planned: dict[int, InputRange] = {}
-    done: dict[int, JobState] = {}
-    origin: JobState = JobState()
+    done: dict[int, ProgramState] = {}
+    origin: ProgramState = ProgramState()
     start_key: str = ""
     start_batch: int = -1
     replays: bool = False
@@ -43,12 +43,12 @@ class SimCheckpoint(Struct):
     def last_done(self) -> int:
         return max(self.done, default=-1)
 
-    def state_before(self, batch: int) -> JobState:
+    def state_before(self, batch: int) -> ProgramState:
         return self.done[batch - 1] if batch else self.origin
 
 
 class SimSavepoint(Struct, frozen=True):
-    state: JobState
+    state: ProgramState
     key: str
     batch: int
 
@@ -85,7 +85,8 @@ class JobFiles:
 
     def has(self, pointer: CheckpointPointer, machine: str) -> bool:
         line, _, name = pointer.path.rpartition("/")
-        return name in self._checkpoints.get((_place(pointer.root, machine), line), {})
+        found = self._checkpoints.get((_place(pointer.root, machine), line), {}).get(name)
+        return found is not None and found.is_begun
 
     def save(self, root: str, machine: str, path: str, savepoint: SimSavepoint) -> None:
         self._savepoints[_place(root, machine), path] = savepoint

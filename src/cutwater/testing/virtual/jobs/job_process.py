@@ -25,8 +25,8 @@ from cutwater.testing.checkers.jobs import JobRow
 from cutwater.testing.checkers.record import PublishOp, SimOutcome
 from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
-from cutwater.testing.virtual.jobs.job_files import JobState, SimCheckpoint, SimSavepoint
-from cutwater.testing.virtual.workload import AGAIN_SECONDS, PLAIN
+from cutwater.testing.virtual.jobs.job_files import ProgramState, SimCheckpoint, SimSavepoint
+from cutwater.testing.virtual.workload import PLAIN
 from cutwater.types import GLSN, BatchNumber, InputRange, JobEpoch, Part
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ AT_START, BEFORE_A_BATCH = "at-start", "before-a-batch"
 """How a broken version of a program fails."""
 
 
-class Failed(Exception):
+class AttemptFailed(Exception):
     """The attempt ends with an error. ``is_hopeless``: another one would, too."""
 
     def __init__(self, code: str, message: str, *, is_hopeless: bool = False) -> None:
@@ -56,13 +56,20 @@ class Failed(Exception):
 
 
 class JobProgram:
-    """See the module. ``tell`` sends a message to the agent."""
+    """See the module."""
 
-    def __init__(self, world: ShippedSimulation, job: SimJob, assigned: AssignedJob, pointer: CheckpointPointer) -> None:
+    def __init__(
+        self,
+        world: ShippedSimulation,
+        job: SimJob,
+        assigned: AssignedJob,
+        pointer: CheckpointPointer,
+        random: Random,
+    ) -> None:
         assert world.jobs is not None
         self._world, self._jobs, self._job = world, world.jobs, job
         self._assigned, self._pointer = assigned, pointer
-        self._random: Random = job.random
+        self._random = random
         self.epoch = JobEpoch(assigned.epoch)
         self.inbox: deque[ToJob] = deque()
         arguments = assigned.version.spec.arguments
@@ -77,7 +84,7 @@ class JobProgram:
         """Run to the end, and tell the agent what it was."""
         try:
             end = await self._run()
-        except Failed as failed:
+        except AttemptFailed as failed:
             end = JobEnds(RunEnd.FAILED, Told(failed.code, str(failed)), failed.is_hopeless)
         except RunFenced as error:
             self._check_may_be_fenced(error)
@@ -116,7 +123,7 @@ class JobProgram:
     async def _run(self) -> JobEnds:
         await self._step()
         if self._breaks == AT_START:
-            raise Failed("broken", "this version of the program does not start", is_hopeless=True)
+            raise AttemptFailed("broken", "this version of the program does not start", is_hopeless=True)
         log = await self._world.cluster.connect(self._world.options.timeout)
         checkpoint, run = await self._begin(log)
         self._tell(JobRuns(self._assigned.version.spec.parallelism))
@@ -130,9 +137,9 @@ class JobProgram:
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
             if self._breaks == BEFORE_A_BATCH:
-                raise Failed("broken", "this version of the program fails at its first record", is_hopeless=True)
+                raise AttemptFailed("broken", "this version of the program fails at its first record", is_hopeless=True)
             if not self._jobs.is_healed and self._random.random() < FAILS:
-                raise Failed("program", "the program fails now and then")
+                raise AttemptFailed("program", "the program fails now and then")
             try:
                 await self._next_batch(log, checkpoint, run)
             except StagedExpired:
@@ -159,7 +166,7 @@ class JobProgram:
         if run.last_batch > max(own.planned, default=-1):
             # The driver before has published its first batch after it was looked at.
             own.is_begun = False
-            raise Failed("unavailable", f"batch {run.last_batch} was decided while the checkpoint was begun")
+            raise AttemptFailed("unavailable", f"batch {run.last_batch} was decided while the checkpoint was begun")
         return own, run
 
     def _begin_anew(self, own: SimCheckpoint) -> None:
@@ -168,7 +175,7 @@ class JobProgram:
         if savepoint is None:
             if start.checkpoint is not None and self._jobs.files.has(start.checkpoint, self._job.machine.name):
                 self._say_violation("job checkpoint", f"{self._name} does not go on from {start.checkpoint}")
-            own.origin, own.start_key = JobState(), ""
+            own.origin, own.start_key = ProgramState(), ""
         else:
             saved = self._jobs.files.saved(savepoint, self._job.machine.name)
             own.origin, own.start_key, own.start_batch = saved.state, saved.key, saved.batch
@@ -231,7 +238,7 @@ class JobProgram:
         self._jobs.notes.counts["batch of a job"] += 1
         self._world.note(f"{self._name} has published batch {batch} of run {run.run}, {given}")
         await self._step()
-        own.done[batch] = JobState(int(given.through), state.rows + count)
+        own.done[batch] = ProgramState(int(given.through), state.rows + count)
         self._jobs.note_batch(self.epoch)
         self._tell(JobMoves(batch, int(given.through)))
 
@@ -281,5 +288,3 @@ class JobProgram:
         self._jobs.files.save(root, self._job.machine.name, message.path, saved)
         self._world.note(f"{self._name} has saved batch {batch} at GLSN {state.position}")
         self._tell(JobAnswers(message.ask, state.position, batch, 100))
-
-

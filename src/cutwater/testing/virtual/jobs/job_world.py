@@ -147,7 +147,9 @@ class JobWorld:
             for job in machine.jobs:
                 is_other = job.name == start.assigned.name and job.epoch != start.key[1]
                 if is_other and job.life.watchdog.is_running:
-                    what = f"{job.process.name} still runs on {machine.name}, and {life.machine.name} starts {start.key}"
+                    what = (
+                        f"{job.process.name} still runs on {machine.name}, and {life.machine.name} starts {start.key}"
+                    )
                     self._world.violations.append(Violation("job lease", what))
 
     # Checks when the faults have ended.
