@@ -38,7 +38,7 @@ EPOCH, OUTPUT, STEPS, KEYS, ROOM, MEMORY = (
 )
 
 
-class JobRow(Struct, frozen=True):
+class PublishedRows(Struct, frozen=True):
     """Rows that a process of a job staged, as one append: ``count`` of them from number ``first`` on."""
 
     job: str
@@ -58,7 +58,7 @@ class RunBegin(Struct, frozen=True):
 class JobNotes(Struct):
     """What was noted while a cluster ran."""
 
-    rows: dict[int, JobRow] = {}
+    rows: dict[int, PublishedRows] = {}
     """By the payload of the append."""
     runs: dict[str, RunBegin] = {}
     """By the key of the run."""

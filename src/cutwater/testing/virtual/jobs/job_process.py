@@ -21,7 +21,7 @@ from cutwater.core.jobs.job_requests import AssignedJob
 from cutwater.core.requests import PublishedGroup
 from cutwater.errors import BatchDiffers, CutwaterError, OutputExists, RunFenced, StagedExpired
 from cutwater.jobs.messages import Told
-from cutwater.testing.checkers.jobs import JobRow
+from cutwater.testing.checkers.jobs import PublishedRows
 from cutwater.testing.checkers.record import PublishOp, SimOutcome
 from cutwater.testing.checkers.violation import Violation
 from cutwater.testing.virtual import history as h
@@ -250,7 +250,7 @@ class JobProgram:
             count -= size
             op = history.begin(self._world.loop.callbacks, PLAIN, size, self._world.event_time())
             op.outcome, op.part = SimOutcome.UNKNOWN, "not staged"
-            self._jobs.notes.rows[op.payload] = JobRow(self._assigned.name, self.epoch, rows + 1, size)
+            self._jobs.notes.rows[op.payload] = PublishedRows(self._assigned.name, self.epoch, rows + 1, size)
             rows += size
             content = [
                 {"value": value, "timestamp": time}
