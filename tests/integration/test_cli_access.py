@@ -17,7 +17,7 @@ import pytest
 
 from cutwater import PermissionDenied, connect, tls_context
 from cutwater.admin import local_cluster
-from cutwater.admin.access_calls import new_token
+from cutwater.admin.access_calls import id_of_token, new_token
 from cutwater.admin.cluster_security import save_token
 from cutwater.admin.operations import Admin
 from cutwater.admin.proven_admin import proven_admin, read_server_key
@@ -202,6 +202,31 @@ def administer(place: Place, work: Callable[[Admin], Any]) -> None:
             await work(admin)
 
     asyncio.run(run())
+
+
+def test_a_command_that_was_killed_goes_on_with_its_token(secured: Place) -> None:
+    """It was killed after the cluster had made the token, and before the file had its name."""
+    begun = secured.path / ".kept.token.begun"
+    text = new_token()
+    save_token(begun, text)
+
+    async def change(admin: Admin) -> None:
+        await admin.control.create_token("kept", text=text, expires_us=round((time.time() + 3_600) * 1_000_000))
+
+    administer(secured, change)
+    told = secured.shell("cutwater token create other --save kept.token --dir demo", code=31)
+    assert "run that one again" in told
+    for code in (0, 31):
+        secured.shell("cutwater token create kept --expires 1d --save kept.token --dir demo", code=code)
+    assert (secured.path / "kept.token").read_text().strip() == text
+    assert not begun.exists()
+    assert [one["id"] for one in secured.json("cutwater token list kept")] == [id_of_token(text)]
+    assert secured.json("cutwater whoami --token-file kept.token")["principal"] == "kept"
+    # A refusal leaves nothing behind.
+    secured.shell("cutwater token create 'no name' --save other.token --dir demo", code=2)
+    assert list(secured.path.glob("*other.token*")) == []
+    made = secured.json(f"cutwater token rotate {id_of_token(text)} --save next.token")
+    assert made["id"] in (secured.path / "next.token").read_text()
 
 
 def test_a_revoked_token_is_refused(secured: Place) -> None:

@@ -29,7 +29,7 @@ from cutwater.core.access.quotas import Quota, QuotaLimits
 from cutwater.core.access.rights import check_rights, parse_pattern, parse_resource, parse_right
 from cutwater.core.access.rules import Rule
 from cutwater.core.requests import Request
-from cutwater.errors import InvalidArgument, NotFound, PermissionDenied
+from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied
 from cutwater.protocol.errors import ConnectionLost, Unauthenticated
 from cutwater.runtime import system
 from cutwater.types import CutTime, Revision
@@ -70,17 +70,27 @@ class AccessCalls:
     # Tokens.
 
     async def create_token(
-        self, principal: str, *, scopes: Sequence[str] = (), expires_us: int = NEVER
+        self, principal: str, *, scopes: Sequence[str] = (), expires_us: int = NEVER, text: str = ""
     ) -> CreatedToken:
         """Make a token for a principal. A scope is written ``append,describe topic:orders``; with scopes, the token has
-        only those rights of its principal that one of them covers. ``expires_us``: microseconds since 1970, UTC."""
-        return await self._create_token(principal, tuple(parse_scope(scope) for scope in scopes), expires_us)
+        only those rights of its principal that one of them covers. ``expires_us``: microseconds since 1970, UTC.
+        ``text``: that of ``new_token``, which the caller has kept already, so that it can repeat this."""
+        return await self._create_token(principal, tuple(parse_scope(scope) for scope in scopes), expires_us, text)
 
-    async def _create_token(self, principal: str, scopes: tuple[Scope, ...], expires_us: int) -> CreatedToken:
-        text = new_token()
+    async def _create_token(
+        self, principal: str, scopes: tuple[Scope, ...], expires_us: int, kept: str = ""
+    ) -> CreatedToken:
+        text = kept or new_token()
         identifier = id_of_token(text)
         request = q.CreateTokenRequest(identifier, hash_of_token(text), principal, scopes, CutTime(expires_us))
-        changed = await self._ask(request, q.AccessChanged)
+        try:
+            changed = await self._ask(request, q.AccessChanged)
+        except AlreadyExists:
+            # It was made before, with an end that was counted from another moment.
+            known = await self.token(identifier) if kept else None
+            if known is None or (known.principal, known.scopes) != (principal, scopes):
+                raise
+            return CreatedToken(identifier, principal, known.expires, text, ())
         return CreatedToken(identifier, principal, expires_us, text, changed.unconfirmed)
 
     async def revoke_token(self, identifier: str) -> q.AccessChanged:
@@ -106,15 +116,18 @@ class AccessCalls:
         """Let a token end at this time, in microseconds since 1970, UTC; earlier than it would have."""
         return await self._ask(q.ExpireTokenRequest(checked_id(identifier), CutTime(expires_us)), q.AccessChanged)
 
-    async def rotate_token(self, identifier: str, old_ends_us: int, *, expires_us: int = NEVER) -> CreatedToken:
+    async def rotate_token(
+        self, identifier: str, old_ends_us: int, *, expires_us: int = NEVER, text: str = ""
+    ) -> CreatedToken:
         """Make a token that takes the place of this one: with its principal and scopes, and a new id and secret. The
-        old one works until ``old_ends_us``, or until it would have ended. If this is interrupted, both work."""
+        old one works until ``old_ends_us``, or until it would have ended. If this is interrupted, both work. For
+        ``text`` see ``create_token``."""
         old = await self.token(identifier)
         if old.parent:
             raise InvalidArgument(
                 f"token {identifier} is a child of token {old.parent} and ends soon: make another child instead"
             )
-        made = await self._create_token(old.principal, old.scopes, expires_us)
+        made = await self._create_token(old.principal, old.scopes, expires_us, text)
         if old.expires and old.expires <= old_ends_us:
             return made
         changed = await self.expire_token(identifier, old_ends_us)

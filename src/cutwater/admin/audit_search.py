@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +24,7 @@ TAKE_SECONDS = 1.0
 CLOCKS_DIFFER = timedelta(minutes=1)
 SEEN_MAX = 100_000
 """Number of denials that are remembered, to leave out those that are appended twice."""
-AuditRecords = Iterator[AuditRecord]
+AuditRecords = Generator[AuditRecord, None, None]
 _Start = datetime | Literal["earliest", "latest"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

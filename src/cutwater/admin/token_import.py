@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
 from cutwater.admin.access_calls import NEVER, AccessCalls, CreatedToken
-from cutwater.admin.cluster_security import save_token
+from cutwater.admin.kept_tokens import make_kept
 from cutwater.core.access.principals import check_principal
-from cutwater.errors import CutwaterError, InvalidArgument
+from cutwater.errors import InvalidArgument
 from cutwater.runtime.local_files import make_directory
 from cutwater.wire.identity.tls import read_tokens
 
@@ -39,15 +40,9 @@ async def import_tokens(control: AccessCalls, files: dict[str, Path], *, expires
         make_directory(directory)
     made = []
     for name, path in missing.items():
-        made.append(await control.create_token(name, expires_us=expires_us))
-        keep(made[-1], path)
+        made.append(await make_kept(path, partial(_create, control, name, expires_us)))
     return ImportedTokens(made, sorted(files.keys() - missing.keys()), files)
 
 
-def keep(made: CreatedToken, path: Path) -> None:
-    """Put a new token into a new file."""
-    try:
-        save_token(path, made.token)
-    except CutwaterError as error:
-        error.message += f". The token was made, and nobody has it now: `cutwater token revoke {made.id}`"
-        raise
+async def _create(control: AccessCalls, name: str, expires_us: int, text: str) -> CreatedToken:
+    return await control.create_token(name, expires_us=expires_us, text=text)

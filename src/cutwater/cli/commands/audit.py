@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -81,5 +82,7 @@ def _query(since: str | None, until: str | None, selection: AuditOptions) -> Aud
 
 
 def _print(records: AuditRecords) -> None:
-    for record in records:
-        print(encode(record).decode() if Settings.is_json else in_words(record), flush=True)
+    # The subscription ends before its client, also if nobody reads what is printed any more.
+    with closing(records):
+        for record in records:
+            print(encode(record).decode() if Settings.is_json else in_words(record), flush=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +13,10 @@ import typer
 
 from cutwater.admin.access_calls import NEVER, CreatedToken, last_used_us, under_parents
 from cutwater.admin.cluster_security import check_new
+from cutwater.admin.kept_tokens import make_kept
 from cutwater.admin.operations import Admin
 from cutwater.admin.status_text import time_of
-from cutwater.admin.token_import import files_for, import_tokens, keep
+from cutwater.admin.token_import import files_for, import_tokens
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.target import ClusterTarget
 from cutwater.cli.framework.times import parse_time
@@ -59,13 +62,21 @@ def create(
     log: ClusterTarget,
 ) -> None:
     """Make a token for a principal. It is shown once, and stored nowhere in the cluster."""
-    if save is not None:
-        check_new(save)
     until = parse_expiry(expires, datetime.now(UTC)) if expires is not None else NEVER
-    made = log.administer(lambda admin: admin.control.create_token(principal, scopes=scope or (), expires_us=until))
-    if save is not None:
-        keep(made, save)
+
+    async def make(admin: Admin, text: str = "") -> CreatedToken:
+        return await admin.control.create_token(principal, scopes=scope or (), expires_us=until, text=text)
+
+    made = _made(log, make, save)
     show(_fields(made, save), _told_of(made, save))
+
+
+def _made(log: ClusterTarget, make: Callable[..., Awaitable[CreatedToken]], save: Path | None) -> CreatedToken:
+    """Make a token, and put it into the file, if one is named."""
+    if save is None:
+        return log.administer(make)
+    check_new(save)
+    return log.administer(lambda admin: make_kept(save, partial(make, admin)))
 
 
 def _fields(made: CreatedToken, save: Path | None) -> dict[str, Any]:
@@ -120,14 +131,14 @@ def rotate(
 
     It has the same principal and scopes. Both work until the old one ends, so programs can change over meanwhile.
     """
-    if save is not None:
-        check_new(save)
     now = datetime.now(UTC)
     until = parse_expiry(expires, now) if expires is not None else NEVER
     ends = parse_expiry(old_ends, now, "--old-ends")
-    made = log.administer(lambda admin: admin.control.rotate_token(identifier, ends, expires_us=until))
-    if save is not None:
-        keep(made, save)
+
+    async def make(admin: Admin, text: str = "") -> CreatedToken:
+        return await admin.control.rotate_token(identifier, ends, expires_us=until, text=text)
+
+    made = _made(log, make, save)
     old = log.administer(lambda admin: admin.control.token(identifier))
     told = _fields(made, save) | {"old": identifier, "old_ends": _expiry(old.expires)}
     show(told, f"{_told_of(made, save)}\ntoken {identifier} works until {time_of(old.expires)} UTC")
