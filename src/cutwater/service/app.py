@@ -35,6 +35,7 @@ from cutwater.service.http.request_guard import (
     STRICT_TRANSPORT,
     AllowedHosts,
     check_address,
+    check_form,
     check_origin,
     headers_of,
 )
@@ -234,6 +235,8 @@ class _PathEndpoint:
             )
         path = {name: decode_text(text.encode("latin-1")) for name, text in scope["path_params"].items()}
         query = decode_query(scope["query_string"], route.query)
+        for name, form in route.header_forms.items():
+            check_form(headers, name, form)
         if route.access is RouteAccess.OPEN:
             body = await _body(route, headers, receive, answer)
             await self._handled(route, path, query, body, None, headers, answer, receive)

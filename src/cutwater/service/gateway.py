@@ -93,6 +93,8 @@ class Gateway:
         self._own = PooledCluster(b"", options.addresses, Access(options.tls, token_file=options.own))
         self._mode: AccessMode | None = None
         self._mode_at = -MODE_SECONDS
+        self._failed: tuple[float, CutwaterError] | None = None
+        """When the question for the mode failed last, and why."""
         self._asking = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.Task[None] | None = None
@@ -121,14 +123,19 @@ class Gateway:
         """Return the mode of access control, at most two seconds old. Raises while the cluster does not answer."""
         if self._mode is not None and system.monotonic() - self._mode_at < MODE_SECONDS:
             return self._mode
+        begun = system.monotonic()
         async with self._asking:
+            if self._failed is not None and self._failed[0] >= begun:
+                # It was asked for while this waited. Requests must not wait in a row for a cluster that is away.
+                raise self._failed[1]
             if self._mode is None or system.monotonic() - self._mode_at >= MODE_SECONDS:
                 try:
                     self._mode = await self._ask_mode()
                 except CutwaterError as error:
+                    self._failed = system.monotonic(), error
                     self.trouble = error.message
                     raise
-                self.trouble, self._mode_at = "", system.monotonic()
+                self.trouble, self._mode_at, self._failed = "", system.monotonic(), None
             return self._mode
 
     async def _ask_mode(self) -> AccessMode:

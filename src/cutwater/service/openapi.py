@@ -11,7 +11,7 @@ import msgspec
 from cutwater import __version__
 from cutwater.service.http.http_problems import PROBLEM_TYPE, TITLES, WITH_RETRY_AFTER, Problem
 from cutwater.service.http.sessions import COOKIE
-from cutwater.service.routes import BodyKind, RestRoute, RouteAccess, StillWorking
+from cutwater.service.routes import KEY_PATTERN, BodyKind, RestRoute, RouteAccess, StillWorking
 
 TITLE = "Cutwater"
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -159,7 +159,7 @@ def _headers(route: RestRoute) -> list[dict[str, Any]]:
                 "in": "header",
                 "required": False,
                 "description": "The same request again under the same key, within 24 hours, is the same operation.",
-                "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+                "schema": {"type": "string", "pattern": KEY_PATTERN},
             }
         )
     if route.is_stream and route.event_id:

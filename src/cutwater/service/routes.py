@@ -29,6 +29,8 @@ SECONDS_MAX = 15.0
 """How long a request may take, without its body and its answer."""
 JSON_BYTES_MAX = 256 * 1024
 IDEMPOTENCY_KEY = "idempotency-key"
+LAST_EVENT_ID = "last-event-id"
+KEY_PATTERN = "^[!-~]{1,255}$"
 POSITION_PATTERN = "^[0-9]{1,18}$"
 
 
@@ -129,6 +131,12 @@ class RestRoute(Struct, frozen=True):
     @property
     def needs_allow_submit(self) -> bool:
         return self.changes if self.is_gated is None else self.is_gated
+
+    @property
+    def header_forms(self) -> dict[str, str]:
+        """The forms of the headers that it takes, as regular expressions."""
+        found = {IDEMPOTENCY_KEY: KEY_PATTERN} if self.has_key else {}
+        return found | ({LAST_EVENT_ID: self.event_id} if self.is_stream and self.event_id else {})
 
     @property
     def statuses(self) -> tuple[int, ...]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import json
-import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,26 +15,19 @@ import pytest
 
 from cutwater.client.cluster.credentials import ANYONE, Access
 from cutwater.core.access.access_decisions import AccessMode
+from cutwater.metadata.stores.memory_store import MemoryStore
 from cutwater.programs.job_logs import JobLogAppender
 from cutwater.programs.program_store import fetch_program
+from cutwater.service.routes import RouteAccess
 from cutwater.types import JobEpoch, JobNumber
 from tests.integration.agent_double import AgentDouble
 from tests.integration.service.rest_kit import ServedCluster, check_problem, events_of, served
+from tests.integration.service.rest_processes import PROGRAM, SHA256, ZIP, zipped
 
 pytestmark = pytest.mark.timeout(90)
-ZIP = {"Content-Type": "application/zip"}
 
 
-def zipped(**files: str) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(f"{name}.py", text)
-    return out.getvalue()
-
-
-PROGRAM = zipped(fraud='raise SystemExit("nobody imports this here")')
-SHA256 = hashlib.sha256(PROGRAM).hexdigest()
+NEEDED = {"rescale": {"parallelism": "2"}, "diff_savepoints": {"other": "1" * 32}}
 
 
 class JobsOverHttp:
@@ -196,7 +187,7 @@ def test_the_same_request_under_the_same_key_is_the_same_operation(tmp_path: Pat
     async def test(jobs: JobsOverHttp) -> None:
         await jobs.stored()
         body = {"name": "fraud", "spec": {"program": SHA256, "entry": "fraud.py:p"}}
-        key = {"Idempotency-Key": "release 7"}
+        key = {"Idempotency-Key": "release-7"}
         first = await jobs("POST", "/v1/jobs", 202, json=body, headers=key)
         assert (await jobs("POST", "/v1/jobs", 202, json=body, headers=key))["id"] == first["id"]
         again = await jobs.found.ask("POST", "/v1/jobs", json=body)
@@ -204,6 +195,10 @@ def test_the_same_request_under_the_same_key_is_the_same_operation(tmp_path: Pat
         other = await jobs.found.ask("POST", "/v1/jobs", json={**body, "name": "other"}, headers=key)
         assert "another request" in check_problem(other, 400, "invalid_argument")["detail"]
         assert len((await jobs("GET", "/v1/jobs"))["items"]) == 1
+        for wrong in ("", "a b", "a" * 256, "\xff"):
+            headers = {b"Idempotency-Key": wrong.encode("latin-1")}
+            answer = await jobs.found.http.post("/v1/jobs", json=body, headers=headers)
+            check_problem(answer, 400, "invalid_argument")
 
     with_jobs(tmp_path, test)
 
@@ -306,6 +301,34 @@ def test_a_job_is_followed_as_it_changes(tmp_path: Path) -> None:
         assert ids[0] > revision
 
     with_jobs(tmp_path, test)
+
+
+def test_while_the_cluster_is_down_every_request_soon_says_when_to_try_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path, allow_submit=True) as found:
+            assert (await found.get("/v1/jobs")).status_code == 200
+            await found.cluster.stop_metadata()
+            found.service.gateway._mode = None
+            asked = []
+            for route in found.service.routes:
+                if route.access is RouteAccess.OPEN:
+                    continue
+                names = dict.fromkeys(("job", "topic", "agent", "cursor"), "fraud") | {"sha256": SHA256}
+                names |= dict.fromkeys(("savepoint", "operation"), "0" * 32)
+                names |= dict.fromkeys(("version", "node", "stream", "run", "glsn"), "1")
+                asked.append(found.ask(route.method, route.path.format_map(names), params=NEEDED.get(route.name)))
+            begun = asyncio.get_running_loop().time()
+            for answer in await asyncio.gather(*asked):
+                assert answer.status_code in (503, 504), (answer.request.url, answer.text)
+                problem = check_problem(answer, answer.status_code, answer.json()["code"])
+                assert problem["retriable"] is True
+            assert asyncio.get_running_loop().time() - begun < 18
+            await found.cluster.start_metadata(1, MemoryStore(found.cluster.data))
+            async with asyncio.timeout(20):
+                while (await found.get("/v1/jobs")).status_code != 200:
+                    await asyncio.sleep(0.2)
+
+    asyncio.run(run())
 
 
 # What is refused.

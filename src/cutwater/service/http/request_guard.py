@@ -7,6 +7,7 @@ must not come from another origin. Programs that are no browsers send none of th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
@@ -104,6 +105,13 @@ def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
             f"{count} headers with {size} bytes are too much: {HEADERS_MAX} with {HEADER_BYTES_MAX} are the most",
         )
     return found
+
+
+def check_form(headers: Mapping[str, str], name: str, pattern: str) -> None:
+    """Refuse a header whose value does not have this form. It may be left out."""
+    value = headers.get(name)
+    if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+        raise HttpRefusal(400, "invalid_argument", f"the header {name} is {value[:80]!r}: it has the form {pattern}")
 
 
 def check_address(path: bytes, query: bytes) -> None:

@@ -20,7 +20,7 @@ from cutwater.errors import DeadlineExceeded
 from cutwater.runtime.deadlines import Deadline
 from cutwater.service.resources.paging import Limit
 from cutwater.service.resources.records import ALIVE_SECONDS, READS, SCAN_SECONDS, SCANNED_ROWS_MAX, Time, parse_time
-from cutwater.service.routes import EventStream, Page, RestCall, RestRoute, SentEvent, get
+from cutwater.service.routes import LAST_EVENT_ID, EventStream, Page, RestCall, RestRoute, SentEvent, get
 
 Name = Annotated[str, Meta(max_length=255)]
 
@@ -99,8 +99,8 @@ def _selected(stored: Record, wanted: AuditQuery, seen: set[str]) -> AuditRecord
 async def audit_tail(call: RestCall[AuditTailQuery, None]) -> EventStream:
     wanted = _selection(call.query)
     log = await _log_with_audit(call)
-    last = call.headers.get("last-event-id", "")
-    start: Any = int(last) + 1 if last.isascii() and last.isdigit() and len(last) <= 18 else "latest"
+    last = call.headers.get(LAST_EVENT_ID)
+    start: Any = "latest" if last is None else int(last) + 1
     records = log.subscribe(AUDIT.name, start=start)
     await records.begun()
     return EventStream(_tailed(records, wanted, call.query.seconds))

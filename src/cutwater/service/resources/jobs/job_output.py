@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -12,19 +11,18 @@ from msgspec import Meta, Struct
 
 from cutwater.admin.jobs import JobCalls
 from cutwater.core.jobs import job_requests as q
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import NotFound
 from cutwater.programs.job_logs import JobLogText, read_job_log
 from cutwater.protocol.metadata_api import JOB_LOG
 from cutwater.runtime.deadlines import Deadline
 from cutwater.service.resources.jobs.job_questions import STREAM_SECONDS, Seconds
 from cutwater.service.resources.jobs.job_views import JOB_IN_PATH
 from cutwater.service.resources.records import ALIVE_SECONDS
-from cutwater.service.routes import EventStream, RestCall, RestRoute, SentEvent, get
+from cutwater.service.routes import LAST_EVENT_ID, EventStream, RestCall, RestRoute, SentEvent, get
 
 LOOK_SECONDS = 1.0
 READ_SECONDS = 12.0
 EVENT_ID = "^[0-9]{1,18}-[0-9]{1,9}-[0-9]{1,18}-[0-9]{1,18}$"
-_EVENT_ID = re.compile(EVENT_ID, re.ASCII)
 Epoch = Annotated[int, Meta(ge=0, le=2**62)]
 Attempt = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -81,13 +79,11 @@ def _view(found: JobLogText, text: bytes) -> LogText:
 
 
 async def logs_follow(call: RestCall[LogsFollowQuery, None]) -> EventStream:
-    last = call.headers.get("last-event-id")
+    last = call.headers.get(LAST_EVENT_ID)
     query = call.query
     if last is None:
         first = await _first(call, query.epoch, query.attempt)
     else:
-        if not _EVENT_ID.fullmatch(last):
-            raise InvalidArgument("Last-Event-ID is the id of an event of this stream")
         first = await _read(call, *map(int, last.split("-")))
     return EventStream(_followed(call, first, is_one=bool(query.epoch or query.attempt)))
 

@@ -32,7 +32,7 @@ from cutwater.service.resources.jobs.job_views import (
 )
 from cutwater.service.resources.paging import NUMBER_IN_PATH, NumberedQuery, PageQuery, number_of, page_of
 from cutwater.service.resources.records import READS
-from cutwater.service.routes import EventStream, Page, RestCall, RestRoute, SentEvent, get
+from cutwater.service.routes import LAST_EVENT_ID, EventStream, Page, RestCall, RestRoute, SentEvent, get
 
 STREAM_SECONDS = 3_600
 OPERATIONS_MAX = 200
@@ -96,8 +96,7 @@ async def job_follow(call: RestCall[JobFollowQuery, None]) -> EventStream:
     name, calls = call.path["job"], JobCalls(call.ask)
     # A job that does not exist is told before the stream begins.
     await calls.job(name)
-    last = call.headers.get("last-event-id", "")
-    seen = int(last) if last.isascii() and last.isdigit() and len(last) <= 18 else 0
+    seen = int(call.headers.get(LAST_EVENT_ID, 0))
     found = calls.follow_job(name, seen=seen, is_progress=call.query.progress, timeout=call.query.seconds)
     return EventStream(events_of(found, _job_event))
 
