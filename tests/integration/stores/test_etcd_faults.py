@@ -49,9 +49,11 @@ async def etcd_leader(etcd: LocalEtcd, store: EtcdStore) -> EtcdServer:
             return next(one for one in etcd.members if one.endpoint == member.endpoint)
 
 
-async def append_all(store: EtcdStore, epoch: LeaderEpoch, history: History, count: int, done: list[int]) -> None:
+async def append_until(
+    over: asyncio.Event, store: EtcdStore, epoch: LeaderEpoch, history: History, done: list[int]
+) -> None:
     """One after the other, each repeated until its outcome is known, as a leader does it."""
-    for _ in range(count):
+    while not over.is_set():
         after, decisions = history.state.index, history.next(2)
         while True:
             try:
@@ -72,18 +74,21 @@ async def test_the_leader_of_etcd_fails_amid_appends(on_three: Etcd, fault: str)
     etcd, history, done = on_three.etcd, History(), list[int]()
     store = store_on(on_three, *etcd.members)
     await store.acquire(ONE, HERE, E0)
-    appending = asyncio.create_task(append_all(store, E1, history, 120, done))
-    await until(lambda: len(done) >= 30)
+    over = asyncio.Event()
+    appending = asyncio.create_task(append_until(over, store, E1, history, done))
+    await until(lambda: len(done) >= 30 or appending.done())
     failed = await etcd_leader(etcd, store)
     failed.kill() if fault == "kill" else failed.stop()
     before = len(done)
-    await until(lambda: len(done) >= before + 30)
+    await until(lambda: len(done) >= before + 30 or appending.done())
     etcd.restart(failed) if fault == "kill" else failed.go_on()
+    await until(lambda: len(done) >= before + 60 or appending.done())
+    over.set()
     await appending
     others = [member for member in etcd.members if member is not failed]
     loaded = await store_on(on_three, *others).load()
     assert loaded.decisions == tuple(history.made)
-    assert len(loaded.decisions) == 240
+    assert len(loaded.decisions) == 2 * len(done)
 
 
 async def test_the_leader_of_etcd_is_asked_first(on_three: Etcd) -> None:

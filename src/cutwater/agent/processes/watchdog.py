@@ -1,7 +1,8 @@
 """Ends the processes of jobs in time, whatever becomes of the agent.
 
-``python -I -S watchdog.py MARK AGENT DEADLINE_MS`` starts it, with the process number of the agent. It has nothing to do with the agent's event loop, and needs the standard library only. Standard input has lines of
-JSON from the agent, and each is answered with a line on standard output:
+``python -I -S watchdog.py MARK AGENT DEADLINE_MS`` starts it, with the process number of the agent. It has nothing to
+do with the agent's event loop, and needs the standard library only. Standard input has lines of JSON from the agent,
+and each is answered with a line on standard output:
 
     {"deadline_ms": 123456}             all processes of jobs must be dead then, on the clock that runs during suspend
     {"session": 4711}                   the job process with this number has begun a session
