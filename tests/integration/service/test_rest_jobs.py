@@ -99,6 +99,7 @@ def test_a_program_is_uploaded_submitted_upgraded_and_rolled_back(tmp_path: Path
         assert (done["kind"], done["state"], done["version"], done["steps_done"]) == ("submit", "done", 1, 1)
         told = await jobs("GET", "/v1/jobs/fraud")
         assert (told["phase"], told["agent"], told["spec"]["parallelism"]) == ("running", "a1", 2)
+        assert (await jobs("GET", "/v1/metrics"))["jobs"] == {"running": 1}
         (row,) = (await jobs("GET", "/v1/jobs"))["items"]
         assert (row["name"], row["phase"], row["version"]) == ("fraud", "running", 1)
 

@@ -393,6 +393,24 @@ def test_a_request_that_comes_too_slowly_is_cut_off(tmp_path: Path) -> None:
     with_service(tmp_path, test, limits=HttpLimits(header_seconds_max=0.3, idle_seconds_max=1, stop_seconds=1))
 
 
+def test_a_reader_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutwater.service.app.SEND_SECONDS", 0.3)
+
+    async def test(found: ServedCluster) -> None:
+        async with found.cluster.client("") as log:
+            await log.create_topic("orders")
+            for _ in range(40):
+                await log.append("orders", [b"a" * 250_000] * 4)
+        reader, writer = await asyncio.open_connection("127.0.0.1", found.port, limit=1_000)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /v1/topics/orders/tail?start=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await until(lambda: found.service.counters.slow_readers == 1, "it is given up")
+        await until(lambda: found.service.streams == 0, "its stream has ended")
+        writer.transport.abort()
+
+    with_service(tmp_path, test)
+
+
 def test_connections_are_bounded_and_idle_ones_make_room(tmp_path: Path) -> None:
     async def test(found: ServedCluster) -> None:
         await filled(found)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct
 
+from cutwater.admin.jobs import JobCalls
 from cutwater.admin.operations import Admin, MetadataStatus
 from cutwater.client.cluster.metadata_client import no_such_topic
 from cutwater.client.convert.schemas import decode_schema
 from cutwater.client.convert.schemas import describe as schema_as_text
 from cutwater.core import requests as r
 from cutwater.core.access.access_requests import AccessSummary
+from cutwater.core.jobs.job_records import JobPhase
+from cutwater.core.jobs.job_requests import ListJobsRequest
 from cutwater.errors import NotFound
 from cutwater.protocol.metadata_api import WHO_LEADS
 from cutwater.service.resources.paging import NUMBER_IN_PATH, NumberedQuery, PageQuery, number_of, page_of
@@ -88,6 +92,8 @@ class MetricsSummary(Struct, frozen=True):
     nodes_alive: int
     runs: int
     groups_unpublished: int
+    jobs: dict[JobPhase, int]
+    """How many jobs are in each phase, without phases that no job is in."""
 
 
 async def describe(ask: RouteCalls) -> r.Description:
@@ -223,6 +229,7 @@ async def metrics_summary(call: RestCall[None, None]) -> MetricsSummary:
         sum(node.is_alive for node in found.nodes),
         len(found.runs),
         sum(len(run.unpublished) for run in found.runs),
+        dict(sorted(Counter(job.phase for job in await JobCalls(call.ask).jobs()).items())),
     )
 
 
@@ -312,6 +319,6 @@ ROUTES: tuple[RestRoute, ...] = (
         "A few numbers about the cluster",
         metrics_summary,
         answer=MetricsSummary,
-        **DESCRIBES,
+        requests=(r.DescribeRequest, ListJobsRequest),
     ),
 )
