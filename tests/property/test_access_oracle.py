@@ -27,12 +27,15 @@ from cutwater.types import CutTime
 PRINCIPALS = ("ann", "bob", "w")
 GROUPS = ("w", "x")
 NAMES = ("a", "ab", "abc", "b", "_audit", "_a")
+MORE_NAMES = {"topic": ("_programs", "_job_logs"), "run": ("program:a", "program:")}
+"""Names with a meaning of their own, by kind."""
 RIGHTS = {
     "topic": ["read", "append", "describe", "create", "alter", "delete", "trim"],
     "cursor": ["cursor", "describe"],
     "run": ["publish", "delete", "describe"],
+    "job": ["job-submit", "job-operate", "describe"],
     "principal": ["act-as", "describe"],
-    "cluster": ["cluster-operate", "cluster-admin", "audit-read", "describe"],
+    "cluster": ["cluster-operate", "cluster-admin", "audit-read", "run-jobs", "describe"],
 }
 NOW = CutTime(1_000)
 
@@ -80,6 +83,18 @@ class Model:
             return True
         if what == "topic:_audit" and right in ("read", "describe") and "audit-read" in on_cluster:
             return True
+        if "run-jobs" in on_cluster and (
+            (right == "describe" and what.startswith("job:"))
+            or (right in ("read", "describe") and what == "topic:_programs")
+            or (right in ("append", "describe") and what == "topic:_job_logs")
+        ):
+            return True
+        is_storing = (right in ("append", "describe") and what == "topic:_programs") or (
+            right in ("publish", "describe") and what.startswith("run:program:")
+        )
+        submits = any(their_right == "job-submit" for their_right, _ in given)
+        if is_storing and (submits or "cluster-admin" in on_cluster):
+            return True
         if "cluster-admin" not in on_cluster:
             return False
         return not (name[:1] == "_" and right in ("append", "alter", "delete", "trim"))
@@ -107,7 +122,11 @@ def resources(draw: st.DrawFn) -> str:
     kind = draw(kinds)
     if kind == "cluster":
         return kind
-    return f"{kind}:{draw(principals if kind == 'principal' else st.sampled_from(NAMES))}"
+    return f"{kind}:{draw(principals if kind == 'principal' else st.sampled_from(names_of(kind)))}"
+
+
+def names_of(kind: str) -> tuple[str, ...]:
+    return (*NAMES, *MORE_NAMES.get(kind, ()))
 
 
 @st.composite
@@ -115,7 +134,7 @@ def patterns(draw: st.DrawFn) -> str:
     kind = draw(kinds)
     if kind == "cluster":
         return kind
-    name = draw(st.sampled_from((*NAMES, *PRINCIPALS)))
+    name = draw(st.sampled_from((*names_of(kind), *PRINCIPALS)))
     is_prefix = draw(st.booleans())
     return f"{kind}:{name[: draw(st.integers(0, len(name)))]}*" if is_prefix else f"{kind}:{name}"
 

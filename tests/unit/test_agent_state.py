@@ -269,7 +269,8 @@ def test_jobs_of_another_owner_are_refused_without_users_of_their_own() -> None:
     assert isinstance(refused, r.EndAssignmentRequest)
     assert refused.failure is not None
     assert (
-        "runs jobs of ann, and this one belongs to bob: start the agent with --shared-user" in refused.failure.message
+        "runs jobs of another owner, and this one belongs to bob: start the agent with --shared-user"
+        in refused.failure.message
     )
 
 

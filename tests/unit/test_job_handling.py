@@ -509,7 +509,7 @@ def test_an_agent_of_one_owner_gets_no_jobs_of_others() -> None:
     leader.submit("anns2", principal="ann")
     assert [job.name for job in leader.jobs.on_agent("a")] == ["anns", "anns2"]
     waits = leader.ask(q.DescribeJobRequest("bobs"), q.JobDescription).waits_for
-    assert "runs jobs of ann and takes those of one owner at a time" in waits
+    assert "runs jobs of another owner and takes those of one owner at a time" in waits
 
 
 def test_a_savepoint_report_is_about_the_step_that_is_next() -> None:

@@ -175,10 +175,8 @@ class AgentState:
             return []
         before = work.assigned
         effects = work.answered(request, answer, now)
-        if work.assigned is not before:
-            other = self._other_owner(work)
-            if other:
-                return self._fail(work, other)
+        if work.assigned is not before and self._has_other_owner(work):
+            return self._fail(work)
         return effects
 
     def _refused(self, event: e.RequestRefused, now: int) -> list[AgentEffect]:
@@ -280,21 +278,18 @@ class AgentState:
         answer = r.AnswerErrandRequest(self._name, session, event.errand, event.body, event.error)
         return self._ask(answer, REGISTER_MS)
 
-    def _other_owner(self, work: JobWork) -> str:
-        """Return the owner of another job with which this one must not run; empty if there is none."""
+    def _has_other_owner(self, work: JobWork) -> bool:
+        """Whether a job of another owner runs here, with which this one must not run."""
         if self._options.description.isolation is not JobIsolation.ONE_OWNER or work.assigned is None:
-            return ""
-        owner = work.assigned.owner
-        for other in self.works.values():
-            if other is not work and other.assigned is not None and other.assigned.owner != owner:
-                return other.assigned.owner or "nobody"
-        return ""
+            return False
+        others = (other.assigned for other in self.works.values() if other is not work)
+        return any(other is not None and other.owner != work.assigned.owner for other in others)
 
-    def _fail(self, work: JobWork, other: str) -> list[AgentEffect]:
+    def _fail(self, work: JobWork) -> list[AgentEffect]:
         owner = work.assigned.owner if work.assigned is not None else ""
         said = (
-            f"agent {self._name!r} runs jobs of {other}, and this one belongs to {owner or 'nobody'}: start the agent "
-            "with --shared-user or --job-users, or give each owner an agent"
+            f"agent {self._name!r} runs jobs of another owner, and this one belongs to {owner or 'nobody'}: start the "
+            "agent with --shared-user or --job-users, or give each owner an agent"
         )
         return work.fail(OperationError("refused", said))
 

@@ -86,9 +86,10 @@ class FreeSlots:
         why = why_not_offered(agent, job.spec) or _why_out_of_reach(agent, job)
         if why:
             return why
-        others = [owner for owner in self._owners[agent.name] if owner != job.owner]
-        if others and agent.description.isolation is JobIsolation.ONE_OWNER:
-            return f"runs jobs of {others[0] or 'nobody'} and takes those of one owner at a time"
+        has_others = any(owner != job.owner for owner in self._owners[agent.name])
+        if has_others and agent.description.isolation is JobIsolation.ONE_OWNER:
+            # Whoever may describe this job reads it, and need not know who the other one is.
+            return "runs jobs of another owner and takes those of one owner at a time"
         free = self.free[agent.name]
         return "" if free >= job.spec.slots else f"has {free} of {counted(agent.description.slots, 'slot')} free"
 
