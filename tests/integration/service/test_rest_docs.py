@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import shlex
 import shutil
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.service.rest_kit import served
+from tests.integration.service.test_rest_jobs import jobs_over_http
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "rest.md").read_text(encoding="utf-8")
 EXAMPLES = [
@@ -47,6 +50,34 @@ def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
                 assert told.stdout, example
 
     assert len(EXAMPLES) >= 5
+    asyncio.run(run())
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
+def test_a_job_is_submitted_upgraded_and_rolled_back_as_the_page_says(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "clicks.py").write_text("p = None\n")
+
+    async def run() -> None:
+        async with jobs_over_http(tmp_path) as jobs:
+            told = await asyncio.to_thread(
+                subprocess.run,
+                ["bash", "-e", "-c", script.replace("http://127.0.0.1:8300", jobs.found.serving.url)],
+                cwd=tmp_path,
+                env={**os.environ, "EDITOR": "sed -i s/None/0/"},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert told.returncode == 0, (told.stdout, told.stderr)
+            found = await jobs("GET", "/v1/jobs/clicks")
+            assert (found["phase"], found["version"], found["versions"]) == ("stopped", 1, [1, 2])
+            events = [json.loads(line[6:]) for line in told.stdout.splitlines() if line.startswith("data: ")]
+            done = [event["kind"] for event in events if event["state"] == "done"]
+            assert done == ["submit", "upgrade", "rollback", "stop"]
+
     asyncio.run(run())
 
 
