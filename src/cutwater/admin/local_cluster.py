@@ -1,5 +1,7 @@
 """Runs a cluster of real processes on this machine: storage nodes, metadata nodes, and etcd for several metadata nodes.
 
+Agents of the same machine may belong to it: ``local_agents`` starts them, and they stop with it.
+
 Everything lies under one directory; ``cluster.json`` there says which processes belong to it and where they listen::
 
     {"servers": "cutwater://…", "metadata": [{"id", "pid", "address"}], "storage_nodes": [{"id", "pid", "address"}]}
@@ -51,6 +53,8 @@ from cutwater.types import NodeState
 from cutwater.wire.identity.server_certificates import ServerName
 
 STOP_SECONDS = 10.0
+AGENT_STOP_SECONDS = 40.0
+"""How long agents may take to stop, with all their jobs."""
 CLUSTER_ID = 1
 ADD_SECONDS_MAX = 30.0
 
@@ -87,6 +91,8 @@ class LocalCluster(Struct):
     """The process that starts the cluster, or began to and did not finish; None if the cluster has been started."""
     has_tls: bool = False
     """Whether its servers have certificates of the authorities in its directory."""
+    agents: list[ClusterMember] = field(default_factory=list)
+    """Agents that run jobs for it. They have no address."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -97,11 +103,12 @@ class LocalCluster(Struct):
         return [*self.metadata, *self.storage_nodes]
 
     def processes(self) -> list[ClusterMember | local_etcd.EtcdMember]:
-        return [*self.storage_nodes, *self.metadata, *self.etcd]
+        return [*self.agents, *self.storage_nodes, *self.metadata, *self.etcd]
 
     def groups(self) -> list[tuple[str, Sequence[ClusterMember | local_etcd.EtcdMember]]]:
-        """Return the processes by kind."""
+        """Return the processes by kind, in the order in which they are stopped."""
         return [
+            ("agent", self.agents),
             ("storage node", self.storage_nodes),
             ("metadata node", self.metadata),
             ("etcd member", self.etcd),
@@ -176,7 +183,7 @@ def start(
     else:
         cluster = before
         _check_stands_still(directory, cluster)
-        _check_same(directory, cluster, storage_nodes, replication, metadata)
+        _refuse_other(directory, cluster, storage_nodes, replication, metadata)
     try:
         _claim(directory, cluster, before)
         try:
@@ -273,7 +280,12 @@ def _new(storage_nodes: int, replication: int | None, metadata: int, options: di
     return cluster
 
 
-def _check_same(
+def check_same(directory: Path, storage_nodes: int | None, replication: int | None, metadata: int | None) -> None:
+    """Refuse other numbers than those of the cluster that is there."""
+    _refuse_other(directory, load(directory), storage_nodes, replication, metadata)
+
+
+def _refuse_other(
     directory: Path, cluster: LocalCluster, storage_nodes: int | None, replication: int | None, metadata: int | None
 ) -> None:
     there = (len(cluster.storage_nodes), cluster.replication, len(cluster.metadata))
@@ -390,7 +402,8 @@ class Stopped(Struct):
 
 
 def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> Stopped:
-    """Stop all processes of the cluster; storage nodes first, so that everything is on disk."""
+    """Stop all processes of the cluster: agents first, which give their jobs back, then storage nodes, so that
+    everything is on disk."""
     cluster = load(directory, may_start=False)
     done = _stop_all(cluster, timeout)
     cluster.save(directory)
@@ -399,10 +412,10 @@ def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> Stopped:
 
 def _stop_all(cluster: LocalCluster, timeout: float) -> Stopped:
     done = Stopped()
-    for _, group in cluster.groups():
+    for kind, group in cluster.groups():
         running = [member.pid for member in group if is_up(member)]
         done.stopped += running
-        done.killed += processes.stop(running, timeout)
+        done.killed += processes.stop(running, max(timeout, AGENT_STOP_SECONDS) if kind == "agent" else timeout)
     for member in cluster.processes():
         member.pid = 0
     return done

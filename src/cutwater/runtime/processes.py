@@ -23,6 +23,7 @@ _ERROR = re.compile(r'^(internal )?error: |\[(error|critical) *\]|"level": ?"(er
 """The beginning of an error on standard error, and in log messages as text or JSON, including those of etcd."""
 _FRAME = " \t│╭╮╰╯─"
 """Characters of the frame around the error of a command that was called with wrong options."""
+_ANYTHING = re.compile(r"\S")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.\-]+):(\d+)")
 
 
@@ -68,8 +69,15 @@ class Starting:
 
     def served(self) -> str:
         """Wait until the server serves, and return its address."""
+        return self._said(_ADDRESS)
+
+    def runs(self) -> None:
+        """Wait until a process that listens nowhere has said that it runs."""
+        self._said(_ANYTHING)
+
+    def _said(self, what: re.Pattern[str]) -> str:
         line = _first_line(self._out, time.monotonic() + START_SECONDS_MAX)
-        found = _ADDRESS.search(line)
+        found = what.search(line)
         if found is None:
             code = _killed(self.pid)
             told = reason_in(self._log, self._log_start) or line.strip() or "it said nothing"

@@ -22,6 +22,7 @@ from cutwater.admin.cluster_security import (
     secure_elsewhere,
     secure_local,
 )
+from cutwater.admin.local_agents import agent_name, start_agents
 from cutwater.admin.operations import MetadataStatus
 from cutwater.admin.status_text import node_state, stream_row, time_of
 from cutwater.cli.commands.token import unconfirmed
@@ -29,6 +30,7 @@ from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.exit_codes import UNHEALTHY, Settings
 from cutwater.cli.framework.target import ClusterTarget, ReplicationOption
 from cutwater.cli.io.output import LIMITED_VIEW, show, table
+from cutwater.client.cluster.log_directory import CLUSTER_FILE
 from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument
 
@@ -54,27 +56,60 @@ def start(
         bool,
         typer.Option("--secure", help="With certificates and access control (enforced), as `cluster secure` does."),
     ] = False,
+    agents: Annotated[
+        int | None,
+        typer.Option(min=0, help="How many agents, which run jobs; also for a cluster that runs already."),
+    ] = None,
 ) -> None:
     """Start a cluster on this machine, new or with existing data. Returns when it takes appends."""
+    where = directory.absolute()
+    if agents is not None and _serves(where):
+        local_cluster.check_same(where, storage_nodes, replication, metadata)
+        _show_agents(where, agents)
+        return
     if secure:
-        check_no_stale_token(directory.absolute())
+        check_no_stale_token(where)
     cluster = local_cluster.start(
-        directory.absolute(),
+        where,
         storage_nodes=storage_nodes,
         replication=replication,
         metadata=metadata,
         has_tls=secure,
     )
     told = _started(cluster, directory)
-    if not secure:
-        show(cluster, told)
-        return
-    mode = local_mode(directory.absolute())
-    if mode == parse_mode("off"):
-        found = secure_local(directory.absolute(), mode=parse_mode("enforced"))
-        show(found, f"{told}\n{_secured(found, directory)}")
-    else:
-        show(cluster, f"{told}\naccess control is {mode}")
+    shown: SecuredCluster | local_cluster.LocalCluster = cluster
+    if secure:
+        mode = local_mode(where)
+        if mode == parse_mode("off"):
+            shown = secure_local(where, mode=parse_mode("enforced"))
+            told += f"\n{_secured(shown, directory)}"
+        else:
+            told += f"\naccess control is {mode}"
+    if start_agents(where, agents):
+        told += f"\n{_tell_agents(where)}"
+        shown = local_cluster.load(where) if shown is cluster else shown
+    show(shown, told)
+
+
+def _serves(directory: Path) -> bool:
+    """Return whether there is a cluster of which a server runs, and no start is in progress."""
+    if not (directory / CLUSTER_FILE).exists():
+        return False
+    cluster = local_cluster.load(directory)
+    return cluster.starting is None and any(map(local_cluster.is_up, cluster.nodes))
+
+
+def _show_agents(directory: Path, agents: int) -> None:
+    started = start_agents(directory, agents)
+    told = f"started {counted(len(started), 'agent')}" if started else "nothing was started"
+    show(local_cluster.load(directory), f"the cluster runs already; {told}\n{_tell_agents(directory)}")
+
+
+def _tell_agents(directory: Path) -> str:
+    found = local_cluster.load(directory).agents
+    return (
+        f"{counted(len(found), 'agent')} run{'' if len(found) > 1 else 's'} jobs: {', '.join(map(agent_name, found))}"
+    )
 
 
 def _started(cluster: local_cluster.LocalCluster, directory: Path) -> str:
@@ -116,6 +151,7 @@ def secure(
         if key_file is not None:
             raise InvalidArgument("--key-file is for --servers: the keys of a local cluster lie in its directory")
         found = secure_local(log.local, mode=mode, principal=principal)
+        start_agents(log.local)
         show(found, _secured(found, log.directory or log.local))
         return
     servers = str(log.place)
@@ -196,6 +232,7 @@ def stop(directory: RequiredDir) -> None:
 def restart(directory: RequiredDir) -> None:
     """Start the processes of a local cluster that do not run."""
     started = local_cluster.restart_dead(directory.absolute())
+    started += [agent_name(agent) for agent in start_agents(directory.absolute())]
     show({"started": started}, "\n".join(f"started {name}" for name in started) or "everything runs")
 
 

@@ -1,4 +1,4 @@
-"""``cutwater agent list|describe|drain|undrain|remove``: the agents of a cluster, seen from anywhere."""
+"""``cutwater agent``: runs the agent of this machine, and looks after those of a cluster from anywhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cutwater.cli.commands import agent_start
 from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.target import ClusterTarget
 from cutwater.cli.io.job_output import agents_table, tell_agent
@@ -57,4 +58,5 @@ def remove(name: AgentArgument, log: ClusterTarget) -> None:
 
 
 app = noun("Agents: processes that run jobs, one per machine.")
+agent_start.add_to(app)
 add_to(app)

@@ -7,7 +7,6 @@ here: only the agents that run jobs do that.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from cutwater.admin.jobs import JobCalls
 from cutwater.cli.commands.job_waiting import NameArgument, StepTimeoutOption, WaitOptions, finish
 from cutwater.cli.framework.command import Bundle, under
 from cutwater.cli.framework.target import ClusterTarget
+from cutwater.cli.framework.values import parse_pairs, parse_size
 from cutwater.cli.io.job_output import runs_line
 from cutwater.cli.io.output import show
 from cutwater.cli.io.program_names import job_name
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 NO_PROGRAM = "0" * 64
 """Stands for the hash of a program that is not stored yet, in checks that come before."""
 WHEEL = ".whl"
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _place, _start = under("Where it runs"), under("How it starts")
 
 
@@ -87,7 +86,7 @@ class SpecOptions(Bundle):
             "checkpoint_root": self.checkpoint_root,
             "savepoint_root": self.savepoint_root,
             "cpus": self.cpus,
-            "memory_bytes": None if self.memory is None else _size(self.memory),
+            "memory_bytes": None if self.memory is None else parse_size("--memory", self.memory),
             "restart": None if self.restart is None else _restart(self.restart),
             "arguments": _merged(before.arguments, self.arg, "--arg"),
             "conf": None if self.conf is None else before.conf | parse_conf(self.conf),
@@ -326,25 +325,8 @@ def _runs(operation: Operation, job: JobDescription | None) -> str:
 
 
 def _merged(before: dict[str, str], given: Sequence[str] | None, option: str) -> dict[str, str] | None:
-    """Return values with those that were given as ``KEY=VALUE`` in the place of earlier ones; None if none was
-    given."""
-    if given is None:
-        return None
-    merged = dict(before)
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise InvalidArgument(f"{option} is KEY=VALUE, such as {option} region=eu, not {text!r}")
-        merged[key] = value
-    return merged
-
-
-def _size(text: str) -> int:
-    """Parse a size such as ``2g``, ``512MiB`` or a number of bytes."""
-    found = re.fullmatch(r"(\d+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if found is None:
-        raise InvalidArgument(f"--memory is {text!r}: write a size such as 2g or 512m")
-    return int(found[1]) * _UNITS[found[2]]
+    """Return values with those that were given in the place of earlier ones; None if none was given."""
+    return None if given is None else parse_pairs(option, given, before)
 
 
 def _restart(text: str) -> str:

@@ -246,6 +246,7 @@ def tell_agent(found: AgentSummary) -> Iterator[str]:
             where = f" at {root.place}" if root.place else ""
             yield f"  {kind + 's:':11} {root.name!r}{where}, {'shared' if root.is_shared else 'of this agent only'}"
     yield f"  isolation:  {told.isolation}"
+    yield f"  limits:     {told.limits or '-'}"
     yield f"  host:       {told.host or '-'}, version {told.version or '-'}, since {time_of(agent.since)} UTC"
     if agent.principal:
         yield f"  principal:  {agent.principal}"

@@ -16,6 +16,7 @@ VOLUME = "volume"
 FILES_OF_LOG = re.compile(r"lock|holder\.(json(\.new)?|lock|log)|metadata\.sqlite([-.].*)?|volume")
 FILES_OF_CLUSTER = re.compile(
     r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|certificates(\.new)?|admin\.token|(mr|sn)\d+(\.(log|key(\.tmp)?))?"
+    r"|agent\d+(\.(log|token))?|jobs"
 )
 _LOGS_OF_SERVERS = re.compile(r"(mr|sn)\d+\.log")
 SHOWN_MAX = 3

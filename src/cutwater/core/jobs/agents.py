@@ -50,6 +50,8 @@ class AgentDescription(Struct, frozen=True, omit_defaults=True):
     isolation: JobIsolation = JobIsolation.ONE_OWNER
     host: str = ""
     version: str = ""
+    limits: str = ""
+    """What holds jobs to their limits of memory and processors, in words."""
 
     def checkpoint_root(self, name: str) -> AgentRoot | None:
         return next((root for root in self.checkpoint_roots if root.name == name), None)
@@ -101,6 +103,7 @@ def check_agent(agent: AgentDescription, session: int) -> None:
         check_name("master", master)
     _check_text("the host of an agent", agent.host)
     _check_text("the version of an agent", agent.version)
+    _check_text("what an agent says of limits", agent.limits)
 
 
 def check_agent_name(name: str) -> None:
