@@ -13,6 +13,7 @@ from cutwater.agent.roots import parse_root
 from cutwater.agent.start import run_agent
 from cutwater.cli.framework.exit_codes import show
 from cutwater.errors import CutwaterError
+from cutwater.wire.identity.tls import client_tls
 
 
 def serving(told: AgentServing) -> None:
@@ -24,7 +25,11 @@ def main(given: str) -> None:
     told = json.loads(given)
     kinds = ("checkpoint", "savepoint")
     roots = {f"{kind}_roots": tuple(parse_root("--root", text) for text in told.pop(kind)) for kind in kinds}
+    ca = told.pop("tls_ca", "")
     options = AgentStartOptions(
+        token=Path(token) if (token := told.pop("token_file", "")) else "",
+        context=client_tls(Path(ca)) if ca else None,
+        tls=(ca, "", ""),
         work_dir=Path(told.pop("work_dir")),
         limits=SlotLimits(*told.pop("limits", (0, 0.0))),
         job_users=tuple(told.pop("job_users", ())),
