@@ -715,6 +715,23 @@ def test_the_first_batch_that_is_decided_shows_that_the_version_has_come_up() ->
     assert leader.job().has_come_up
 
 
+def test_the_name_of_a_new_job_does_not_shut_out_a_query() -> None:
+    """Who may submit the job need not have the right to publish under its name. The run of the job takes that."""
+    leader = JobLeader()
+    query = r.OpenRunRequest("fraud", "checkpoint of a query")
+    leader.ask(query, r.RunAnswer)
+    leader.register()
+    leader.submit()
+    leader.obey()
+    assert leader.ask(query, r.RunAnswer).run == 1, "it goes on"
+    leader.ask(r.PublishRequest(RunId(1), BatchNumber(0), ()), r.PublishAnswer)
+    with pytest.raises(Refused, match="only the job itself publishes under it"):
+        leader.ask(r.OpenRunRequest("fraud", "another query"), r.RunAnswer)
+    leader.ask(r.OpenRunRequest("fraud", "the job", job_epoch=leader.epoch()), r.RunAnswer)
+    with pytest.raises(RunFenced):
+        leader.ask(query, r.RunAnswer)
+
+
 def test_only_the_present_assignment_of_a_job_opens_its_run() -> None:
     leader = running()
     first = leader.epoch()
