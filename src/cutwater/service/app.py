@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -40,6 +39,7 @@ from cutwater.service.http.request_guard import (
     headers_of,
 )
 from cutwater.service.http.sessions import COOKIE, clear_cookie, session_token
+from cutwater.service.places import Places
 from cutwater.service.routes import (
     AnswerWith,
     BodyKind,
@@ -57,7 +57,9 @@ _log = logging.getLogger(__name__)
 SEND_SECONDS = 30.0
 """How long a reader may take for a part of an answer."""
 STREAMS_MAX = 256
+STREAMS_OF_CALLER_MAX = 64
 UPLOADS_MAX = 4
+UPLOADS_OF_CALLER_MAX = 2
 REQUEST_ID_BYTES = 8
 JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"
@@ -80,21 +82,10 @@ class RestService:
         self.settings, self.gateway, self.routes = settings, gateway, tuple(routes)
         self.counters = ServiceCounters()
         self.stopping = asyncio.Event()
-        self.streams = 0
-        self.uploads = 0
+        self.streams = Places("streams", STREAMS_MAX, STREAMS_OF_CALLER_MAX)
+        self.uploads = Places("uploads", UPLOADS_MAX, UPLOADS_OF_CALLER_MAX)
         self.document: bytes = b""
         """The description of all routes, in the form of OpenAPI."""
-
-    @contextmanager
-    def uploading(self) -> Iterator[None]:
-        """Hold a place for the upload of a program during this context."""
-        if self.uploads >= UPLOADS_MAX:
-            raise HttpRefusal(429, "too_many_uploads", f"{UPLOADS_MAX} programs are being sent already: try later")
-        self.uploads += 1
-        try:
-            yield
-        finally:
-            self.uploads -= 1
 
     @property
     def router(self) -> Router:
@@ -245,7 +236,7 @@ class _PathEndpoint:
         async with self._service.gateway.lease(token) as cluster:
             calls = RouteCalls(route, cluster)
             if route.body_kind is BodyKind.ZIP:
-                with self._service.uploading():
+                with self._service.uploads.one(token):
                     body = _told(body_chunks(route, headers, receive), answer)
                     await self._handled(route, path, query, body, calls, headers, answer, receive, token)
                 return
@@ -284,7 +275,7 @@ class _PathEndpoint:
                 504, "deadline_exceeded", f"there was no answer within {route.seconds:g} s: try again"
             ) from None
         if isinstance(found, EventStream):
-            await self._streamed(found, answer, receive)
+            await self._streamed(found, answer, receive, token)
             return
         status, more = route.status, {}
         if isinstance(found, AnswerWith):
@@ -296,15 +287,17 @@ class _PathEndpoint:
         else:
             await answer.body(status, msgspec.json.encode(found), {"Content-Type": JSON_TYPE, **more})
 
-    async def _streamed(self, stream: EventStream, answer: _Answering, receive: Receive) -> None:
-        service = self._service
-        if service.streams >= STREAMS_MAX:
+    async def _streamed(self, stream: EventStream, answer: _Answering, receive: Receive, token: str) -> None:
+        try:
+            with self._service.streams.one(token):
+                await self._sent_until_the_end(stream, answer, receive)
+        finally:
             await stream.events.aclose()  # type: ignore[attr-defined]
-            raise HttpRefusal(429, "too_many_streams", f"{STREAMS_MAX} streams are being sent already: try later")
-        service.streams += 1
+
+    async def _sent_until_the_end(self, stream: EventStream, answer: _Answering, receive: Receive) -> None:
         loop = asyncio.get_running_loop()
         sending = loop.create_task(_send_events(stream, answer))
-        ends = [loop.create_task(_gone(receive)), loop.create_task(service.stopping.wait())]
+        ends = [loop.create_task(_gone(receive)), loop.create_task(self._service.stopping.wait())]
         try:
             await asyncio.wait([sending, *ends], return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
@@ -319,7 +312,6 @@ class _PathEndpoint:
                 raise error
             await answer.part(b"", is_last=True)
         finally:
-            service.streams -= 1
             for task in (sending, *ends):
                 task.cancel()
             await asyncio.gather(sending, *ends, return_exceptions=True)

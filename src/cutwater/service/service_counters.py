@@ -16,6 +16,7 @@ GAUGES = {
     "connections": "Open connections of HTTP clients",
     "cluster_clients": "Tokens with open connections to the cluster",
     "streams": "Streams of events that are being sent",
+    "uploads": "Programs that are being sent",
 }
 
 

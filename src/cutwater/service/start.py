@@ -75,7 +75,8 @@ async def serving_service(options: ServiceStartOptions) -> AsyncIterator[tuple[S
                 lambda: {
                     "connections": listener.connections.count,
                     "cluster_clients": gateway.clients,
-                    "streams": service.streams,
+                    "streams": service.streams.taken,
+                    "uploads": service.uploads.taken,
                 },
             )
             exporter = MetricsExporter(collector, *parse_address(options.metrics))

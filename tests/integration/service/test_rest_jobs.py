@@ -20,6 +20,7 @@ from cutwater.programs.job_logs import JobLogAppender
 from cutwater.programs.program_store import fetch_program
 from cutwater.service.routes import RouteAccess
 from cutwater.types import JobEpoch, JobNumber
+from tests.integration.access_cluster import until
 from tests.integration.agent_double import AgentDouble
 from tests.integration.service.rest_kit import ServedCluster, check_problem, events_of, served
 from tests.integration.service.rest_processes import PROGRAM, SHA256, ZIP, zipped
@@ -304,6 +305,40 @@ def test_a_job_is_followed_as_it_changes(tmp_path: Path) -> None:
     with_jobs(tmp_path, test)
 
 
+def test_no_caller_takes_all_places_for_streams_and_uploads(tmp_path: Path) -> None:
+    async def test(jobs: JobsOverHttp) -> None:
+        found, root = jobs.found, jobs.token
+        await jobs.stored()
+        await jobs.submitted("fraud")
+        bob = await found.cluster.principal("bob", ("job-submit,describe", "job:*"))
+        head = f"Host: localhost\r\nAuthorization: Bearer {root}\r\n"
+        writers = []
+        for _ in range(64):
+            reader, writer = await asyncio.open_connection("127.0.0.1", found.port)
+            writer.write(f"GET /v1/jobs/fraud/follow HTTP/1.1\r\n{head}\r\n".encode())
+            assert b" 200 " in await asyncio.wait_for(reader.readline(), 20)
+            writers.append(writer)
+        check_problem(await found.get("/v1/jobs/fraud/follow?seconds=1", root), 429, "too_many_streams")
+        assert (await found.get("/v1/jobs/fraud/follow?seconds=1", bob)).status_code == 200
+        place = (
+            f"PUT /v1/programs/{'0' * 64} HTTP/1.1\r\n{head}Content-Type: application/zip\r\nContent-Length: 9\r\n\r\n"
+        )
+        for _ in range(2):
+            _, writer = await asyncio.open_connection("127.0.0.1", found.port)
+            writer.write(place.encode())
+            writers.append(writer)
+        await until(lambda: found.service.uploads.taken == 2, "both uploads have begun")
+        answer = await found.ask("PUT", f"/v1/programs/{SHA256}", root, content=PROGRAM, headers=ZIP)
+        check_problem(answer, 429, "too_many_uploads")
+        answer = await found.ask("PUT", f"/v1/programs/{SHA256}", bob, content=PROGRAM, headers=ZIP)
+        assert answer.json()["was_stored"] is True
+        for writer in writers:
+            writer.transport.abort()
+        await until(lambda: found.service.streams.taken == found.service.uploads.taken == 0, "all have ended")
+
+    with_jobs(tmp_path, test, secure=AccessMode.ENFORCED)
+
+
 def test_while_the_cluster_is_down_every_request_soon_says_when_to_try_again(tmp_path: Path) -> None:
     async def run() -> None:
         async with served(tmp_path, allow_submit=True) as found:
@@ -382,7 +417,7 @@ def test_uploads_that_are_no_programs_are_refused(tmp_path: Path) -> None:
         assert told["bytes"] == len(large)
         async with jobs.found.cluster.client("") as log:
             assert await fetch_program(log, sha256) == large
-        assert jobs.found.service.uploads == 0
+        assert jobs.found.service.uploads.taken == 0
         pins = {"text": f"unidecode==1.4.0 --hash=sha256:{'a' * 64}"}
         assert (await jobs("POST", "/v1/requirements", json=pins))["packages"] == ["unidecode==1.4.0"]
         answer = await jobs.found.ask("POST", "/v1/requirements", json={"text": "--index-url http://evil"})

@@ -154,7 +154,7 @@ def test_the_tail_of_a_topic_comes_as_events_and_can_be_taken_up_again(tmp_path:
                 got.extend(events_of("".join([part async for part in answer.aiter_text()])))
 
         task = asyncio.create_task(follow())
-        await until(lambda: found.service.streams == 1, "the stream has begun")
+        await until(lambda: found.service.streams.taken == 1, "the stream has begun")
         async with found.cluster.client("") as log:
             for number in range(3):
                 await log.append("orders", b"new %d" % number)
@@ -167,7 +167,7 @@ def test_the_tail_of_a_topic_comes_as_events_and_can_be_taken_up_again(tmp_path:
         )
         short = await found.get("/v1/topics/orders/tail?seconds=1")
         assert (short.status_code, events_of(short.text)) == (200, [])
-        assert found.service.streams == 0
+        assert found.service.streams.taken == 0
 
     with_service(tmp_path, test)
 
@@ -405,7 +405,7 @@ def test_a_reader_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"GET /v1/topics/orders/tail?start=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await until(lambda: found.service.counters.slow_readers == 1, "it is given up")
-        await until(lambda: found.service.streams == 0, "its stream has ended")
+        await until(lambda: found.service.streams.taken == 0, "its stream has ended")
         writer.transport.abort()
 
     with_service(tmp_path, test)
@@ -434,7 +434,7 @@ def test_connections_are_bounded_and_idle_ones_make_room(tmp_path: Path) -> None
         assert counters.connections_refused == 1
         for writer in streams:
             writer.close()
-        await until(lambda: found.service.streams == 0, "the streams have ended")
+        await until(lambda: found.service.streams.taken == 0, "the streams have ended")
         status, _, _ = await raw(found.port, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert status == 200
 
