@@ -120,10 +120,12 @@ class ErrandRuns:
         services = self._services
         self._count += 1
         key = f"errand-{self._count}"
+        workshop = services.workshop
         own = tuple(
-            root.local / saved.path
+            place
             for saved in (wanted.savepoint, wanted.other_savepoint)
-            if saved is not None and (root := services.workshop.savepoints.of(saved.root)).local is not None
+            if saved is not None
+            for place in workshop.place_of(workshop.savepoints, saved.root, saved.path)[1]
         )
         needs = PlaceWanted(key, wanted.spec, wanted.token_for, wanted.errand, own)
         place = await services.workshop.prepare(needs, services.client, services.agent)

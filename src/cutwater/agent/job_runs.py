@@ -142,10 +142,9 @@ class JobRun:
         own += own_saved
         savepoint = predecessor = ""
         if assigned.savepoint is not None:
-            kept = workshop.savepoints.of(assigned.savepoint.root)
+            kept, own_kept = workshop.place_of(workshop.savepoints, assigned.savepoint.root, assigned.savepoint.path)
             savepoint = kept.path(assigned.savepoint.path)
-            if kept.local is not None:
-                own += (kept.local / assigned.savepoint.path,)
+            own += own_kept
         if assigned.start.checkpoint is not None:
             before = assigned.start.checkpoint
             predecessor = workshop.checkpoints.of(before.root).path(before.path)

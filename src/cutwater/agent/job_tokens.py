@@ -80,5 +80,6 @@ class JobToken:
         whole = self._file.with_name(f".{self._file.name}.{system.token_hex(4)}")
         files.create_secret(whole, data, is_lasting=True)
         if self._user is not None:
-            os.chown(whole, self._user.uid, self._user.gid)
+            # The directory is the agent's own, so this is still the file that was made.
+            os.chown(whole, self._user.uid, self._user.gid, follow_symlinks=False)
         files.replace(whole, self._file)

@@ -18,7 +18,7 @@ from cutwater.agent.agent_options import AgentStartOptions
 from cutwater.agent.job.job_setup import ClusterSetup, LimitsSetup, ProgramSetup
 from cutwater.agent.job_tokens import JobToken
 from cutwater.agent.processes.job_process import ProcessPlace
-from cutwater.agent.processes.job_users import JobUsers, SystemUser, find_users, give
+from cutwater.agent.processes.job_users import PASSABLE, JobUsers, OwnPlace, SystemUser, find_users, give_place
 from cutwater.agent.processes.limits import Confinement, JobLimits, confinement
 from cutwater.agent.roots import RootPlace, Roots
 from cutwater.client.async_client import AsyncClient
@@ -31,8 +31,6 @@ from cutwater.programs.program_store import FETCH_SECONDS, fetch_program
 from cutwater.runtime.local_files import make_directory
 from cutwater.types import JobEpoch, JobNumber
 
-PASSABLE = 0o711
-"""Mode of directories that processes of other users go through. They cannot list them."""
 MAKE_SECONDS = 120.0
 ALWAYS_KEPT = frozenset(
     """
@@ -54,7 +52,7 @@ class PlaceWanted(Struct, frozen=True):
     spec: JobSpec | None = None
     token_for: tuple[int, JobNumber, JobEpoch] | None = None
     errand: str = ""
-    own: tuple[Path, ...] = ()
+    own: tuple[OwnPlace, ...] = ()
     """Directories of this machine that are to belong to the user of the process."""
 
 
@@ -190,22 +188,22 @@ class Workshop:
             found |= {"HOME": str(made.scratch), "USER": made.user.name, "LOGNAME": made.user.name}
         return found
 
-    def place_of(self, roots: Roots, name: str, job: str) -> tuple[RootPlace, tuple[Path, ...]]:
-        """Return a root, and the directory of a job in it if that is one of this machine."""
+    def place_of(self, roots: Roots, name: str, below: str) -> tuple[RootPlace, tuple[OwnPlace, ...]]:
+        """Return a root, and a directory below it if that is one of this machine: that of a job, or a savepoint."""
         root = roots.of(name)
-        return root, () if root.local is None else (root.local / job,)
+        return root, () if root.local is None else (OwnPlace(root.local, below),)
 
 
-def _make_directories(made: Workplace, own: tuple[Path, ...]) -> None:
+def _make_directories(made: Workplace, own: tuple[OwnPlace, ...]) -> None:
+    """The directory itself stays the agent's, since the agent writes tokens there: what belongs to a job may be
+    replaced by the job at any moment."""
     try:
         make_directory(made.directory)
         made.scratch.mkdir(mode=0o700, exist_ok=True)
-        give(made.directory, made.user)
         if made.user is not None:
+            made.directory.chmod(PASSABLE)
+            os.chown(made.scratch, made.user.uid, made.user.gid, follow_symlinks=False)
             for place in own:
-                if not place.exists():
-                    make_directory(place)
-                place.chmod(PASSABLE)
-                give(place, made.user)
+                give_place(place, made.user)
     except OSError as error:
         raise CutwaterError(f"the directories of the job cannot be made: {error}") from error

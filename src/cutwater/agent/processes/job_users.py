@@ -5,14 +5,20 @@ The operator names them. A job may get another one with each attempt, so what it
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
+import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument, Unavailable
+
+PASSABLE = 0o711
+"""Mode of directories that processes of other users go through. They cannot list them."""
 
 
 class SystemUser(Struct, frozen=True):
@@ -68,11 +74,47 @@ class JobUsers:
         self._taken.pop(key, None)
 
 
-def give(path: Path, user: SystemUser | None) -> None:
-    """Let a directory, with all that is in it, belong to a user. None: it stays as it is."""
-    if user is None or not path.exists():
-        return
-    for parent, directories, files in os.walk(path):
-        for name in (*directories, *files):
-            os.chown(os.path.join(parent, name), user.uid, user.gid, follow_symlinks=False)
-    os.chown(path, user.uid, user.gid, follow_symlinks=False)
+class OwnPlace(Struct, frozen=True):
+    """A directory that is to belong to the user of a process. ``base`` is the operator's; what is below it may have
+    been made by a job, and so may be anything."""
+
+    base: Path
+    below: str
+
+
+def give_place(place: OwnPlace, user: SystemUser) -> None:
+    """Make a directory if it does not exist, and let it belong to a user, with all that is in it. Others may go
+    through it.
+
+    This runs as root, in directories that jobs write to, perhaps at this moment. So no link is followed, also on the
+    way, and a file with several names is refused: it may be one of the system.
+    """
+    at = os.open(place.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in place.below.split("/"):
+            with suppress(FileExistsError):
+                os.mkdir(name, PASSABLE, dir_fd=at)
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            os.close(at)
+            at = below
+        os.fchmod(at, PASSABLE)
+        for _, directories, files, within in os.fwalk(".", dir_fd=at, follow_symlinks=False):
+            for name in (*directories, *files):
+                _give(name, within, user)
+        os.fchown(at, user.uid, user.gid)
+    finally:
+        os.close(at)
+
+
+def _give(name: str, within: int, user: SystemUser) -> None:
+    """Give a file or a directory, and exactly the one that was looked at."""
+    opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+    try:
+        found = os.fstat(opened)
+        if stat.S_ISLNK(found.st_mode):
+            return
+        if not stat.S_ISDIR(found.st_mode) and found.st_nlink > 1:
+            raise PermissionError(errno.EPERM, "it has several names (hard links), so it is not given to a job", name)
+        os.chown(f"/proc/self/fd/{opened}", user.uid, user.gid)
+    finally:
+        os.close(opened)
