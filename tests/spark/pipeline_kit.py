@@ -26,7 +26,7 @@ from cutwater.spark.pipeline.operator import LevelProcessor
 from cutwater.spark.pipeline.program import Program
 from cutwater.spark.pipeline.runner import checked, connected, plain_topics, provide_sinks
 from cutwater.spark.pipeline.sink import PipelineWriter
-from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineReader, SourceRunOptions
+from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineReader, RangePart, SourceRunOptions
 from cutwater.spark.pipeline.state import NO_QUERY, forget
 from cutwater.spark.pipeline.transform import after_break, check_transforms, rounds_of
 from cutwater.spark.session.worker_connections import link_to
@@ -85,16 +85,19 @@ class InOneProcess:
         start: str = "earliest",
         until: int | None = None,
         after: int | None = None,
+        begins_empty: bool = False,
     ) -> None:
         """``follow``: it has no end, and ``step`` takes one micro-batch. ``after``: the position of a savepoint without
-        clocks, in place of ``start``.
+        clocks, in place of ``start``. ``begins_empty``: as for a job.
         """
         self._where = Where(servers=servers)
         client = self._client = connected(self._where)
         self._pipeline, self._program = pipeline, program_of(pipeline, client, parallelism, slices)
         end = None if follow else until or int(client.tail())
         begin = None if after is None else PipelineOffset(after, slices)
-        self._options = SourceRunOptions(start, rows_max or RECORDS_MAX, end, drain and not follow, begin)
+        self._options = SourceRunOptions(
+            start, rows_max or RECORDS_MAX, end, drain and not follow, begin, begins_empty=begins_empty
+        )
         self._key = f"one process {random.random()}"
         self._offset: dict[str, Any] | None = None
         self.state: dict[tuple[int, int], dict[Any, Any]] = {}
@@ -133,6 +136,17 @@ class InOneProcess:
         self.state = self._micro_batch(end, deepcopy(self.state), publishes=True)
         self._offset, self.batch = end, self.batch + 1
         return True
+
+    @property
+    def offset(self) -> dict[str, Any]:
+        assert self._offset is not None
+        return self._offset
+
+    def planned_again(self, start: dict[str, Any]) -> list[RangePart]:
+        """The ranges between an offset and the present one, after a restart."""
+        self._reader.stop()
+        self._start()
+        return [part for part in self._reader.partitions(start, self.offset) if isinstance(part, RangePart)]
 
     def run(self, choice: random.Random | None = None) -> None:
         """To the end of the input; with ``choice``, with crashes."""

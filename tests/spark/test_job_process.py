@@ -5,21 +5,29 @@ that of an oracle.
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
 
 import cutwater
+from cutwater.agent.job.errand_answers import answer_of
 from cutwater.agent.job.job_messages import JobEnds, JobMoves, JobRuns, SaveJob, StopJob
-from cutwater.agent.job.job_setup import JobSetup, LimitsSetup
+from cutwater.agent.job.job_setup import ErrandSetup, JobSetup, LimitsSetup
+from cutwater.core.jobs.errand_bodies import DataInfo, ValidateAnswer
+from cutwater.core.jobs.errands import ErrandKind
 from cutwater.core.jobs.job_records import RunEnd
+from cutwater.errors import CutwaterError
+from cutwater.savepoints.files import Files, LocalFiles
 from cutwater.savepoints.savepoint import open_savepoint
-from tests.spark.job_process_kit import JobProcess, cluster_setup, unpacked
+from tests.spark.job_process_kit import JobProcess, cluster_setup, errand, unpacked
 from tests.spark.secured_kit import SecuredCluster, secured_cluster
 
 pytestmark = pytest.mark.timeout(900)
@@ -76,42 +84,42 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
             log.create_topic("in", streams=2, schema=pa.schema({"k": pa.string(), "n": pa.int64()}))
             log.create_topic("out", schema=OUT)
         rights = ("describe,read", "topic:in"), ("describe,append", "topic:out"), ("publish", "run:numbered")
-        cluster.allow("jobber", *rights)
+        cluster.allow("jobber", *rights, ("act-as", "principal:job:numbered"))
         yield cluster
 
 
 class Kit:
     def __init__(self, cluster: SecuredCluster, log: cutwater.Client, path: Path) -> None:
         self.log, self.path = log, path
-        self._cluster = cluster_setup(cluster.servers, cluster.ca, cluster.token("jobber"))
+        self.cluster = cluster_setup(cluster.servers, cluster.ca, cluster.token("jobber"))
         self.v1 = unpacked(path / "v1", {"numbered.py": FILE, "logic.py": LOGIC % {"version": "1"}}, "numbered.py:p")
         files = {"shop/__init__.py": "", "shop/jobs.py": PACKAGE, "shop/logic.py": LOGIC % {"version": "2"}}
         self.v2 = unpacked(path / "v2", files, "shop.jobs:make", least="0")
-        self._count = 0
+        self.made = 0
         self.running: list[JobProcess] = []
         self.wanted: list[dict[str, Any]] = []
         self._seen: dict[str, int] = {}
 
     def setup(self, line: int, epoch: int, **changed: Any) -> JobSetup:
-        self._count += 1
+        self.made += 1
         made = JobSetup(
             job=1,
             name="numbered",
             epoch=epoch,
             attempt=1,
             version=1,
-            cluster=self._cluster,
+            cluster=self.cluster,
             program=self.v1,
             parallelism=2,
             checkpoint=str(self.path / f"checkpoints/numbered/begun-{line}/epoch-{epoch}"),
             savepoint_root=str(self.path / "savepoints"),
-            scratch=str(self.path / f"scratch-{self._count}"),
+            scratch=str(self.path / f"scratch-{self.made}"),
             limits=LimitsSetup(2 << 30, 2.0),
         )
         return structs.replace(made, **changed)
 
     def start(self, setup: JobSetup) -> JobProcess:
-        process = JobProcess(setup, self.path / f"log-{self._count}")
+        process = JobProcess(setup, self.path / f"log-{self.made}")
         self.running.append(process)
         return process
 
@@ -145,9 +153,73 @@ def kit(secured: SecuredCluster, tmp_path: Path) -> Iterator[Kit]:
                 process.close()
 
 
+def errands(kit: Kit) -> None:
+    """Questions about the savepoints, and whether programs could go on from them. Nothing is started."""
+    places = [str(kit.path / "savepoints/numbered" / name) for name in ("s1", "s2")]
+    asked = ErrandSetup(ErrandKind.STATE, "numbered", str(kit.path / "errand"), savepoint=places[1], savepoint_id="a")
+    asked = structs.replace(asked, other_savepoint=places[0], body=Raw(b'{"uid":"number","key":["b"]}'))
+
+    def answer(kind: ErrandKind, body: bytes = b"{}") -> Any:
+        return msgspec.json.decode(answer_of(structs.replace(asked, kind=kind, body=Raw(body)), nullcontext_files))
+
+    (row,) = answer(ErrandKind.STATE, b'{"uid":"number","key":["b"]}')["operators"]["number"]
+    assert (row["key"], row["state_seen"]) == ({"k": "b"}, kit.state("numbered/s2")["b"])
+    some = answer(ErrandKind.STATE, b'{"limit":2}')
+    assert (len(some["operators"]["number"]), some["more"]) == (2, True)
+    assert answer(ErrandKind.STATE, b'{"limit":3}').keys() == {"operators"}
+    for body, told in (
+        (b'{"limit":0}', "1 to 10000"),
+        (b'{"uid":"x"}', "no operator 'x'"),
+        (b"[]", "no StateQuestion"),
+    ):
+        with pytest.raises(CutwaterError, match=told):
+            answer(ErrandKind.STATE, body)
+    described = answer(ErrandKind.SAVEPOINT_DESCRIBE)
+    assert (described["pipeline"], described["parallelism"]) == ("numbered", 2)
+    assert answer(ErrandKind.SAVEPOINT_VERIFY)["bytes"] == open_savepoint(places[1]).manifest.bytes
+    assert answer(ErrandKind.SAVEPOINT_DIFF)["glsn"] < 0
+    place = shutil.copytree(places[0], kit.path / "copied")
+    asked = structs.replace(asked, savepoint=str(place))
+    assert answer(ErrandKind.SAVEPOINT_DELETE) == {"deleted": "a"}
+    assert not place.exists()
+    asked = structs.replace(asked, savepoint=places[1])
+
+    # Those that import a program, each in a process of its own.
+    kit.made += 1
+    wanted = structs.replace(
+        asked,
+        kind=ErrandKind.VALIDATE,
+        body=Raw(b"{}"),
+        scratch=str(kit.path / f"errand-{kit.made}"),
+        cluster=kit.cluster,
+        program=kit.v2,
+        parallelism=3,
+    )
+    fits = errand(wanted, kit.path / "errand-log")
+    assert fits.error is None
+    told = msgspec.json.decode(fits.body, type=ValidateAnswer)
+    assert (told.pipeline, told.restored, told.left_behind, told.empty) == ("numbered", ("number",), (), ())
+    assert told.sources == (DataInfo("in", schema="k string, n bigint"),)
+    assert told.sinks == (DataInfo("out", "out", "k string, n bigint, seen bigint, version string"),)
+    assert "number" in told.plan
+    text = "from cutwater.pipeline import Pipeline\nfrom logic import Number\n" + FILE[FILE.index("p = ") :]
+    files = {"numbered.py": text.replace('uid="number"', 'uid="other"'), "logic.py": LOGIC % {"version": "0"}}
+    other = unpacked(kit.path / "other", files, "numbered.py:p")
+    unfit = errand(structs.replace(wanted, scratch=str(kit.path / "unfit"), program=other), kit.path / "errand-log")
+    assert unfit.error is not None
+    assert "has state of 'number', and the program has no operator with that uid: it has 'other'" in unfit.error.message
+    assert "This is about savepoint a." in unfit.error.message
+
+
+def nullcontext_files() -> AbstractContextManager[Files]:
+    return nullcontext(LocalFiles())
+
+
 def test_a_job_from_its_beginning_over_two_assignments_and_an_upgrade_to_a_failure(kit: Kit) -> None:
     first = kit.start(kit.setup(1, 1))
     assert first.first(JobRuns) == JobRuns(2)
+    # It has come up, though there is no input.
+    assert first.first(JobMoves).batch == 0
     first.decided(kit.append(30, "1"))
     saved = first.asked(SaveJob(1, "numbered/s1", 120))
     assert (saved.error, kit.state("numbered/s1")) == (None, dict.fromkeys("abc", 10))
@@ -182,6 +254,8 @@ def test_a_job_from_its_beginning_over_two_assignments_and_an_upgrade_to_a_failu
     done = len(kit.out())
     assert sum(kit.state("numbered/s2").values()) == done
     assert kit.out() == kit.wanted[:done]
+
+    errands(kit)
 
     # What was not read before the stop is the input of the next version.
     kit.wanted[done:] = [{**row, "version": "2"} for row in kit.wanted[done:]]

@@ -258,6 +258,33 @@ def test_a_pause_gives_no_final_watermark_and_goes_on(log: cutwater.Client) -> N
     assert written(log, "paused-windows") == wanted["paused-windows"]
 
 
+@pytest.mark.parametrize("kind", ["log", "savepoint"])
+def test_a_job_begins_with_a_micro_batch_also_without_input(log: cutwater.Client, kind: str) -> None:
+    """And only with one: after it, and after a restart, it waits for input."""
+    topic = f"no-input-{kind}"
+    payments(log, topic, [] if kind == "log" else [1.0, 2.0])
+    p = Pipeline(topic)
+    pay = p.source(topic, schema=ROWS, event_time="at", watermark=Watermark.ascending())
+    pay.process(key="user", function=Last(), uid="last", schema="user string, amount double").sink(
+        f"{topic}-out", uid="o"
+    )
+    after = int(log.tail()) if kind == "savepoint" else None
+    start = "latest" if kind == "log" else "earliest"
+    query = InOneProcess(p, log.servers, follow=True, begins_empty=True, after=after, start=start)
+    begin = query.offset
+    assert query.step()
+    assert not query.step()
+    assert written(log, f"{topic}-out") == []
+    row = {"user": "a", "amount": 3.0, "at": T0 + timedelta(hours=1)}
+    log.append(topic, [row, row | {"amount": 4.0}])
+    # The first micro-batch again, after a crash: it has no input, whatever the log has now.
+    assert query.planned_again(begin) == []
+    while query.step():
+        pass
+    assert [row["amount"] for row in written(log, f"{topic}-out")] == [None, 3.0]
+    query.close()
+
+
 def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
     """Spark asks where the first micro-batch begins: to look for its end, to plan it, and again after a restart."""
     payments(log, "late-start", [1.0, 2.0])

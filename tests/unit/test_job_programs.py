@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from cutwater.cli.commands import pipeline
-from cutwater.cli.commands.pipeline import OneJob, PipelineRunOptions, split_name
+from cutwater.cli.commands.pipeline import OneJob, PipelineRunOptions
 from cutwater.cli.io.pipeline_output import Display, progress_line
+from cutwater.core.jobs.job_spec import split_entry
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.checkpoint_hold import Hold
 from cutwater.jobs.job_file import Job, JobDirectory, JobState, ProgramFailure, Restored
@@ -86,9 +87,9 @@ def test_what_is_wrong_with_a_file_is_told_with_its_line(file: Path, text: str, 
 
 
 def test_the_name_after_a_file() -> None:
-    assert split_name("a/b.py:p") == ("a/b.py", "p")
-    assert split_name("a/b.py") == ("a/b.py", "")
-    assert split_name("a:b/c.py") == ("a:b/c.py", "")
+    assert split_entry("a/b.py:p") == ("a/b.py", "p")
+    assert split_entry("a/b.py") == ("a/b.py", "")
+    assert split_entry("a:b/c.py") == ("a:b/c.py", "")
 
 
 def test_options_of_a_run() -> None:

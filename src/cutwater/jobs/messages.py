@@ -134,6 +134,8 @@ ToProgram: TypeAlias = Start | TakeSavepoint | Stop
 
 TELLS_LOG = "CUTWATER_TELLS_LOG"
 """Environment variable of a program: it must report the key of its log before it is told where its checkpoint is."""
+PROGRAM_ARGUMENTS = "CUTWATER_PROGRAM_ARGUMENTS"
+"""Environment variable of a program: the arguments of the pipeline's function, as JSON."""
 PROGRAM_ARCHIVE = "CUTWATER_PROGRAM_ARCHIVE"
 """Environment variable of a program: the zip that it was unpacked from, for Spark's workers on other machines."""
 

@@ -26,8 +26,10 @@ def load_pipeline(file: str, name: str = "", arguments: Mapping[str, str] | None
     return _found(_run(path), path, file, name, arguments or {})
 
 
-def load_module_pipeline(module: str, name: str = "", arguments: Mapping[str, str] | None = None) -> Pipeline:
-    """Import a module, and find its pipeline."""
+def load_module_pipeline(
+    module: str, name: str = "", arguments: Mapping[str, str] | None = None, *, root: Path
+) -> Pipeline:
+    """Import a module of a program, which is in the directory ``root``, and find its pipeline."""
     try:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError as error:
@@ -38,6 +40,8 @@ def load_module_pipeline(module: str, name: str = "", arguments: Mapping[str, st
     if spec is None or spec.origin is None:
         raise NotFound(f"there is no module {module!r}: name one that makes a Pipeline")
     path = Path(spec.origin)
+    if not path.resolve().is_relative_to(root):
+        raise NotFound(f"the module {module!r} is not in the program, but in {path}: name one of the program")
     return _found(_calling(path, lambda: importlib.import_module(module)), path, module, name, arguments or {})
 
 

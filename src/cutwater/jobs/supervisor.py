@@ -78,6 +78,8 @@ class JobOptions(Struct, frozen=True):
     """A file with the token, in place of the token itself."""
     tls: tuple[str, str, str] = ("", "", "")
     """Files: the authority of the servers, the certificate of this client, and its key."""
+    arguments: dict[str, str] = {}
+    """Arguments of the function that returns the pipeline."""
 
     def __repr__(self) -> str:
         """Leave out the token: this text gets into messages and logs."""
@@ -204,6 +206,8 @@ class Supervisor:
         self._restart_at, self._last_word, self._progress = None, None, None
         asked = self._asked
         more = asked.credentials()
+        if asked.arguments:
+            more[messages.PROGRAM_ARGUMENTS] = msgspec.json.encode(asked.arguments).decode()
         if not asked.root:
             more[messages.TELLS_LOG] = "yes"
         arguments = [asked.file, asked.variable, asked.log]
@@ -295,6 +299,8 @@ class Supervisor:
         job = Job(pipeline, "", file=asked.file, control=str(self._scratch / "control"), **here())
         job.driver, job.since, job.metrics = self._child.pid, time.time(), self._metrics
         job.arguments = {"variable": asked.variable, "log": asked.log, "restart": written(asked.strategy)}
+        if asked.arguments:
+            job.arguments["arguments"] = asked.arguments
         job.arguments |= {k: v for k, v in msgspec.to_builtins(start).items() if k not in ("type", "checkpoint")}
         if start.from_savepoint is not None:
             job.checkpoint, job.from_savepoint = start.checkpoint or directory.next_checkpoint(), start.from_savepoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from io import BytesIO
 from typing import Any, Final
@@ -49,13 +49,17 @@ class Savepoint:
 
         Each file is checked against its checksum as it is read.
         """
-        state = self.operator(uid)
-        schema = table_schema(state.operator)
-        parts = [self._read(file, schema) for file in state.files if file.rows]
-        table = pa.concat_tables(parts) if parts else schema.empty_table()
+        table = pa.concat_tables(list(self.parts(uid)))
         if key is not None:
             table = table.filter(pc.equal(table["key_bytes"], pa.scalar(key_bytes(key), pa.binary())))
         return table
+
+    def parts(self, uid: str) -> Iterator[pa.Table]:
+        """Yield the state of an operator in parts, at least one, of which none is larger than a file."""
+        state = self.operator(uid)
+        schema = table_schema(state.operator)
+        yield schema.empty_table()
+        yield from (self._read(file, schema) for file in state.files if file.rows)
 
     def operator(self, uid: str) -> OperatorState:
         found = self.manifest.by_uid.get(uid)

@@ -11,8 +11,11 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 from cutwater.errors import CutwaterError, InvalidArgument
 from cutwater.jobs.messages import (
+    PROGRAM_ARGUMENTS,
     TELLS_LOG,
     Failed,
     FromProgram,
@@ -50,7 +53,7 @@ class SupervisorConnection(ParentPipe[ToProgram]):
 def main(events: str, file: str, variable: str, log: str) -> None:
     supervisor = SupervisorConnection(int(events))
     try:
-        pipeline = load_pipeline(file, variable)
+        pipeline = load_pipeline(file, variable, msgspec.json.decode(os.environ.pop(PROGRAM_ARGUMENTS, "{}")))
         if log:
             pipeline.log = log
         supervisor.tell(Loaded(pipeline.name, _log_key(pipeline) if os.environ.pop(TELLS_LOG, "") else ""))

@@ -9,6 +9,7 @@ import queue
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, NoReturn, TypeVar
@@ -39,10 +40,15 @@ class ParentPipe(Generic[T]):
 
     def _listen(self) -> None:
         lines = Lines()
-        # This bypasses Python's own buffer: a thread that waits forever would hold its lock when the interpreter ends.
-        while data := os.read(sys.stdin.fileno(), READ_BYTES):
-            for one in lines.add(data):
-                self.commands.put(self._read(one))
+        try:
+            # This bypasses Python's own buffer: a thread that waits forever would hold its lock when the interpreter
+            # ends.
+            while data := os.read(sys.stdin.fileno(), READ_BYTES):
+                for one in lines.add(data):
+                    self.commands.put(self._read(one))
+        except Exception:
+            # Without its parent's commands, this process is of no use.
+            traceback.print_exc()
         end_all(1)
 
 

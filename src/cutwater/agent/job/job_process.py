@@ -28,6 +28,7 @@ from cutwater.agent.job.program_entry import load_job
 from cutwater.agent.job.spark_limits import conf_within, tasks_within
 from cutwater.client.client import Client
 from cutwater.core.jobs.job_records import RunEnd
+from cutwater.errors import Malformed, PipelineFailed
 from cutwater.jobs import messages
 from cutwater.jobs.messages import FromProgram, Start, Stop, TakeSavepoint, Told, ToProgram
 from cutwater.jobs.restarts import is_hopeless
@@ -46,13 +47,14 @@ class AgentConnection:
     """Translates between what an agent says and what runs a pipeline."""
 
     def __init__(self, events: int) -> None:
-        self._pipe: ParentPipe[Any] = ParentPipe(events, self._read)
         self._setup: JobSetup | None = None
         self._asks: dict[str, int] = {}
         """The savepoints that the agent has asked for, by their paths."""
         self._stop = 0
         """The number of the message that told the job to stop."""
         self._is_over = False
+        # Begins to read.
+        self._pipe: ParentPipe[Any] = ParentPipe(events, self._read)
 
     @property
     def commands(self) -> queue.Queue[ToProgram]:
@@ -107,7 +109,7 @@ class AgentConnection:
 
     def fail(self, error: BaseException) -> None:
         told = Told.of(ours(error), is_hopeless=is_hopeless(error))
-        self._end(JobEnds(RunEnd.FAILED, told, told.is_hopeless, int(getattr(error, "glsn", 0) or 0)))
+        self._end(JobEnds(RunEnd.FAILED, told, told.is_hopeless, failed_at(error)))
 
     def _answer(self, ask: int, saved: messages.SavedPoint | None, error: Told | None = None) -> None:
         if saved is not None:
@@ -165,6 +167,16 @@ def _run(agent: AgentConnection, setup: JobSetup) -> None:
         begin_checkpoint(client, setup.name, checkpoint, JobEpoch(setup.epoch), setup.predecessor)
 
     ProgramRun(agent, pipeline, start, where, succeed).run()
+
+
+def failed_at(error: BaseException) -> int:
+    """Return the position of the record at which a pipeline failed, or 0 if it is not about a record."""
+    match error:
+        case PipelineFailed():
+            return int(error.glsn)
+        case Malformed():
+            return int(error.first_glsn)
+    return 0
 
 
 def settle(scratch: str) -> None:

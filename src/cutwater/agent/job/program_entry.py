@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cutwater.agent.job.job_setup import ProgramSetup
 from cutwater.core.jobs.job_spec import split_entry
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound
 from cutwater.jobs.messages import PROGRAM_ARCHIVE
 from cutwater.jobs.program_file import load_module_pipeline, load_pipeline
 from cutwater.pipeline.stream import Pipeline
@@ -34,8 +34,17 @@ def load_job(name: str, program: ProgramSetup) -> Pipeline:
 
 
 def load_entry(program: ProgramSetup) -> Pipeline:
-    """Return the pipeline of a program, whatever its name is."""
+    """Return the pipeline of a program, whatever its name is. Errors name files as they are in the program."""
     root = Path(program.directory).resolve()
+    try:
+        return _loaded(program, root)
+    except CutwaterError as error:
+        error.message = error.message.replace(f"{root}{os.sep}", "")
+        error.args = (error.message,)
+        raise
+
+
+def _loaded(program: ProgramSetup, root: Path) -> Pipeline:
     where, variable = split_entry(program.entry)
     if where.endswith(".py"):
         file = (root / where).resolve()
@@ -48,14 +57,7 @@ def load_entry(program: ProgramSetup) -> Pipeline:
             f"{program.entry!r} names neither a file of the program (fraud.py:p) nor a module (shop.fraud:p)"
         )
     _let_import(root, root, program.archive)
-    pipeline = load_module_pipeline(where, variable, program.arguments)
-    own = getattr(sys.modules.get(where), "__file__", None)
-    if own is None or not Path(own).resolve().is_relative_to(root):
-        raise NotFound(
-            f"the module {where!r}, which the entry names, is not in the program, but in {own}: the program has "
-            f"{_files(root)}"
-        )
-    return pipeline
+    return load_module_pipeline(where, variable, program.arguments, root=root)
 
 
 def _let_import(root: Path, directory: Path, archive: str) -> None:

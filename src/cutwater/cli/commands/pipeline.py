@@ -21,9 +21,11 @@ from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
 from cutwater.cli.framework.security import NO_CREDENTIALS, Security
 from cutwater.cli.framework.target import TimeoutOption
 from cutwater.cli.framework.times import parse_position
+from cutwater.cli.framework.values import parse_pairs
 from cutwater.cli.io.output import show, table
 from cutwater.cli.io.pipeline_output import Display, held_line, late_line, moment, progress_line
 from cutwater.core.jobs.checkpoint_stores import LOCAL, check_checkpoint_store, scheme_of
+from cutwater.core.jobs.job_spec import split_entry
 from cutwater.core.text import counted
 from cutwater.durations import milliseconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Refused, Unavailable
@@ -98,6 +100,9 @@ class PipelineRunOptions(Bundle):
     log: Annotated[
         str, typer.Option(envvar="CUTWATER_LOG", help="Which log, if not the one that FILE names: a path or servers.")
     ] = ""
+    arg: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the pipeline. May be repeated.")
+    ] = None
     start: Annotated[str, typer.Option(metavar="earliest|latest|GLSN", help="Where a new checkpoint begins.")] = (
         "earliest"
     )
@@ -141,7 +146,7 @@ class PipelineRunOptions(Bundle):
     insecure: Annotated[bool, _metrics("--insecure", help="--metrics may be reached from other machines.")] = False
 
     def asked(self, file: str, root: Path | None, security: Security = NO_CREDENTIALS) -> JobOptions:
-        path, variable = split_name(file)
+        path, variable = split_entry(file)
         # Wrong credentials are refused here, before a process is started that would log the error.
         security.access()
         token = security.token_or_file()
@@ -165,6 +170,7 @@ class PipelineRunOptions(Bundle):
             self.metrics or "",
             "" if isinstance(token, str) else str(token.absolute()),
             (authority, certificate, key),
+            parse_pairs("--arg", self.arg or ()),
         )
 
     def _start(self) -> Start:
@@ -211,12 +217,6 @@ def _require_savepoint(path: str) -> None:
 
     if is_local(path):
         open_savepoint(path)
-
-
-def split_name(given: str) -> tuple[str, str]:
-    """Split ``fraud.py:p`` into the file and its variable or function ``p``."""
-    path, colon, name = given.rpartition(":")
-    return (path, name) if colon and name.isidentifier() else (given, "")
 
 
 def _until(text: str | None) -> int | str | None:

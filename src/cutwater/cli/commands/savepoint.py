@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import typer
 
@@ -20,11 +19,12 @@ from cutwater.cli.io.output import show, table
 from cutwater.cli.io.pipeline_output import size, time_of_ms
 from cutwater.client.convert.json_values import encode
 from cutwater.core.text import counted
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import InvalidArgument
 from cutwater.savepoints.diffs import Difference
 from cutwater.savepoints.diffs import diff as difference
 from cutwater.savepoints.evolution import WINDOW_FIELDS
 from cutwater.savepoints.files import Files, LocalFiles, is_local
+from cutwater.savepoints.lookups import rows_of_key, uids_of
 from cutwater.savepoints.program import WINDOW, OperatorInfo, StateInfo
 from cutwater.savepoints.savepoint import Savepoint, delete_savepoint, list_savepoints, open_savepoint
 from cutwater.savepoints.tables import PREFIX, key_fields
@@ -132,10 +132,10 @@ def inspect(
         raise InvalidArgument(f"{out} can be written as .parquet or .json, by how its name ends")
     with _files(path) as files:
         found = open_savepoint(path, files=files)
-        uids = [uid] if uid is not None else list(found.manifest.by_uid)
+        uids = uids_of(found, uid)
         if len(uids) != 1 and (out is not None or key):
             raise InvalidArgument(f"say which operator, with --uid: {', '.join(uids) or 'this savepoint has none'}")
-        tables = {one: _selected(found, one, key) for one in uids}
+        tables = {one: rows_of_key(found, one, key or ()) for one in uids}
     if out is not None:
         _write(next(iter(tables.values())).slice(0, count), out)
         show({"written": str(out)}, f"wrote {out}")
@@ -148,26 +148,6 @@ def inspect(
         more = f"; the first {shown}" if shown is not None and rows.num_rows > shown else ""
         show(None, f"operator {one!r}: {counted(rows.num_rows, 'key')}{more}")
         show(None, _shown(found.operator(one).operator, rows.slice(0, shown)))
-
-
-def _selected(savepoint: Savepoint, uid: str, key: list[str] | None) -> pa.Table:
-    rows = savepoint.table(uid)
-    if not key:
-        return rows
-    fields = key_fields(savepoint.operator(uid).operator)
-    if len(key) != len(fields):
-        names = ", ".join(f"{field.name} ({field.type})" for field in fields)
-        raise InvalidArgument(f"a key of {uid!r} is {names}: say --key {len(fields)} times, not {len(key)}")
-    for field, text in zip(fields, key, strict=True):
-        try:
-            wanted = pc.cast(pa.scalar(text), field.type)
-        except pa.ArrowInvalid as error:
-            raise InvalidArgument(f"{text!r} is no {field.type}, which {field.name} is: {error}") from None
-        rows = rows.filter(pc.equal(pc.struct_field(rows["key"], field.name), wanted))
-    if not rows.num_rows:
-        known = counted(savepoint.operator(uid).rows, "key")
-        raise NotFound(f"operator {uid!r} has nothing of the key {', '.join(key)} in this savepoint: it has {known}")
-    return rows
 
 
 def _shown(operator: OperatorInfo, rows: pa.Table) -> Any:

@@ -151,9 +151,11 @@ class PipelinePlanner:
         """Return the current end of the log."""
         return self._view().catalog.high_watermark
 
-    def next(self, start: PipelineOffset, through: GLSN | None, *, drain: bool, limited: bool) -> PipelineOffset:
+    def next(
+        self, start: PipelineOffset, through: GLSN | None, *, drain: bool, limited: bool, is_first: bool = False
+    ) -> PipelineOffset:
         """Return the end of the next micro-batch: at most ``through``, which is the end of the input if ``drain`` is
-        set."""
+        set. ``is_first``: there is one, even without input."""
         if start.slices != self._program.slices:
             raise Refused(
                 f"pipeline {self._program.name!r}: state in this checkpoint is cut into {start.slices} slices, not "
@@ -175,14 +177,14 @@ class PipelinePlanner:
         if through is not None and start.glsn < end == self._last_record(through):
             # Between the last record and the end, only time passes.
             end = through
-        since, began = (start.glsn, start.clock) if start.is_new else (None, None)
+        since, began = (start.glsn, start.clock) if start.is_new else (start.glsn if is_first else None, None)
         assert not isinstance(began, RuleOneSnapshot), "a run that begins has the clocks of the present rule"
         reached, clock = start.glsn, start.clock
         if end > start.glsn:
             self._walked = walk = self._walk(start, GLSN(end), through)
             reached, clock = walk.end, walk.clock
         ended = drain and through is not None and reached >= through
-        if end == start.glsn and not ended:
+        if end == start.glsn and not ended and not is_first:
             return given
         trimmed = began_above(start.trimmed, start.glsn)
         return PipelineOffset(reached, start.slices, clock, ended=ended, since=since, began=began, trimmed=trimmed)

@@ -364,7 +364,10 @@ def run_pipeline(
                 fence(client, program.name, kept, begin.start, job_epoch)
             # All checks have passed, so topics can be created now.
             provide_sinks(program.plan, client)
-            options = SourceRunOptions(str(start), rows_max, end, drain, begin.offset, drain_firings)
+            # The first micro-batch of a job is what tells that it has come up, also while there is no input.
+            options = SourceRunOptions(
+                str(start), rows_max, end, drain, begin.offset, drain_firings, begins_empty=job_epoch > 0
+            )
             sink = pickled(program, plain_topics(program, client), begin.start, job_epoch)
         transforms = Transforms(pipeline.graph, program)
         query = Query(spark, program, transforms, where, options, sink, hold.place, trigger_ms, retain, begin)

@@ -58,7 +58,7 @@ kilobyte each."""
 class SourceRunOptions(Struct, frozen=True):
     """Options of a run that its source needs. ``until`` is the last position, if there is one. ``begin`` is the end of
     a savepoint, in place of ``start``. ``drain_firings`` is how many timers that are registered while the input drains
-    fire, per key and operator."""
+    fire, per key and operator. ``begins_empty``: there is a first micro-batch even if there is no input."""
 
     start: str = "earliest"
     rows_max: int = RECORDS_MAX
@@ -66,6 +66,7 @@ class SourceRunOptions(Struct, frozen=True):
     drain: bool = False
     begin: PipelineOffset | None = None
     drain_firings: int = DRAIN_FIRINGS
+    begins_empty: bool = False
 
 
 class TickPart(InputPartition):
@@ -142,8 +143,11 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with told():
             limited = not isinstance(limit, ReadAllAvailable)
             planner, offset = self._planning(), PipelineOffset.of(start)
+            is_first = self._options.begins_empty and offset == self._first
             try:
-                found = planner.next(offset, self._through, drain=self._options.drain, limited=limited)
+                found = planner.next(
+                    offset, self._through, drain=self._options.drain, limited=limited, is_first=is_first
+                )
             except NotFound:
                 # The offset distinguishes a topic that was created again from one that is gone.
                 planner.require_same_topics(offset)

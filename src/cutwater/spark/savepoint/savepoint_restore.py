@@ -21,6 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from cutwater.client.client import Client
 from cutwater.client.publish.runs import Run, RunStart
 from cutwater.errors import AlreadyExists, BatchDiffers, InvalidArgument, Refused
+from cutwater.pipeline.clocks.clock import ClockSnapshot
+from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.keyed_state.chunks import BROADCAST_GROUP, SORTED, chunk_schema
 from cutwater.pipeline.keyed_state.keys import slice_of
@@ -266,6 +268,22 @@ def _require_new(checkpoint: Checkpoint, note: Note | None, savepoint: Savepoint
 def _origin(client: Client, program: Program, info: ProgramInfo, savepoint: Savepoint, wish: Wish) -> Origin:
     """Check everything that can be wrong with this start, before anything is written."""
     made = savepoint.manifest
+    clock, topics = _require_fit(client, program, info, savepoint, wish)
+    start = _after(savepoint, replay=wish.replay_output)
+    client.check_run(program.name, _any_key(), start=start, job_epoch=wish.job_epoch)
+    trimmed = {topic: first for topic, first in made.trimmed.items() if topic in _watermarks(program)}
+    return Origin(savepoint.path, made.id, made.glsn, clock, wish.replay_output, topics, trimmed)
+
+
+def _watermarks(program: Program) -> dict[str, Watermark | None]:
+    return {node.topic: node.watermark for node in program.plan.graph.of_type(SourceNode)}
+
+
+def _require_fit(
+    client: Client, program: Program, info: ProgramInfo, savepoint: Savepoint, wish: Wish
+) -> tuple[ClockSnapshot | None, dict[str, int]]:
+    """Check that a program can go on from a savepoint. Returns its clocks and topics, as the program has them."""
+    made = savepoint.manifest
     if made.ended:
         raise Refused(
             f"{savepoint.path} was taken after the input of {made.pipeline!r} had ended: every timer has fired, and "
@@ -274,15 +292,23 @@ def _origin(client: Client, program: Program, info: ProgramInfo, savepoint: Save
     savepoint.verify()
     _require_log(client, savepoint)
     _fitted(savepoint, info, wish)
-    start = _after(savepoint, replay=wish.replay_output)
-    client.check_run(program.name, _any_key(), start=start, job_epoch=wish.job_epoch)
-    watermarks = {node.topic: node.watermark for node in program.plan.graph.of_type(SourceNode)}
+    watermarks = _watermarks(program)
     before = tuple(state.operator for state in made.operators)
     clock = migrated(made.clock, watermarks, info.operators, before)
     topics = {topic: number for topic, number in made.topics.items() if topic in watermarks}
     _require_same_topics(client, program, PipelineOffset(made.glsn, made.slices, topics=topics))
-    trimmed = {topic: first for topic, first in made.trimmed.items() if topic in watermarks}
-    return Origin(savepoint.path, made.id, made.glsn, clock, wish.replay_output, topics, trimmed)
+    return clock, topics
+
+
+def check_restores(
+    client: Client, program: Program, savepoint: Savepoint, *, allow_non_restored_state: bool
+) -> Restoration:
+    """Return what a savepoint restores in a program. Raises what a start from it would raise, except about output that
+    is published already. Starts nothing, and writes nothing."""
+    info = described(program.plan)
+    wish = Wish(savepoint.path, replay_output=True, allow_non_restored_state=allow_non_restored_state)
+    _require_fit(client, program, info, savepoint, wish)
+    return _fitted(savepoint, info, wish)
 
 
 def _require_log(client: Client, savepoint: Savepoint) -> None:
