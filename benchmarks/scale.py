@@ -52,7 +52,7 @@ ACTIVE = 100
 """Log streams that take appends, at most."""
 SEEDER = MetadataNodeId(99)
 SEED_BATCH = 500
-START_SECONDS_MAX = 60.0
+START_SECONDS_MAX, START_SECONDS_PER_NODE = 60.0, 0.1
 DEAD_AFTER_SECONDS, DEAD_AFTER_PER_NODE = 4.0, 0.03
 """All virtual nodes start at once and share a processor, so they take long to join. Until then they must not count as
 dead."""
@@ -187,14 +187,15 @@ async def _measure_running(
     servers: MetadataProcesses, fleet: Fleet, figures: ScaleFigures, phases: Phases, folder: Path
 ) -> None:
     begun = time.monotonic()
+    seconds_max = START_SECONDS_MAX + START_SECONDS_PER_NODE * figures.nodes
     try:
-        async with asyncio.timeout(START_SECONDS_MAX):
+        async with asyncio.timeout(seconds_max):
             await fleet.join(servers.addresses)
             while len(fleet.cuts) < 1 or fleet.running < len(fleet.chains):
                 await asyncio.sleep(0.1)
     except TimeoutError:
         figures.sealed = len(fleet.chains) - fleet.running
-        figures.trouble = f"{figures.sealed} streams were not open {START_SECONDS_MAX:.0f} s after the start"
+        figures.trouble = f"{figures.sealed} streams were not open {seconds_max:.0f} s after the start"
         return
     figures.start = time.monotonic() - begun
     await asyncio.sleep(1.0)

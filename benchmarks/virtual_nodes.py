@@ -2,7 +2,8 @@
 have no disk.
 
 Real are the connections (sockets, handshake with keys, joining), the messages, their codec, and the writing of reports
-(``ReportWriter``, ``MemberLists``) with its times: a report when something has changed, and every 100 ms. A virtual
+(``ReportWriter``, ``MemberLists``, ``Cadence``) with its times: a report when something has changed, and every 100 ms,
+or less often if there are many nodes. A virtual
 replica is a few numbers. What is appended is durable on all replicas of its chain at once, and nothing is stored.
 Between storage nodes nothing is sent.
 """
@@ -22,7 +23,7 @@ from cutwater.protocol import storage_api as api
 from cutwater.protocol.access import STORAGE_NODE
 from cutwater.storagenode.metadata_links import JOIN_AGAIN_SECONDS
 from cutwater.storagenode.node import REPORT_EVERY_SECONDS
-from cutwater.storagenode.report_writer import MemberLists, NodeCondition, ReportWriter
+from cutwater.storagenode.report_writer import Cadence, MemberLists, NodeCondition, ReportWriter
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -117,12 +118,13 @@ class VirtualNode:
         self._writer = ReportWriter(node, Incarnation(1))
         self._members = MemberLists()
         self._applied = GLSN(0)
-        self._is_due = False
+        self._cadence = Cadence()
+        self._is_due = self._only_ticked = False
         self._joined: dict[Connection, None] = {}
         self.connections: list[Connection] = []
         methods = Methods()
         methods.hears(api.LEADER_SAYS)(self._leader_says)
-        methods.hears(api.ADDRESSES)(lambda notification: None)
+        methods.hears(api.ADDRESSES)(self._learn_addresses)
         self._endpoint = Endpoint(CLUSTER, STORAGE_NODE, str(node), methods, key=key)
 
     async def join(self, addresses: Sequence[str]) -> None:
@@ -136,6 +138,7 @@ class VirtualNode:
                     answer: api.JoinAnswer = (await connection.call(api.JOIN, own, timeout_ms=CONNECT_MS_MAX)).value
                     if answer.known:
                         self._joined[connection] = None
+                        self.report_soon()
                 except CutwaterError:
                     await asyncio.sleep(JOIN_AGAIN_SECONDS)
         self._tick()
@@ -148,22 +151,30 @@ class VirtualNode:
             except CutwaterError:
                 await asyncio.sleep(JOIN_AGAIN_SECONDS)
 
+    def _learn_addresses(self, notification: Notification[api.Addresses]) -> None:
+        self._cadence.nodes = len(notification.argument.storage_nodes)
+
     def _tick(self) -> None:
-        self.report_soon()
+        if not self._is_due:
+            self.report_soon()
+            self._only_ticked = True
         if not self._fleet.is_over:
             self._loop.call_later(REPORT_EVERY_SECONDS, self._tick)
 
     def report_soon(self) -> None:
+        self._only_ticked = False
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._report)
 
     def _report(self) -> None:
         self._is_due = False
-        report = self._writer.write(
-            [replica.report for replica in self.replicas.values()],
-            NodeCondition(self.leader_epoch, NodeState.READY, self._applied, members=self._members.name),
-        )
+        reports = [replica.report for replica in self.replicas.values()]
+        condition = NodeCondition(self.leader_epoch, NodeState.READY, self._applied, members=self._members.name)
+        if self._only_ticked and not self._writer.is_waiting and not self._cadence.is_due(reports, condition):
+            return
+        self._cadence.note(reports, condition)
+        report = self._writer.write(reports, condition)
         for connection in self._joined:
             try:
                 connection.notify(api.REPORT, report)

@@ -12,7 +12,10 @@ from cutwater.core.messages import LeaderHello
 from cutwater.core.order.planning.reports import Admitted, ReportBook
 from cutwater.storagenode.report_writer import (
     LISTED_PER_REPLICA_MAX,
+    NODES_PER_TICK,
     OFFER_AGAIN_REPORTS,
+    TICKS_MAX,
+    Cadence,
     MemberLists,
     NodeCondition,
     ReportWriter,
@@ -291,3 +294,49 @@ def test_reports_of_changes_are_admitted_as_the_whole_ones_that_they_stand_for(s
         assert sorted(book.said_by(N1), key=lambda ur: ur.log_stream_id) == sorted(
             oracle.book.said_by(N1), key=lambda ur: ur.log_stream_id
         )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "every"), [(1, 1), (NODES_PER_TICK, 1), (2 * NODES_PER_TICK, 2), (100 * NODES_PER_TICK, TICKS_MAX)]
+)
+def test_one_of_many_nodes_says_less_often_that_nothing_has_changed(nodes: int, every: int) -> None:
+    cadence = Cadence()
+    cadence.nodes = nodes
+    cadence.note(list(TWO), READY)
+    sent = []
+    for _ in range(3 * TICKS_MAX):
+        sent.append(cadence.is_due(list(TWO), READY))
+        if sent[-1]:
+            cadence.note(list(TWO), READY)
+    assert sent[: 2 * every] == ([False] * (every - 1) + [True]) * 2
+
+
+def test_one_of_many_nodes_reports_each_change_at_the_next_tick() -> None:
+    cadence = Cadence()
+    cadence.nodes = 100 * NODES_PER_TICK
+    assert cadence.is_due(list(TWO), READY), "the first one is news"
+    cadence.note(list(TWO), READY)
+    assert not cadence.is_due(list(TWO), READY)
+    for condition in (
+        structs.replace(READY, leader_epoch=LeaderEpoch(9)),
+        structs.replace(READY, node_state=NodeState.READ_ONLY),
+        structs.replace(READY, invalid=(LS3,)),
+        structs.replace(READY, is_followed=True),
+        structs.replace(READY, members=(LEADER, Revision(1))),
+    ):
+        assert cadence.is_due(list(TWO), condition)
+    assert cadence.is_due([TWO[0], ur(LS2, end=8)], READY)
+    assert cadence.is_due([TWO[0]], READY)
+    cadence.note(list(TWO), READY)
+    assert not cadence.is_due(list(TWO), structs.replace(READY, applied_high_watermark=GLSN(9)))
+
+
+def test_a_writer_waits_for_the_leader_until_that_holds_the_base() -> None:
+    writer = ReportWriter(N1, I1, 1)
+    assert not writer.is_waiting
+    writer.write(TWO, READY)
+    assert writer.is_waiting
+    writer.hear(LeaderHello(LEADER, (I1, 1)))
+    assert not writer.is_waiting
+    writer.hear(LeaderHello(LEADER, (I1, 0)))
+    assert writer.is_waiting

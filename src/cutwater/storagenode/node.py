@@ -49,7 +49,7 @@ from cutwater.storagenode.replica.replica_driver import REOPEN_AGAIN_SECONDS, RE
 from cutwater.storagenode.replica.replica_stores import VolumeStores
 from cutwater.storagenode.replica.sync_scheduler import HandingOver
 from cutwater.storagenode.replica.writer import Job, Writer
-from cutwater.storagenode.report_writer import BASE_REPLICAS_MIN, MemberLists, NodeCondition, ReportWriter
+from cutwater.storagenode.report_writer import BASE_REPLICAS_MIN, Cadence, MemberLists, NodeCondition, ReportWriter
 from cutwater.storagenode.validation.entry_validation import check_entry
 from cutwater.types import (
     GLSN,
@@ -69,7 +69,7 @@ from cutwater.wire.calls.incoming_calls import Call
 _log = logging.getLogger(__name__)
 
 REPORT_EVERY_SECONDS = 0.1
-"""A report is sent at once when something changed, and at this interval otherwise."""
+"""A report is sent at once when something changed, and at this interval otherwise, in a large cluster less often."""
 APPEND_BYTES_MAX = 64 * 1024 * 1024
 """Limit of appends that wait for their commit, over all log streams. Beyond it, clients are told to wait. This bounds
 the queues to the disks and to the next node of a chain."""
@@ -114,12 +114,14 @@ class StorageNode:
         self._waiting_bytes = 0
         self._next_waiter = 0
         self._writer = ReportWriter(node, incarnation, base_replicas_min)
+        self.cadence = Cadence()
         self._members = MemberLists()
         self._removed_at = 0
         """The last report before a replica was removed: an answer to an older report may concern that replica."""
         self._directories = DirectoryWork(node, stores, self)
         self._is_stopping = False
-        self._report_is_due = False
+        self._report_is_due = self._only_ticked = False
+        """Whether a report is to be written, and whether nothing but a tick demands it."""
         self._ticking: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -408,15 +410,17 @@ class StorageNode:
     def _tick(self) -> None:
         for driver in self.replicas.values():
             driver.writer.tick()
-        self.report_soon()
+        if not self._report_is_due:
+            self.report_soon()
+            self._only_ticked = True
         self._ticking = self._loop.call_later(REPORT_EVERY_SECONDS, self._tick)
 
     def _report_if_due(self) -> None:
         if self._report_is_due:
             self._report_is_due = False
-            self._report()
+            self._report(is_tick=self._only_ticked)
 
-    def _report(self) -> None:
+    def _report(self, *, is_tick: bool) -> None:
         reports: list[UncommitReport] = []
         invalid: list[LogStreamId] = []
         through: GLSN | None = None
@@ -437,12 +441,13 @@ class StorageNode:
                 is_followed = True
         if self.unreadable:
             invalid += [stream for stream in self.unreadable if stream not in self.leftovers]
-        report = self._writer.write(
-            reports,
-            NodeCondition(
-                self.leader_epoch, self.state, through or GLSN(0), tuple(invalid), is_followed, self._members.name
-            ),
+        condition = NodeCondition(
+            self.leader_epoch, self.state, through or GLSN(0), tuple(invalid), is_followed, self._members.name
         )
+        if is_tick and not self._writer.is_waiting and not self.cadence.is_due(reports, condition):
+            return
+        self.cadence.note(reports, condition)
+        report = self._writer.write(reports, condition)
         if self._outside.tell_metadata(api.REPORT, report):
             self.counters.reports += 1
 
@@ -483,6 +488,7 @@ class StorageNode:
             self.counters.outcomes[error.code] += 1
 
     def report_soon(self) -> None:
+        self._only_ticked = False
         if not self._report_is_due:
             self._report_is_due = True
             self._loop.call_soon(self._report_if_due)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from cutwater.core.messages import LeaderHello
 from cutwater.types import (
@@ -31,6 +31,9 @@ BASE_REPLICAS_MIN = 16
 """For fewer replicas, a whole report costs no more than one of changes."""
 OFFER_AGAIN_REPORTS = 20
 """Number of whole reports without a word of the leader about the last offer, after which another one is offered."""
+NODES_PER_TICK, TICKS_MAX = 200, 5
+"""Of how many storage nodes each reports at every tick though nothing has changed, and the most ticks between two such
+reports. The leader calls a node dead after four times as long."""
 LISTED_PER_REPLICA_MAX = 4
 """A new base is offered when the reports on the last one have listed this many replicas for each that it covers. Until
 then they have cost less than whole ones, and after that a new base makes them shorter."""
@@ -77,6 +80,11 @@ class ReportWriter:
             self._incarnation, self._has_offered = incarnation, False
             self._base, self._base_sequence, self._base_leader = {}, 0, LeaderEpoch(0)
             self._is_held, self._since_offer = False, 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next reports must tell the leader of a base, which it does not hold yet."""
+        return self._has_offered and not self._is_held
 
     def hear(self, hello: LeaderHello) -> None:
         """Note which base the leader holds. A leader never goes back to an earlier base, so what names one, or another
@@ -136,6 +144,42 @@ class ReportWriter:
             base if self._has_offered else UNSET,
             condition.members,
         )
+
+
+class Cadence:
+    """Decides how often a node reports that nothing has changed: at every tick, or less often if it is one of many, so
+    that the leader is not busy with signs of life. How far cuts were applied is no change: a leader of so many nodes
+    takes no cut for lost before it is told that, too."""
+
+    def __init__(self) -> None:
+        self.nodes = 1
+        """Number of storage nodes in the cluster."""
+        self._ticks = 0
+        """Ticks since the last report."""
+        self._reports: list[UncommitReport] = []
+        self._condition: NodeCondition | None = None
+
+    @property
+    def every_ticks(self) -> int:
+        return max(1, min(self.nodes // NODES_PER_TICK, TICKS_MAX))
+
+    def is_due(self, reports: list[UncommitReport], condition: NodeCondition) -> bool:
+        """Return at a tick whether to report this."""
+        self._ticks += 1
+        return (
+            self._ticks >= self.every_ticks
+            or condition != self._without_position(condition)
+            or reports != self._reports
+        )
+
+    def note(self, reports: list[UncommitReport], condition: NodeCondition) -> None:
+        """Note what is reported."""
+        self._ticks, self._reports, self._condition = 0, reports, condition
+
+    def _without_position(self, condition: NodeCondition) -> NodeCondition | None:
+        """Return the last condition, with the position of this one."""
+        last = self._condition
+        return last and structs.replace(last, applied_high_watermark=condition.applied_high_watermark)
 
 
 class MemberLists:

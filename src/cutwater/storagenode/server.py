@@ -431,6 +431,7 @@ class StorageNodeServer:
                 # It comes from a metadata node that has been cut off from the others for a while.
                 return
             self._servers_revision = told.revision
+            self.node.cadence.nodes = len(told.storage_nodes)
             self._book.note(STORAGE_NODE, told.keys, is_all=True)
             # A peer without a noted key could not prove its identity.
             others = {
