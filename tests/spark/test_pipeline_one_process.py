@@ -21,9 +21,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import cutwater
 from cutwater.errors import InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.jobs.messages import Start
-from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
+from cutwater.pipeline import Pipeline, ProcessFunction, Session, Tumbling, ValueState, Watermark
 from cutwater.pipeline.clocks.clock import LogClock
 from cutwater.pipeline.graph import RowNode
+from cutwater.savepoints import new_savepoint
 from cutwater.spark.job import where_of_job
 from cutwater.spark.job_program import ProgramRun
 from cutwater.spark.options import Where
@@ -224,6 +225,13 @@ def test_a_job_with_a_program_that_cannot_run_ends_before_spark_is_started(
     refused(log.servers, "user", "job-other", "the topic 'job-other' has no column 'window_start'")
     refused(log.servers, "user", None, "has no sink")
     refused(log.servers, "user", "new", "the log ends at", until=10**9)
+    hourly = Pipeline("refused")
+    read = hourly.source("job-in", watermark=Watermark.ascending())
+    read.window(key="user", window=Session("1h"), aggregate={"n": "count(*)"}, uid="w").sink("new", uid="x")
+    schemas = {"job-in": log.topic("job-in").schema}
+    savepoint = new_savepoint(tmp_path / "savepoint", hourly, glsn=0, states={}, schemas=schemas)
+    told = "its window is session 1h in the savepoint and tumbling 1m in the program"
+    refused(log.servers, "user", "new", told, from_savepoint=savepoint.path, until=None)
     refused("", "user", "new", "does not say which log it reads: name one with --log")
     assert {topic.name for topic in log.topics()} == before
 

@@ -39,8 +39,10 @@ from cutwater.jobs.messages import (
 from cutwater.jobs.spark_conf import refuse_open_ui
 from cutwater.pipeline.keyed_state.keys import SLICES_DEFAULT
 from cutwater.pipeline.stream import Pipeline
+from cutwater.savepoints.evolution import restoration
 from cutwater.savepoints.files import LocalFiles, is_local
-from cutwater.savepoints.savepoint import Savepoint, place_of
+from cutwater.savepoints.program import described
+from cutwater.savepoints.savepoint import Savepoint, open_savepoint, place_of
 from cutwater.spark.options import Where
 from cutwater.spark.savepoint.checkpoints import Checkpoint, FinishedBatch, Note, Origin
 
@@ -244,8 +246,18 @@ class ProgramRun:
         if isinstance(end, str) and end != "now":
             end = datetime.fromisoformat(end)
         with connected(self._where) as client:
-            checked(self._pipeline, client, parallelism, slices)
+            self._check_savepoint(checked(self._pipeline, client, parallelism, slices))
             return until_position(client, end)
+
+    def _check_savepoint(self, program: Any) -> None:
+        """Refuse a program that cannot restore the savepoint, if both checkpoint and savepoint are on this machine."""
+        start = self._start
+        if start.from_savepoint is None or not (is_local(start.checkpoint) and is_local(start.from_savepoint)):
+            return
+        if Checkpoint(start.checkpoint, LocalFiles()).note() is None:
+            manifest = open_savepoint(start.from_savepoint).manifest
+            allowed = start.allow_non_restored_state
+            restoration(manifest, described(program.plan), allow_non_restored_state=allowed)
 
     def _until_over(self, run: Any, checkpoint: Checkpoint, watcher: Any) -> FromProgram | None:
         """Return the last message, or None if the pipeline has to be run again."""
