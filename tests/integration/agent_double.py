@@ -1,8 +1,8 @@
 """An agent that runs no programs: it speaks the requests of agents, and does with a job what the job's argument says.
 
 ``--arg as=…`` of a job: ``good`` (decides a batch at once), ``idle`` (runs, and decides none), ``fails`` (its first
-attempt ends it), ``unstoppable`` (its savepoints fail). A version with ``--arg restores=no`` cannot restore savepoints
-of others.
+attempt ends it; so does that of ``finds-nothing``, for want of something), ``unstoppable`` (its savepoints fail). A
+version with ``--arg restores=no`` cannot restore savepoints of others.
 """
 
 from __future__ import annotations
@@ -149,6 +149,9 @@ class AgentDouble:
         behaviour = job.version.spec.arguments.get("as", "good")
         if behaviour == "fails":
             failure = RunFailure("pipeline_failed", "boom in function 'f'", GLSN(7))
+            await self._ask(q.EndAssignmentRequest(*who, RunEnd.FAILED, failure))
+        elif behaviour == "finds-nothing":
+            failure = RunFailure("not_found", "there is no topic 'x'")
             await self._ask(q.EndAssignmentRequest(*who, RunEnd.FAILED, failure))
         elif behaviour != "idle":
             await self._ask(q.NoteBatchRequest(*who, BatchNumber(0), GLSN(5)))

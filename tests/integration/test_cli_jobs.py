@@ -169,6 +169,11 @@ def test_stop_start_savepoint_cancel_restart_and_delete(cutwater: Commands, prog
     assert "whole" in cutwater("job", "describe", "whole", code=30)
 
 
+def test_a_program_that_finds_something_missing_is_told_as_failed(cutwater: Commands, program: Path) -> None:
+    told = cutwater("job", "submit", program, "--name", "lacks", "--arg", "as=finds-nothing", code=30)
+    assert "its program failed: there is no topic 'x'. The job has ended" in told
+
+
 def test_a_stop_whose_savepoint_fails_leaves_the_job_running(cutwater: Commands, program: Path) -> None:
     submitted(cutwater, program, "stuck", "--arg", "as=unstoppable")
     told = cutwater("job", "stop", "stuck", code=34)

@@ -448,6 +448,8 @@ def test_a_denial_names_principal_right_resource_and_the_command_that_helps() ->
     )
     cursor = denied(seen.decide("alice", Right.CURSOR, parse_resource("cursor:my cursor")))
     assert "`cutwater acl allow alice cursor 'cursor:my cursor'`" in cursor.message
+    programs = denied(seen.decide("alice", Right.DESCRIBE, parse_resource("topic:_programs"))).message
+    assert "`cutwater acl allow alice job-submit job:NAME`" in programs, "a rule on the topic would not be enough"
     nobody = denied(seen.decide(NOBODY, Right.READ, parse_resource("topic:a"))).message
     assert nobody == (
         "a client without credentials lacks the right read on topic:a: give a token or a client certificate"

@@ -168,8 +168,9 @@ class Agent:
         other = self._other_owner(errand)
         if other:
             said = (
-                f"agent {self._options.description.name!r} runs jobs of {other}, and a program of another user could "
-                "read what they have: ask when they have ended, or start the agent with --shared-user or --job-users"
+                f"agent {self._options.description.name!r} runs jobs of another owner, and a program of this user "
+                "could read what they have: ask when they have ended, or start the agent with --shared-user or "
+                "--job-users"
             )
             self._soon(e.ErrandDone(errand.id, error=OperationError("refused", said)))
             return

@@ -96,10 +96,11 @@ def wait_for(log: ClusterTarget, operation: Operation) -> tuple[Operation, JobDe
         async for answer in calls.follow_operation(operation.id, timeout=log.timeout):
             last = answer.operation
             display.show(last, answer.advice)
+        if last.state is OperationState.DONE and last.kind in _BEGINNING:
+            display.note(f"job {last.name!r}: its program starts")
+            # Its program may fail because of something that is not found.
+            return await _until_up(calls, last, min(log.timeout, UP_SECONDS))
         try:
-            if last.state is OperationState.DONE and last.kind in _BEGINNING:
-                display.note(f"job {last.name!r}: its program starts")
-                return await _until_up(calls, last, min(log.timeout, UP_SECONDS))
             return await calls.job(operation.name)
         except NotFound:
             return None

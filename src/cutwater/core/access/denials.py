@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cutwater.core.access.access_requests import AccessVerdict, Missing
-from cutwater.core.access.rights import Right
+from cutwater.core.access.rights import PROGRAMS_TOPIC, Right
 from cutwater.errors import PermissionDenied
 
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-@/+=:")
@@ -23,6 +23,10 @@ def denied(verdict: AccessVerdict) -> PermissionDenied:
         case _ if right == Right.CLUSTER_ADMIN:
             # The command would make the caller an administrator, which is seldom what is wanted.
             way_out = "ask an administrator to do it"
+        case _ if resource == f"topic:{PROGRAMS_TOPIC}" and right in (Right.APPEND, Right.DESCRIBE):
+            # A rule on the topic itself would not be enough: its programs are published, too.
+            command = f"cutwater acl allow {quoted(principal)} job-submit job:NAME"
+            way_out = f"programs are stored with the right job-submit on a job; an administrator can, with `{command}`"
         case _:
             command = f"cutwater acl allow {quoted(principal)} {right} {quoted(resource)}"
             way_out = f"no rule gives it; an administrator can, with `{command}`"

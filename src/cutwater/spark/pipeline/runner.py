@@ -464,10 +464,7 @@ def checked(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -
     for node in pipeline.graph.of_type(SourceNode):
         topic = topics.get(node.topic)
         if topic is None:
-            raise NotFound(
-                f"pipeline {pipeline.name!r} reads the topic {node.topic!r}, which does not exist: there are "
-                f"{', '.join(sorted(topics)) or 'none'}"
-            )
+            raise _no_source(pipeline, node.topic, client)
         rows[node.topic] = _source_rows(pipeline.name, node, topic)
         event_times[node.topic] = topic.event_time or ("timestamp" if topic.schema is None else "")
     program = Program(
@@ -477,6 +474,16 @@ def checked(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -
     check_transforms(pipeline.graph, program.plan, None)
     _missing_sinks(program.plan, topics)
     return program
+
+
+def _no_source(pipeline: Pipeline, topic: str, client: Client) -> NotFound:
+    try:
+        client.topic(topic)
+        why = "it was made a moment ago: start again"
+    except NotFound as error:
+        # It says whether there may be one that the caller may not see.
+        why = error.message
+    return NotFound(f"pipeline {pipeline.name!r} reads the topic {topic!r}, which does not exist: {why}")
 
 
 def plain_topics(program: Program, client: Client) -> frozenset[str]:
