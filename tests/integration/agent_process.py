@@ -1,4 +1,5 @@
-"""Runs an agent whose jobs run no Spark: ``python -m tests.integration.agent_process OPTIONS``, which is JSON."""
+"""Runs an agent: ``python -m tests.integration.agent_process OPTIONS``, which is JSON. Its jobs run no Spark, unless
+``is_real`` is among the options."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from cutwater.cli.framework.exit_codes import show
 from cutwater.errors import CutwaterError
 from cutwater.wire.identity.tls import client_tls
 
+PROGRAMS, KINDS = "tests.integration.agent", ("job", "errand")
+
 
 def serving(told: AgentServing) -> None:
     print(told.pid, flush=True)
@@ -26,6 +29,9 @@ def main(given: str) -> None:
     kinds = ("checkpoint", "savepoint")
     roots = {f"{kind}_roots": tuple(parse_root("--root", text) for text in told.pop(kind)) for kind in kinds}
     ca = told.pop("tls_ca", "")
+    processes = (
+        {} if told.pop("is_real", False) else {f"{kind}_process": f"{PROGRAMS}_{kind}_program" for kind in KINDS}
+    )
     options = AgentStartOptions(
         token=Path(token) if (token := told.pop("token_file", "")) else "",
         context=client_tls(Path(ca)) if ca else None,
@@ -33,8 +39,7 @@ def main(given: str) -> None:
         work_dir=Path(told.pop("work_dir")),
         limits=SlotLimits(*told.pop("limits", (0, 0.0))),
         job_users=tuple(told.pop("job_users", ())),
-        job_process="tests.integration.agent_job_program",
-        errand_process="tests.integration.agent_errand_program",
+        **processes,
         **roots,
         **told,
     )

@@ -161,7 +161,7 @@ class ErrandRuns:
         answers: list[bytes] = []
         printed = RecentOutput()
         process = JobProcess(services.mark_of(key), place.place, answers.append, printed.add)
-        command = [place.python or sys.executable, "-m", services.workshop.options.errand_process]
+        command = [place.python or sys.executable, "-P", "-m", services.workshop.options.errand_process]
         await services.watchdog.answered()
         await process.start(command, services.workshop.environment_of(place))
         services.watchdog.add(process.pid)

@@ -186,7 +186,7 @@ class JobRun:
         """Run the process to its end."""
         services = self._services
         process = JobProcess(services.mark_of(self.key), place.place, self._line, self._printed)
-        command = [place.python or sys.executable, "-m", services.workshop.options.job_process]
+        command = [place.python or sys.executable, "-P", "-m", services.workshop.options.job_process]
         # It may be killing what it finds, because it has not heard of the present lease yet.
         await services.watchdog.answered()
         await process.start(command, services.workshop.environment_of(place))
