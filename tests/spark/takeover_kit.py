@@ -67,7 +67,7 @@ class Producer:
         self._thread.start()
 
     def _run(self) -> None:
-        with cutwater.connect(self._servers, timeout=60.0) as log, log.producer("in", name="rows") as producer:
+        with cutwater.connect(self._servers, timeout=60.0) as log, log.producer("in", id="rows") as producer:
             while not self._is_over.wait(1 / ROWS_PER_SECOND):
                 producer.send({"k": f"k{self.appended % KEYS}", "n": self.appended})
                 self.appended += 1
@@ -213,9 +213,9 @@ class Takeovers:
     def driver(self) -> int:
         mark = json.loads((self.agent.place / STATE).read_text())["mark"]
         for pid in sorted(members(mark)):
-            if b"cutwater.agent.job.job_process" in (words := Path(f"/proc/{pid}/cmdline").read_bytes()):
-                if b"keeper.py" not in words:
-                    return pid
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"cutwater.agent.job.job_process" in words and b"keeper.py" not in words:
+                return pid
         raise AssertionError("no driver runs")
 
     # The end.
