@@ -211,6 +211,33 @@ def errands(kit: Kit) -> None:
     assert "This is about savepoint a." in unfit.error.message
 
 
+def test_processes_that_run_no_pipeline(kit: Kit) -> None:
+    """They say why, or die with the pipe of their agent, with all that they have started."""
+    programs = {
+        "sleeps": "import subprocess, time\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1_000)\n",
+        "exits": "import sys\nsys.exit(0)\n",
+        "other": FILE.replace('numbered"', 'others"'),
+        "beside": FILE.replace('"in"', '"nothing"'),
+    }
+    logic = {"logic.py": LOGIC % {"version": "0"}}
+    started = {
+        name: kit.start(kit.setup(9, 9, program=unpacked(kit.path / name, {"a.py": text, **logic}, "a.py:p")))
+        for name, text in programs.items()
+    }
+    ends = {name: process.ended() for name, process in started.items() if name != "sleeps"}
+    assert all(ended.end is RunEnd.FAILED and ended.is_hopeless for ended in ends.values()), ends
+    told = {name: ended.error.message for name, ended in ends.items() if ended.error is not None}
+    assert told["exits"].startswith("a.py, line 2: it ended the process"), told
+    assert "is called 'others', and the job 'numbered'" in told["other"]
+    assert "reads the topic 'nothing', which does not exist: there are in, out" in told["beside"]
+    sleeps = started["sleeps"]
+    sleeps.until(lambda: len(sleeps.left()) == 2, "the program runs")
+    assert sleeps.process.stdin is not None
+    sleeps.process.stdin.close()
+    sleeps.gone()
+    assert sleeps.heard == []
+
+
 def nullcontext_files() -> AbstractContextManager[Files]:
     return nullcontext(LocalFiles())
 
