@@ -343,8 +343,8 @@ class AnswerErrandRequest(Struct, frozen=True, tag=True, omit_defaults=True):
 
 class JobTokenRequest(Struct, frozen=True, tag=True, omit_defaults=True):
     """Make a token of the job's principal known, whose secret only the agent has. It ends with the assignment, or at
-    ``expires``. ``errand``: the token is for this errand, which validates a job, and ends with it. Answer:
-    JobTokenGranted."""
+    ``expires``. ``errand``: the token is for this errand, which validates a job, and ends ten minutes later at most.
+    Answer: JobTokenGranted."""
 
     agent: str
     session: int
