@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from job_kit import CHECKPOINT, FAILURE, J1, OTHER_PROGRAM, SPEC, Jobs, identifier
+from job_kit import CHECKPOINT, FAILURE, J1, J2, OTHER_PROGRAM, SPEC, Jobs, identifier
 from msgspec import structs
 
 from cutwater.core.jobs import job_decisions as j
@@ -440,3 +440,18 @@ def test_a_snapshot_is_the_state_and_changes_reach_agents_and_jobs_by_revision()
     jobs.end(RunEnd.FAILED, FAILURE)
     assert jobs.state.agents["a"].revision > seen
     assert JobRegistry().is_untouched
+
+
+def test_a_copy_from_a_snapshot_lets_jobs_of_a_lost_agent_wait_in_the_same_order() -> None:
+    jobs = Jobs()
+    jobs.register()
+    jobs.submit("first")
+    jobs.submit("second")
+    jobs.run("second")
+    jobs.run("first")
+    loaded = JobRegistry(jobs.state.snapshot())
+    lost = j.ExpireAgent("a", 1)
+    jobs.apply(lost)
+    loaded.apply(lost, jobs.now)
+    assert loaded.snapshot() == jobs.state.snapshot()
+    assert list(jobs.state.waiting) == [J1, J2]

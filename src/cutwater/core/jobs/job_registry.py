@@ -283,7 +283,8 @@ class JobRegistry:
 
     def _lose(self, agent: str, at: CutTime) -> None:
         """End all assignments to an agent, whose jobs go to other agents."""
-        for job in self.on_agent(agent):
+        # Not in the order of assignment, which a snapshot does not have: all copies of the state must agree.
+        for job in sorted(self.on_agent(agent), key=lambda job: job.number):
             self._end_assignment(job, RunEnd.LOST, None, at)
 
     def _set_agent(self, agent: AgentRecord) -> None:
