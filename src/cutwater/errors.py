@@ -224,14 +224,12 @@ class RunFenced(Fenced):
 
     @classmethod
     def of_epoch(cls, name: str, run: RunId, epoch: int, newest: int) -> RunFenced:
-        """Return the error for a driver of an earlier assignment of a job. ``name`` is empty if it is not known."""
+        """Return the error for a driver of an assignment of a job that is over. ``name`` is empty if it is not known.
+        ``newest`` is the same assignment if there is no later one."""
         error = cls(name, run, run)
-        error.message = (
-            f"assignment {newest} of job {name!r} publishes now, assignment {epoch} is over: stop this driver"
-            if name
-            else f"assignment {newest} of its job publishes for run {run} now, assignment {epoch} is over: stop this "
-            "driver"
-        )
+        job = f"job {name!r}" if name else f"the job of run {run}"
+        later = f", and assignment {newest} publishes now" if newest > epoch else ""
+        error.message = f"assignment {epoch} of {job} is over{later}: stop this driver"
         error.args = (error.message,)
         return error
 

@@ -742,7 +742,9 @@ def test_only_the_present_assignment_of_a_job_opens_its_run() -> None:
         leader.ask(r.OpenRunRequest("fraud", "key", job_epoch=JobEpoch(first + 7)), r.RunAnswer)
     leader.register("a", 2)
     assert leader.epoch() == first + 1
-    with pytest.raises(RunFenced, match=f"assignment {first + 1} of job 'fraud' publishes now, assignment {first}"):
+    with pytest.raises(
+        RunFenced, match=f"assignment {first} of job .fraud. is over, and assignment {first + 1} publishes"
+    ):
         leader.ask(r.OpenRunRequest("fraud", "key", job_epoch=first), r.RunAnswer)
     published_by(leader, leader.epoch(), 1)
     late = r.PublishRequest(RunId(1), BatchNumber(2), (), job_epoch=first)
@@ -751,6 +753,23 @@ def test_only_the_present_assignment_of_a_job_opens_its_run() -> None:
     leader.operate(OperationKind.DELETE)
     leader.settle(("a", 2))
     leader.ask(r.OpenRunRequest("other", "other"), r.RunAnswer)
+
+
+def test_a_paused_driver_of_a_job_that_was_deleted_meanwhile_publishes_nothing() -> None:
+    leader = running()
+    epoch = leader.epoch()
+    published_by(leader, epoch, 0)
+    leader.operate(OperationKind.DELETE)
+    leader.ask(q.LeaveAgentRequest("a", 1), q.ReportNoted)
+    assert leader.jobs.named("fraud") is None
+    late: tuple[r.Request, ...] = (
+        r.PublishRequest(RunId(1), BatchNumber(1), (), job_epoch=epoch),
+        r.OpenRunRequest("fraud", "key", job_epoch=epoch),
+        r.OpenRunRequest("fraud", "another", job_epoch=epoch, start=r.RunStart(replay=True)),
+    )
+    for request in late:
+        with pytest.raises(RunFenced, match="is over: stop this driver"):
+            leader.ask(request, object)
 
 
 def test_an_assignment_that_is_over_publishes_nothing_though_no_other_has_opened_the_run() -> None:

@@ -85,6 +85,7 @@ def _check_job(request: r.OpenRunRequest, state: OrderState) -> None:
     """If there is a job of this name, only its present assignment may open the run."""
     job = state.jobs.named(request.name)
     if job is None:
+        _check_not_over(request.name, request.job_epoch, state)
         return
     if request.job_epoch is UNSET:
         raise Refused(
@@ -140,10 +141,21 @@ def _check_assigned(run: RunState, state: OrderState) -> None:
     """Refuse a driver whose assignment is over, even if no later one has opened the run: another version of the job may
     be about to go on from where nothing was published."""
     job = state.jobs.named(run.name)
-    if job is None or run.job_epoch is UNSET:
+    if job is None:
+        _check_not_over(run.name, run.job_epoch, state)
+        return
+    if run.job_epoch is UNSET:
         return
     if job.assignment is None or job.assignment.epoch != run.job_epoch:
         raise RunFenced.of_epoch(job.name, run.run, run.job_epoch, job.epoch)
+
+
+def _check_not_over(name: str, epoch: JobEpoch | UnsetType, state: OrderState) -> None:
+    """Refuse a driver of a job that was deleted: its agent may have been paused, and gone on when its lease had
+    ended."""
+    if epoch is not UNSET and epoch <= state.jobs.last_epoch and epoch not in state.jobs.epochs:
+        holder = state.runs.of_name(name)
+        raise RunFenced.of_epoch(name, RunId(0) if holder is None else holder.run, epoch, epoch)
 
 
 def _newest_epoch(run: RunState) -> JobEpoch:
