@@ -13,18 +13,15 @@ from cutwater.agent.agent_state import AgentOptions, AgentState
 from cutwater.agent.job.job_messages import JobAnswers, JobEnds, JobMoves, JobRuns, SaveJob, StopJob
 from cutwater.core.jobs import job_decisions as j
 from cutwater.core.jobs import job_requests as r
-from cutwater.core.jobs.job_records import JobRecord, RunEnd
-from cutwater.core.jobs.operations import OperationError, OperationStep
+from cutwater.core.jobs.agents import AgentRecord
+from cutwater.core.jobs.job_records import RunEnd
+from cutwater.core.jobs.leading import agent_handling, job_answers
+from cutwater.core.jobs.operations import OperationError
+from cutwater.errors import CutwaterError
 from cutwater.jobs.messages import Told
 from tests.unit.job_kit import Jobs, agent
 
 LEASE_MS = 12_000
-_ACTIONS = {
-    OperationStep.SAVEPOINT: r.OrderedAction.SAVEPOINT,
-    OperationStep.VALIDATE: r.OrderedAction.VALIDATE,
-    OperationStep.STOP: r.OrderedAction.STOP,
-    OperationStep.END: r.OrderedAction.END,
-}
 
 
 class Refusal(Struct, frozen=True):
@@ -54,29 +51,6 @@ class LeaderDouble(Jobs):
                     self.assign(job.name, name)
                     break
 
-    def orders(self, name: str) -> tuple[r.JobOrder, ...]:
-        return tuple(self._order(job) for job in self.state.on_agent(name))
-
-    def _order(self, job: JobRecord) -> r.JobOrder:
-        assignment, operation = job.assignment, self.state.operation_of(job)
-        assert assignment is not None
-        step = self.state.next_step(job)
-        action = _ACTIONS.get(step, r.OrderedAction.RUN) if step is not None else r.OrderedAction.RUN
-        if assignment.is_releasing:
-            action = r.OrderedAction.END
-        known = operation is not None and action is not r.OrderedAction.RUN
-        return r.JobOrder(
-            job.number,
-            job.name,
-            assignment.epoch,
-            job.version,
-            action,
-            operation.id if operation is not None and known else "",
-            operation.step if operation is not None and known else 0,
-            is_releasing=assignment.is_releasing,
-            timeout_ms=operation.timeout_ms if operation is not None else 0,
-        )
-
     def ask(self, request: e.AgentRequest, now: int) -> r.JobAnswer | Refusal:
         self.expire(now)
         if isinstance(request, r.RegisterAgentRequest):
@@ -91,50 +65,22 @@ class LeaderDouble(Jobs):
             case r.RenewAgentRequest():
                 return r.AgentLease(LEASE_MS, self.state.revision)
             case r.WatchAgentRequest():
-                return r.AgentOrders(found.revision, self.orders(request.agent), found.is_draining)
-            case r.FetchAssignedRequest():
-                return self._fetch(request)
+                return r.AgentOrders(found.revision, job_answers.orders_of(found, self.state), found.is_draining)
             case r.LeaveAgentRequest():
                 self.apply(j.ExpireAgent(request.agent, request.session))
                 return r.ReportNoted(self.state.revision)
-        decisions = _decided(request)
-        for decision in decisions:
-            problem = self.state.problem(decision)
-            if problem:
-                return Refusal(problem)
-            self.apply(decision)
+        try:
+            return self._answer(request, found)
+        except CutwaterError as error:
+            return Refusal(error.message)
+
+    def _answer(self, request: e.AgentRequest, found: AgentRecord) -> r.JobAnswer:
+        if isinstance(request, r.FetchAssignedRequest):
+            job, _ = agent_handling.assigned(self.state, found.name, request.job, request.epoch)
+            return job_answers.assigned_job(job, request.epoch)
+        assert isinstance(request, agent_handling.REPORTS), request
+        self.apply(*agent_handling.report(request, self.state))
         return r.ReportNoted(self.state.revision)
-
-    def _fetch(self, request: r.FetchAssignedRequest) -> r.JobAnswer | Refusal:
-        job = self.state.jobs.get(request.job)
-        if job is None or job.assignment is None or job.assignment.epoch != request.epoch:
-            return Refusal("the assignment is over")
-        return r.AssignedJob(
-            job.number, job.name, job.owner, request.epoch, job.version_of(job.version), job.start, None, 0
-        )
-
-
-def _decided(request: e.AgentRequest) -> list[j.JobDecision]:
-    match request:
-        case r.BeginAttemptRequest():
-            return [j.BeginAttempt(request.job, request.epoch, request.attempt, request.checkpoint)]
-        case r.EndAttemptRequest():
-            return [j.EndAttempt(request.job, request.epoch, request.attempt, request.end, request.failure)]
-        case r.EndAssignmentRequest():
-            return [j.EndAssignment(request.job, request.epoch, request.end, request.failure)]
-        case r.NoteCheckpointRequest():
-            return [j.NoteCheckpoint(request.job, request.epoch, request.checkpoint)]
-        case r.NoteBatchRequest():
-            return [j.NoteFirstBatch(request.job, request.epoch, request.batch, request.glsn)]
-        case r.NoteSavepointRequest():
-            taken = j.NoteSavepoint(request.job, request.epoch, request.operation, request.step, request.savepoint)
-            ended = j.EndAssignment(request.job, request.epoch, RunEnd.STOPPED)
-            return [taken, *([ended] if request.has_ended else [])]
-        case r.FinishStepRequest():
-            if request.error is not None:
-                return [j.FailOperation(request.operation, request.step, request.error)]
-            return [j.FinishStep(request.operation, request.step, request.epoch)]
-    raise AssertionError(request)
 
 
 class Process:
@@ -199,7 +145,8 @@ class AgentDouble:
         self.deadline_ms = self.wake_ms = 0
         self.is_cut_off = self.is_dead = self.is_paused = False
         self.life: dict[str, str] = {}
-        """How programs of a job behave, by its name: "run", "fail", "hopeless", "finish", "deaf"."""
+        """How programs of a job behave, by its name: "run", "fail", "hopeless", "finish", "deaf",
+        "unsavable", "dies-saved", "bad-size"."""
 
     def happen(self, event: e.AgentEvent) -> None:
         if self.is_dead or self.exit is not None:
@@ -320,6 +267,10 @@ class AgentDouble:
         if life == "unsavable" and message.path:
             self._say(process, JobAnswers(message.ask, error=Told("refused", "cannot be written")))
             return
-        self._say(process, JobAnswers(message.ask, 9, 1, 100))
+        self._say(process, JobAnswers(message.ask, 9, 1, -1 if life == "bad-size" else 100))
+        if life == "dies-saved":
+            process.is_alive = False
+            self.world.at(self.world.now + 50, lambda: self.happen(e.JobGone(process.key, "was killed (SIGKILL)")))
+            return
         if isinstance(message, StopJob):
             self._end(process, JobEnds(RunEnd.STOPPED))

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from cutwater.agent import agent_events as e
-from cutwater.agent.agent_state import AgentOptions, AgentState
+from cutwater.agent.agent_state import RENEW_AGAIN_MS, AgentOptions, AgentState
 from cutwater.agent.checkpoint_lines import before, next_checkpoint
 from cutwater.agent.job_work import STEP_MS, WorkStage
 from cutwater.agent.lease_clock import LeaseClock, margin_ms
@@ -16,8 +16,8 @@ from cutwater.core.jobs import job_decisions as j
 from cutwater.core.jobs import job_requests as r
 from cutwater.core.jobs.agents import JobIsolation
 from cutwater.core.jobs.job_records import CheckpointPointer, JobPhase, JobVersion, RunEnd, StartPoint
-from cutwater.core.jobs.operations import OperationKind, OperationState
-from cutwater.types import JobEpoch, JobNumber
+from cutwater.core.jobs.operations import OperationError, OperationKind, OperationState
+from cutwater.types import JobEpoch, JobNumber, Revision
 from tests.unit.agent_kit import LEASE_MS, AgentDouble, World
 from tests.unit.job_kit import J1, SPEC, agent
 
@@ -166,6 +166,63 @@ def test_a_stop_is_reported_with_its_savepoint_when_all_processes_are_gone(world
     )
     (noted,) = [request for request in made.asked if isinstance(request, r.NoteSavepointRequest)]
     assert (noted.has_ended, world.running(), made.state.works) == (True, {}, {})
+
+
+def test_a_job_that_dies_between_its_savepoint_and_its_end_is_stopped_again(world: World) -> None:
+    made = submitted(world)
+    operation = world.leader.begin(OperationKind.STOP)
+    made.life = {"fraud": "dies-saved"}
+    world.run(world.now + 300)
+    made.life = {}
+    world.run(world.now + 60_000)
+    assert world.leader.operation(operation).state is OperationState.DONE
+    job = world.leader.job()
+    assert (job.phase, len(job.savepoints), [one.end for one in job.attempts]) == (
+        *(JobPhase.STOPPED, 1),
+        [RunEnd.FAILED, RunEnd.STOPPED],
+    )
+
+
+def test_a_savepoint_that_the_cluster_does_not_take_makes_the_step_fail(world: World) -> None:
+    made = submitted(world)
+    for kind in (OperationKind.SAVEPOINT, OperationKind.STOP):
+        operation = world.leader.begin(kind)
+        made.life = {"fraud": "bad-size"}
+        world.run(world.now + 10_000)
+        known = world.leader.operation(operation)
+        assert known.state is OperationState.FAILED
+        assert known.error is not None
+        assert "no negative size" in known.error.message
+        assert world.leader.job().phase is JobPhase.RUNNING
+
+
+def test_an_assignment_that_was_given_up_is_taken_up_again(world: World) -> None:
+    """A report was refused, for a right that was missing for a moment, and the assignment is ordered still."""
+    made = submitted(world)
+    (key,) = made.state.works
+    epoch = world.leader.epoch()
+    moved = r.NoteCheckpointRequest("a", made.state.session, *key, CheckpointPointer("default", "not/../a path"))
+    work = made.state.works[key]
+    work.reports.append(moved)
+    made.apply(work.unanswered(moved))
+    world.run(world.now + 20_000)
+    job = world.leader.job()
+    assert (job.phase, world.leader.epoch()) == (JobPhase.RUNNING, epoch)
+    assert [(one.number, one.end) for one in job.attempts] == [(1, RunEnd.LOST), (2, None)]
+    assert len(world.running()["fraud"]) == 1
+
+
+def test_a_renewal_that_is_refused_is_not_repeated_without_a_pause() -> None:
+    state = AgentState(AgentOptions(agent()), Random(0))
+    register = state.start()[0]
+    assert isinstance(register, e.Ask)
+    state.handle(e.RequestAnswered(register.request, r.AgentLease(LEASE_MS, Revision(1)), 0), 5)
+    now = LEASE_MS // 3
+    for _ in range(3):
+        (renewal,) = [effect for effect in state.handle(e.Tick(), now) if isinstance(effect, e.Ask)]
+        refused = e.RequestRefused(renewal.request, OperationError("refused", "no right"))
+        assert state.handle(refused, now) == [e.WakeAgent(now + RENEW_AGAIN_MS)]
+        now += RENEW_AGAIN_MS
 
 
 def test_a_step_that_fails_leaves_the_job_running(world: World) -> None:

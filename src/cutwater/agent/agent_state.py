@@ -29,6 +29,8 @@ LEAVE_MS = 5_000
 WATCH_MS = r.WAIT_MS_MAX + 5_000
 AGAIN_MS = 500
 """How long to wait before a request is tried again."""
+RENEW_AGAIN_MS = 100
+"""How long to wait before another try to renew the lease. It is short, because little may be left of the lease."""
 ADOPT_MS = 5_000
 """How long an assignment that was refused is left alone if it is still ordered."""
 
@@ -62,6 +64,8 @@ class AgentState:
         """Assignments that were refused, and until when they are left alone."""
         self._asked: list[AgentRequest] = []
         """Requests of the agent itself, not about one job, that are under way."""
+        self._renew_from = 0
+        """Until when the lease is not renewed, since the last try failed."""
         self._again: list[tuple[int, e.Ask]] = []
         """Requests that are tried again, and when."""
         self._is_ready = False
@@ -211,12 +215,14 @@ class AgentState:
             self.exit = self.exit or e.ExitAgent()
         elif type(request) in again:
             self._again.append((now + AGAIN_MS, e.Ask(request, again[type(request)])))
+        elif isinstance(request, r.RenewAgentRequest):
+            # It is sent anew by ``_tick``, with the progress of then.
+            self._renew_from = now + RENEW_AGAIN_MS
         else:
             work = self._work_of(request)
             for effect in work.unanswered(request) if work is not None else []:
                 assert isinstance(effect, e.Ask)
                 self._again.append((now + AGAIN_MS, effect))
-        # A renewal is sent anew by ``_tick``, with the progress of then.
         return []
 
     @property
@@ -333,12 +339,16 @@ class AgentState:
 
     def _renew(self, now: int) -> list[AgentEffect]:
         is_asked = any(isinstance(request, r.RenewAgentRequest) for request in self._asked)
-        if not self.lease.is_held or now < self.lease.renew_ms or is_asked or self.exit is not None:
+        if not self.lease.is_held or now < self._renew_ms or is_asked or self.exit is not None:
             return []
         progress = tuple(
             work.progress for work in self.works.values() if work.progress is not None and not work.is_lost
         )
         return self._ask(r.RenewAgentRequest(self._name, self.session, progress), RENEW_MS)
+
+    @property
+    def _renew_ms(self) -> int:
+        return max(self.lease.renew_ms, self._renew_from)
 
     def _ask(self, request: AgentRequest, timeout_ms: int) -> list[AgentEffect]:
         self._asked.append(request)
@@ -367,7 +377,7 @@ class AgentState:
         if self.lease.is_held:
             times.append(self.lease.deadline_ms)
             is_asked = any(isinstance(request, r.RenewAgentRequest) for request in self._asked)
-            times += [] if is_asked else [self.lease.renew_ms]
+            times += [] if is_asked else [self._renew_ms]
         if self.is_draining:
             times.append(self._drain_until)
         return max(now + 1, min(times, default=now + 60_000))

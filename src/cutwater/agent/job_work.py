@@ -225,9 +225,17 @@ class JobWork:
         if not isinstance(request, r.FinishStepRequest | r.NoteSavepointRequest):
             return self.abandon()
         effects = self._next_report()
+        step = self._step
+        if step is not None and (step.operation, step.step) == (request.operation, request.step):
+            if isinstance(request, r.NoteSavepointRequest):
+                # If the step is wanted still, this makes it fail. If it is not, this is refused, too.
+                step.saved = None
+                effects += self._fail_step(step, error.code, error.message)
+            else:
+                # If the step is wanted still, the next orders begin it anew.
+                self._step = None
         if _is_last(request):
             # The job has stopped, and the cluster wants something else meanwhile. The next orders say what.
-            self._step = None
             effects += self._pause(now, now + 1_000)
         return effects
 
@@ -246,9 +254,14 @@ class JobWork:
         except CutwaterError as error:
             return self._finish(RunEnd.FAILED, _failure(error.code, error.message))
         self._checkpoint = next_checkpoint(assigned)
+        effects: list[AgentEffect] = []
+        if assigned.attempt:
+            # This session had begun it, and gave the assignment up when a report was refused. The cluster may not know.
+            lost = (self._attempt, RunEnd.LOST)
+            effects += self._report(r.EndAttemptRequest(self._agent, self._session, *self.key, *lost))
         if self._ends_now():
-            return self._end(now, is_gentle=False)
-        return self._begin_attempt()
+            return effects + self._end(now, is_gentle=False)
+        return effects + self._begin_attempt()
 
     def _begin_attempt(self) -> list[AgentEffect]:
         self.stage, self._attempt = WorkStage.BEGINNING, self._attempt + 1
@@ -330,9 +343,11 @@ class JobWork:
 
     def _pause(self, now: int, until_ms: int) -> list[AgentEffect]:
         self.stage, self._wake_ms = WorkStage.PAUSED, until_ms
-        if self._step is not None and self._step.ask and not self._step.is_done:
-            # The program died before it said what came of the step. The next attempt is told again.
-            self._step.ask = 0
+        step = self._step
+        if step is not None and step.ask and (step.saved is not None or not step.is_done):
+            # The program died before it said what came of the step, or before it had stopped. The next attempt is told
+            # again.
+            step.ask, step.is_done, step.saved = 0, False, None
         return self._end(now, is_gentle=False) if self._ends_now() else []
 
     # The end.
