@@ -102,8 +102,11 @@ def start(
     log_format: LogFormatOption = "text",
     log_level: LogLevelOption = "info",
 ) -> None:
-    """Run the REST service until SIGTERM or SIGINT. Prints one line when it serves; logs go to standard error. Any
-    number of services may run for one cluster."""
+    """Run the REST service until SIGTERM or SIGINT. Prints one line when it serves; logs go to standard error.
+
+    It answers questions about the cluster, its records and its jobs. With --allow-submit it also takes programs, and
+    submits and changes jobs. Callers show tokens of the cluster, and have their own rights only; browsers exchange a
+    token for a session. /v1/openapi.json describes all of it. Any number of services may run for one cluster."""
     configure_logs(log_format, log_level)
     addresses, tls = cluster.reached()
     options = ServiceStartOptions(

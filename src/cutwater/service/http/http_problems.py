@@ -24,7 +24,6 @@ from cutwater.errors import (
     PermissionDenied,
     PipelineFailed,
     ProtocolViolation,
-    QuotaExceeded,
     Refused,
     ResourceExhausted,
     SavepointDamaged,
@@ -72,7 +71,7 @@ STATUS_OF: dict[type[CutwaterError], int] = {
     CheckpointDamaged: 422,
     Malformed: 422,
     Unavailable: 503,
-    QuotaExceeded: 429,
+    ResourceExhausted: 429,
     DeadlineExceeded: 504,
     PipelineFailed: 422,
     ProtocolViolation: 502,
@@ -130,6 +129,9 @@ class HttpRefusal(Exception):
 def status_of(error: CutwaterError) -> int:
     if isinstance(error, PermissionDenied) and not error.principal:
         return 401
+    if isinstance(error, Unavailable) and not error.retriable:
+        # What an agent says of one question, such as that its answer would be too large: nothing is down.
+        return 422
     return next((STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF), 500)
 
 
