@@ -41,9 +41,12 @@ AFTER = (pa.field("ingested_at", TIMESTAMP, nullable=False),)
 OF_THE_LOG = frozenset(field.name for field in (*BEFORE, *AFTER))
 
 
-class Record(Struct, frozen=True):
+class Record(Struct, frozen=True, gc=False):
     """One record. ``row`` has the columns of a topic with a schema, also available as ``record["column"]``; a record of
     that kind has neither key nor value nor headers."""
+
+    # Records are in no cycles. Without the garbage collector looking at all of them again and again, a subscription
+    # takes half the processor time.
 
     glsn: GLSN
     llsn: LLSN
