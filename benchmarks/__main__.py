@@ -21,6 +21,7 @@ from benchmarks import (
     cluster,
     core,
     failover,
+    jobs,
     log,
     pipeline,
     pipeline_spark,
@@ -57,6 +58,7 @@ def sections(*, quick: bool) -> Mapping[str, Lines]:
         "pipeline": pipeline.lines,
         "pipeline_spark": pipeline_spark.lines,
         "savepoints": savepoints.lines,
+        "jobs": jobs.lines,
     }
 
 
