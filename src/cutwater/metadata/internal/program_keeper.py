@@ -61,6 +61,9 @@ class ProgramKeeper:
         """Before a trim of the topic of programs, copy what is live behind its position. Other requests need
         nothing."""
         if isinstance(request, TrimRequest) and is_of_programs(self._state.topic_named(request.topic)):
+            if request.before > self._state.high_watermark + 1:
+                # It will be refused. No copy would ever be behind it.
+                return
             async with self._working:
                 await self._copy_live(GLSN(request.before))
 
