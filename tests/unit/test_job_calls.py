@@ -247,6 +247,15 @@ def test_following_a_job_tells_each_change_and_ends_with_its_time() -> None:
     assert [request.seen for request in leader.asked[:3]] == [0, 7, 7]
 
 
+def test_following_from_a_revision_that_does_not_exist_yet_asks_no_more_often_than_from_another() -> None:
+    async def follow(jobs: JobCalls) -> list[int]:
+        return [found.job.revision async for found in jobs.follow_job("fraud", seen=1_000, timeout=0.1)]
+
+    leader = Leader(described(7))
+    assert run(follow(JobCalls(leader))) == [7]
+    assert [request.seen for request in leader.asked[:3]] == [1_000, 7, 7], "the leader waits for a change after 7"
+
+
 # Errands.
 
 

@@ -271,7 +271,8 @@ class JobCalls:
             found = await self._patiently(request, q.JobDescription, deadline)
             if found is None:
                 continue
-            if found.job.revision > seen or (is_progress and found.progress != progress):
+            # The caller may have named a revision that does not exist yet: that must not make this loop run free.
+            if found.job.revision != seen or (is_progress and found.progress != progress):
                 seen, progress = found.job.revision, found.progress
                 yield found
 
