@@ -261,6 +261,65 @@ def test_a_new_job_starts_from_the_savepoint_of_another_that_may_be_deleted() ->
     assert assigned.savepoint.id == taken
 
 
+def test_no_file_of_a_savepoint_is_deleted_while_a_job_may_have_to_begin_with_it() -> None:
+    leader = running()
+    leader.upgrade(NEW)
+    leader.obey()
+    taken = leader.job().start.savepoint
+    delete = q.AskAgentRequest("fraud", ErrandKind.SAVEPOINT_DELETE, savepoint=taken, wait_ms=1_000)
+    with pytest.raises(Refused, match="it is needed until that is done"):
+        leader.ask(delete, q.ErrandAnswer)
+    leader.settle()
+    leader.submit("second", from_job="fraud", savepoint=taken)
+    with pytest.raises(Refused, match=r"a job that begins with savepoint .* has published nothing yet"):
+        leader.ask(delete, q.ErrandAnswer)
+    leader.settle()
+    assert leader.send(delete) not in leader.answers, "an agent deletes it"
+
+
+def test_a_start_from_a_savepoint_that_fails_leaves_the_job_as_it_was() -> None:
+    """Otherwise the checkpoint would be forgotten, and nothing could go on exactly once."""
+    leader = running()
+    leader.operate(OperationKind.SAVEPOINT)
+    leader.settle()
+    taken = leader.job().savepoints[-1].id
+    leader.operate(OperationKind.CANCEL)
+    leader.settle()
+    ended = leader.job()
+    start = leader.operate(OperationKind.START, savepoint=taken)
+    leader.obey()
+    assert leader.job().start.savepoint == taken
+    failure = RunFailure("output_exists", "rows were published since")
+    failed = q.EndAssignmentRequest("a", 1, ended.number, leader.epoch(), RunEnd.FAILED, failure)
+    leader.ask(failed, q.ReportNoted)
+    operation = leader.operation(start)
+    assert operation.state is OperationState.FAILED
+    assert operation.error == OperationError(
+        "output_exists", f"version 1 did not come up from savepoint {taken}: rows were published since"
+    )
+    job = leader.job()
+    assert (job.phase, job.start, job.has_come_up) == (JobPhase.CANCELLED, ended.start, True)
+    again = leader.operate(OperationKind.START)
+    leader.settle()
+    assert leader.done(again)
+    leader.operate(OperationKind.CANCEL)
+    leader.settle()
+    leader.done(_settled(leader, leader.operate(OperationKind.START, savepoint=taken)))
+    assert leader.job().start.savepoint == taken
+
+
+def test_an_upgrade_does_not_go_on_from_an_earlier_savepoint_than_that_of_the_stop() -> None:
+    leader = running()
+    leader.operate(OperationKind.SAVEPOINT)
+    leader.settle()
+    leader.pass_time(1_000)
+    leader.renew()
+    stop = leader.done(_settled(leader, leader.operate(OperationKind.STOP)))
+    leader.ask(q.ForgetSavepointRequest("fraud", stop.savepoint), q.ReportNoted)
+    with pytest.raises(Refused, match="has no savepoint of where it ended"):
+        leader.upgrade(NEW)
+
+
 def _settled(leader: JobLeader, operation: str) -> str:
     leader.settle()
     return operation

@@ -383,15 +383,16 @@ class JobRegistry:
             return
         code, message = (failure.code, failure.message) if failure is not None else ("job_ended", f"the job {end}")
         if _returns(operation) and job.version == operation.version and not job.has_come_up:
-            message = f"version {operation.version} did not come up: {message}"
+            origin = f" from savepoint {operation.savepoint}" if operation.kind is OperationKind.START else ""
+            message = f"version {operation.version} did not come up{origin}: {message}"
             self._fail(operation, OperationError(code, message), at)
             self._return(self.jobs[job.number], operation, job.before)
         else:
             self._fail(operation, OperationError(code, message), at)
 
     def _return(self, job: JobRecord, operation: Operation, before: BeforeSwitch | None) -> None:
-        """Go on with the version before, from the savepoint at which it stopped, or as it was: nothing was published
-        since."""
+        """Go on with the version before, from the savepoint at which it stopped, or as it was. If the job did not run
+        before, it has ended as it had. Nothing was published since."""
         before = before or BeforeSwitch(StartPoint(savepoint=operation.savepoint), False, BatchNumber(-1))
         changed = structs.replace(
             job,
@@ -458,7 +459,8 @@ class JobRegistry:
             if decision.spec is not None:
                 job = _with_version(job, JobVersion(operation.version, decision.spec, at, by))
             if decision.start is not None and operation.kind is OperationKind.START:
-                job = structs.replace(job, start=decision.start, has_come_up=False)
+                before_start = BeforeSwitch(job.start, job.has_come_up, job.batch, job.end)
+                job = structs.replace(job, before=before_start, start=decision.start, has_come_up=False)
         self.operations[operation.id] = operation
         self._set(structs.replace(job, operation=operation.id))
         self._enter(operation, at)
@@ -584,8 +586,9 @@ _DESIRED_AT_END = {
 
 
 def _returns(operation: Operation) -> bool:
-    """Whether the version before goes on, if the new one fails before it has come up."""
-    return operation.kind in SWITCHING and OperationStep.COME_UP in operation.steps
+    """Whether the job becomes what it was before, if it ends before it has come up: another version goes on, or the
+    job can be started where it had ended."""
+    return operation.kind in (*SWITCHING, OperationKind.START) and OperationStep.COME_UP in operation.steps
 
 
 def _with_version(job: JobRecord, version: JobVersion) -> JobRecord:

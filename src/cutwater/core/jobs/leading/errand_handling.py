@@ -16,7 +16,7 @@ from cutwater.core.jobs.job_spec import JobSpec, check_job_name, check_spec, pri
 from cutwater.core.jobs.leading.agent_handling import CODE_CHARS_MAX, assigned
 from cutwater.core.jobs.leading.assignment import reaches, why_not_offered
 from cutwater.core.jobs.leading.errand_board import ErrandBoard, OpenErrand
-from cutwater.core.jobs.leading.job_handling import find_job
+from cutwater.core.jobs.leading.job_handling import check_may_delete, find_job
 from cutwater.core.jobs.operations import OperationError
 from cutwater.errors import AlreadyExists, InvalidArgument, NotAnswered, NotFound, Refused
 from cutwater.types import SECOND, CutTime, Instant, JobEpoch, JobNumber
@@ -62,6 +62,8 @@ def give_out(
         job = find_job(jobs, request.name)
     if request.savepoint:
         savepoint = _savepoint(job, request.savepoint)
+        if request.kind is ErrandKind.SAVEPOINT_DELETE and job is not None:
+            check_may_delete(job, savepoint.id, jobs)
     elif request.kind in _OF_SAVEPOINT:
         raise InvalidArgument(f"say which savepoint of job {request.name!r} the question is about ({request.kind})")
     if request.kind is ErrandKind.SAVEPOINT_DIFF:

@@ -279,7 +279,8 @@ def _operate(request: q.OperateJobRequest, job: JobRecord) -> j.BeginOperation:
 def _start(request: q.OperateJobRequest, job: JobRecord) -> j.BeginOperation:
     if job.end is None:
         raise Refused(f"job {job.name!r} is {job.phase}: it was started before; restart ends it and starts it again")
-    operation = _begun(request, job, OperationKind.START, steps_of(OperationKind.START), savepoint=request.savepoint)
+    steps = (_START, _COME_UP) if request.savepoint else steps_of(OperationKind.START)
+    operation = _begun(request, job, OperationKind.START, steps, savepoint=request.savepoint)
     if not request.savepoint:
         if request.replay_output or request.allow_non_restored_state:
             raise InvalidArgument("what to do about a savepoint can be said only with one: name it")
@@ -335,7 +336,10 @@ def _savepoint_at_end(job: JobRecord, kind: OperationKind) -> str:
         return ""
     last = job.savepoints[-1] if job.savepoints else None
     if job.end is RunEnd.STOPPED and last is not None and last.version == job.version:
-        return last.id
+        stopped = next((attempt for attempt in reversed(job.attempts) if attempt.end is RunEnd.STOPPED), None)
+        # The savepoint of the stop may have been deleted. Those before it are of an earlier place.
+        if stopped is None or last.taken >= stopped.ended:
+            return last.id
     raise Refused(
         f"job {job.name!r} is {job.phase} and has no savepoint of where it ended, so no other version can go on from "
         f"there ({kind}): start it and do it then, or name a savepoint and say what becomes of the output since"
@@ -370,11 +374,31 @@ def forget_savepoint(request: q.ForgetSavepointRequest, jobs: JobRegistry) -> j.
     job = find_job(jobs, request.name)
     if job.savepoint_of(request.savepoint) is None:
         return None
-    operation = jobs.operation_of(job)
-    is_origin = job.start.savepoint == request.savepoint and not job.has_come_up
-    if is_origin or (operation is not None and operation.savepoint == request.savepoint):
-        raise Refused(f"job {job.name!r} goes on from savepoint {request.savepoint}: it is needed until that is done")
+    _check_not_needed(job, request.savepoint, jobs)
     return j.ForgetSavepoint(job.number, request.savepoint)
+
+
+def check_may_delete(job: JobRecord, identifier: str, jobs: JobRegistry) -> None:
+    """Refuse if this job, or another that starts from the same files, needs the savepoint still."""
+    _check_not_needed(job, identifier, jobs)
+    if any(_needs(other, identifier, jobs) for other in jobs.jobs.values()):
+        # The caller need not know of the other job.
+        raise Refused(f"a job that begins with savepoint {identifier} has published nothing yet: try again later")
+
+
+def _check_not_needed(job: JobRecord, identifier: str, jobs: JobRegistry) -> None:
+    if _needs(job, identifier, jobs):
+        raise Refused(f"job {job.name!r} goes on from savepoint {identifier}: it is needed until that is done")
+
+
+def _needs(job: JobRecord, identifier: str, jobs: JobRegistry) -> bool:
+    """Whether a job may have to begin with this savepoint, as it is or with the version before."""
+    operation, before = jobs.operation_of(job), job.before
+    if job.start.savepoint == identifier and not job.has_come_up:
+        return True
+    if before is not None and before.start.savepoint == identifier and not before.has_come_up:
+        return True
+    return operation is not None and operation.savepoint == identifier
 
 
 def is_over(operation: Operation) -> bool:
