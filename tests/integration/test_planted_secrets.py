@@ -21,7 +21,7 @@ from cutwater.admin import local_cluster
 from cutwater.runtime import processes
 from tests.integration.cli_batch import CommandRun, run_commands
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 WRONG = f"cwt_{'a' * 16}_{secrets.token_hex(32)}"
 """A token that no server knows: a wrong one is a secret, too, perhaps of another cluster."""
@@ -45,7 +45,8 @@ class Planted:
 
     def plant_files(self) -> None:
         """Note the secrets in all files that hold one."""
-        for path in (self.cluster / "admin.token", self.path / "app.token", self.path / "late.token"):
+        tokens = [self.cluster / name for name in ("admin.token", "agent1.token")]
+        for path in (*tokens, self.path / "app.token", self.path / "late.token"):
             self.secrets[path.name] = path.read_text().strip().rpartition("_")[2].encode()
         keys = [*(self.cluster / "certificates").glob("*.key"), self.cluster / "metadata.sqlite.key"]
         keys += self.cluster.rglob("server-key")
@@ -70,7 +71,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
     here = ("--dir", "demo")
     try:
         done = place.run(
-            (("cluster", "start", *here, "--secure", "--storage-nodes", "1", "--debug"), {}),
+            (("cluster", "start", *here, "--secure", "--storage-nodes", "1", "--agents", "1", "--debug"), {}),
             (("token", "create", "app", "--save", "app.token", *here), {}),
             (("token", "create", "late", "--expires", "1d", "--save", "late.token", *here, "-o", "json"), {}),
             (("acl", "allow", "app", "append,create,describe", "topic:orders", *here), {}),
@@ -179,7 +180,7 @@ def check_processes(planted: Planted) -> None:
     """A command line is for every user of the machine, the environment only for the owner: servers get neither."""
     cluster = local_cluster.load(planted.cluster)
     pids = cluster.running()
-    assert len(pids) == 2
+    assert len(pids) == 3
     for pid in pids:
         for name in ("cmdline", "environ"):
             assert planted.found_in(Path(f"/proc/{pid}/{name}").read_bytes()) == []
@@ -190,7 +191,7 @@ def check_processes(planted: Planted) -> None:
     (restarted,) = planted.run((("cluster", "restart", "--dir", "demo"), {"CUTWATER_TOKEN": token}))
     assert restarted.code == 0, restarted
     again = local_cluster.load(planted.cluster).running()
-    assert len(again) == 2
+    assert len(again) == 3
     assert not set(again) & set(pids)
     for pid in again:
         for name in ("cmdline", "environ"):
@@ -213,7 +214,7 @@ def check_logs_and_audit(planted: Planted) -> None:
     assert {"create-token", "allow-rights"} <= {record["operation"] for record in records}
     assert planted.found_in(search.told.encode()) == []
     logs = list(planted.cluster.glob("*.log"))
-    assert {path.name for path in logs} == {"mr1.log", "sn1.log", "service.log"}
+    assert {path.name for path in logs} == {"mr1.log", "sn1.log", "agent1.log", "service.log"}
     text = b"".join(path.read_bytes() for path in logs)
     assert b"was not let in" in text
     assert planted.found_in(text) == []
@@ -293,7 +294,7 @@ def check_service(planted: Planted) -> None:
 
 def check_files(planted: Planted) -> None:
     """Neither in the store nor in the data: only in the file that its owner asked for."""
-    own = {"admin.token", "app.token", "late.token", "rescue.token", "rest.token"}
+    own = {"admin.token", "agent1.token", "app.token", "late.token", "rescue.token", "rest.token"}
     files = [path for path in planted.path.rglob("*") if path.is_file() and path.name not in own]
     names = {name for name in planted.secrets if name.endswith(".token") or name.startswith("a ")}
     found = [(path, name) for path in files for name in planted.found_in(path.read_bytes()) if name in names]
