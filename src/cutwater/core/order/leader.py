@@ -404,11 +404,13 @@ class OrderLayer:
         if is_publishing:
             for decision in self.publisher.decide(now, self._outlook):
                 self._apply(decision, decided, now)
-        self._requests.extendleft(reversed(self.jobs.take_ready(now)))
+        if self.jobs.has_questions:
+            self._requests.extendleft(reversed(self.jobs.take_ready(now)))
         if self._requests:
             self._decide_requests(now, decided)
-        for job_decision in self.jobs.due(now):
-            self._apply(job_decision, decided, now)
+        if self.state.jobs.revision:
+            for job_decision in self.jobs.due(now):
+                self._apply(job_decision, decided, now)
         if self._seals:
             for lsid in list(islice(self._seals, REPAIRS_PER_TURN_MAX)):
                 self._decide_seal(self.state.streams[lsid], self._seals.pop(lsid), decided, now)

@@ -240,8 +240,6 @@ class JobDesk:
     def due(self, now: Instant) -> Iterator[j.JobDecision]:
         """Yield what is to be decided now. The caller applies each decision before it asks for the next."""
         jobs = self._jobs
-        if jobs.is_untouched:
-            return
         if now.monotonic >= self._leases_at:
             self._leases_at = now.monotonic + LEASES_EVERY_US
             for agent in self.leases.expired(now):
@@ -333,6 +331,11 @@ class JobDesk:
         self._waiters[asked.request_id] = _Waiter(asked, request, errands)
         heappush(self._deadlines, (until, asked.request_id))
         return True
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether questions wait."""
+        return bool(self._waiters)
 
     def take_ready(self, now: Instant) -> list[Asked]:
         """Remove and return the questions that have an answer now, or whose time is up: to be answered at once."""
