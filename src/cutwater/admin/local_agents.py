@@ -10,12 +10,14 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from cutwater.admin import local_cluster
-from cutwater.admin.access_calls import AccessCalls
+from cutwater.admin.access_calls import AccessCalls, CreatedToken
 from cutwater.admin.cluster_certificates import authority_file
-from cutwater.admin.cluster_security import local_control, save_token
+from cutwater.admin.cluster_security import local_control
+from cutwater.admin.kept_tokens import make_kept
 from cutwater.admin.local_cluster import ClusterMember, LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.core.access.access_decisions import AccessMode
@@ -103,8 +105,11 @@ async def _make_tokens(directory: Path, cluster: LocalCluster) -> None:
         for agent in missing:
             name = agent_name(agent)
             await control.allow(name, (str(Right.RUN_JOBS),), str(CLUSTER))
-            created = await control.create_token(name)
-            save_token(_token_file(directory, agent), created.token)
+            await make_kept(_token_file(directory, agent), partial(_make_token, control, name))
+
+
+async def _make_token(control: AccessCalls, name: str, text: str) -> CreatedToken:
+    return await control.create_token(name, text=text)
 
 
 @asynccontextmanager
