@@ -62,12 +62,16 @@ class RestProcesses:
 
 
 @contextmanager
-def rest_processes(directory: Path, *, is_secure: bool = False, flags: tuple[str, ...] = ()) -> Iterator[RestProcesses]:
-    """Yield a service that may change things, over a cluster with one storage node and the agent ``a1``."""
+def rest_processes(
+    directory: Path, *, is_secure: bool = False, has_real_agent: bool = False, flags: tuple[str, ...] = ()
+) -> Iterator[RestProcesses]:
+    """Yield a service that may change things, over a cluster with one storage node and the agent ``a1``. With
+    ``has_real_agent``, the agent is ``agent-1``, which runs programs."""
     found = RestProcesses(directory / "cluster")
     with ExitStack() as stack:
         stack.callback(_stop, found)
-        found.cutwater("cluster", "start", "--storage-nodes", 1, *(["--secure"] if is_secure else []))
+        agents = ["--agents", 1] if has_real_agent else []
+        found.cutwater("cluster", "start", "--storage-nodes", 1, *agents, *(["--secure"] if is_secure else []))
         own: list[str] = []
         access = ANYONE
         if is_secure:
@@ -80,7 +84,8 @@ def rest_processes(directory: Path, *, is_secure: bool = False, flags: tuple[str
             access = Access(client_tls(authority_file(found.directory)), agent_token)
         told, found.service_pid = stack.enter_context(_service(found.directory, [*own, *flags]))
         found.url, found.metrics = told["url"], told["metrics"]
-        stack.enter_context(AgentDouble(local_cluster.load(found.directory).servers, access=access))
+        if not has_real_agent:
+            stack.enter_context(AgentDouble(local_cluster.load(found.directory).servers, access=access))
         yield found
 
 
