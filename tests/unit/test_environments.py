@@ -8,6 +8,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from cutwater.errors import Damaged, InvalidArgument, Unavailable
 from cutwater.programs import environments
+from cutwater.programs.content_cache import TEMPORARY
 from cutwater.programs.environments import Environment, Environments, PackageSource
 from cutwater.programs.requirements import read_requirements
 
@@ -178,3 +180,21 @@ def test_an_installation_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Environments, "_made", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
     with pytest.raises(InvalidArgument, match="larger than"):
         asyncio.run(make(Environments(tmp_path / "cache", PackageSource(find_links=".")), f"a==1 --hash={ONE}"))
+
+
+def test_an_installation_ends_when_nobody_waits_for_it_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Environments, "_made", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    slow = Environments(tmp_path / "cache", PackageSource(find_links=str(tmp_path)))
+
+    async def cancelled() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await make(slow, f"a==1 --hash={ONE}")
+        give_up = time.monotonic() + 20
+        while [entry for entry in (tmp_path / "cache").iterdir() if entry.name.startswith(TEMPORARY)]:
+            assert time.monotonic() < give_up, "it goes on"
+            await asyncio.sleep(0.05)
+
+    asyncio.run(cancelled())

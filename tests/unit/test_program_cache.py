@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cutwater.errors import CutwaterError, Damaged, DeadlineExceeded, InvalidArgument, Unavailable
-from cutwater.programs.content_cache import LEFT, TEMPORARY, ContentCache, remove_tree
+from cutwater.programs.content_cache import LEFT, TEMPORARY, CacheLease, ContentCache, leased, remove_tree
 from cutwater.programs.packing import PackedProgram, pack_program
 from cutwater.programs.program_cache import ProgramCache
 
@@ -118,6 +118,57 @@ while True:
             assert (lease.path / "content").read_text() == name
     print("used", flush=True)
 """
+
+
+def test_a_caller_that_is_cancelled_holds_nothing_when_the_thread_has_ended(tmp_path: Path) -> None:
+    cache = ContentCache(tmp_path / "cache", bytes_max=5)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def make(place: Path) -> None:
+        begun.set()
+        assert goes_on.wait(SECONDS)
+        (place / "content").write_text("1" * 10)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(leased(lambda _: cache.use("1", make, lambda place: True, seconds=SECONDS)))
+        await asyncio.to_thread(begun.wait, SECONDS)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        goes_on.set()
+        give_up = time.monotonic() + SECONDS
+        while "1" not in cache.names():
+            await asyncio.sleep(0.01)
+        # Nobody holds it, so it goes when another one comes.
+        while "1" in cache.names():
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.01)
+            use(cache, "2" * 10).release()
+            remove_tree(cache.root / ("2" * 10))
+
+    asyncio.run(cancelled())
+
+
+def test_callers_that_wait_for_an_entry_keep_the_threads_of_the_loop_free(tmp_path: Path) -> None:
+    """They end processes of jobs, which must not wait for an installation."""
+    cache, goes_on = ContentCache(tmp_path / "cache", bytes_max=5), threading.Event()
+    threads_of_loop = (os.cpu_count() or 1) + 4
+
+    def use_it(given_up: threading.Event) -> CacheLease:
+        return cache.use("1", lambda _: bool(goes_on.wait(SECONDS)), lambda _: True, seconds=SECONDS, given_up=given_up)
+
+    async def waiting() -> None:
+        tasks = [asyncio.create_task(leased(use_it)) for _ in range(min(threads_of_loop, 31))]
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(SECONDS / 2):
+            await asyncio.to_thread(str)
+            for task in tasks[1:]:
+                task.cancel()
+            await asyncio.gather(*tasks[1:], return_exceptions=True)
+        goes_on.set()
+        (await tasks[0]).release()
+
+    asyncio.run(waiting())
 
 
 def test_processes_that_are_killed_leave_whole_entries(tmp_path: Path) -> None:

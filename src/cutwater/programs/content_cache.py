@@ -8,19 +8,29 @@ two do not do the same work.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, Unavailable
+from cutwater.runtime.daemon_executor import DaemonExecutor
 from cutwater.runtime.local_files import make_directory
+
+L = TypeVar("L", bound="CacheLease | None")
+THREADS_MAX = 32
+_THREADS = DaemonExecutor(THREADS_MAX, "cache")
+"""Threads of their own: one that makes an entry, or waits for another, may take minutes. The threads of the event loop
+are few, and end the processes of jobs."""
 
 LOCK, MAKING = ".lock", ".making"
 TEMPORARY, LEFT = ".new-", ".old-"
@@ -49,6 +59,24 @@ class CacheLease:
         self.release()
 
 
+async def leased(use: Callable[[threading.Event], L]) -> L:
+    """Take an entry in a thread. If the caller is cancelled meanwhile, the event is set, and what the thread still
+    takes is released."""
+    given_up = threading.Event()
+    work = asyncio.get_running_loop().run_in_executor(_THREADS, use, given_up)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        given_up.set()
+        work.add_done_callback(_release)
+        raise
+
+
+def _release(work: asyncio.Future[L]) -> None:
+    if not work.cancelled() and work.exception() is None and (lease := work.result()) is not None:
+        lease.release()
+
+
 class ContentCache:
     """See the module. ``bytes_max`` bounds what is kept besides the entries in use. ``is_for_all_users``: other users
     of the machine may read entries, such as the users of jobs; nobody else writes."""
@@ -68,15 +96,22 @@ class ContentCache:
         return self._taken_at(self.root / name, check)
 
     def use(
-        self, name: str, make: Callable[[Path], None], check: Callable[[Path], bool], *, seconds: float
+        self,
+        name: str,
+        make: Callable[[Path], None],
+        check: Callable[[Path], bool],
+        *,
+        seconds: float,
+        given_up: threading.Event | None = None,
     ) -> CacheLease:
         """Return an entry, after making it if it is missing or no longer what it was. ``make`` fills a new directory.
-        ``check`` tells whether an entry is intact. ``seconds`` bounds the wait for another process that makes it."""
+        ``check`` tells whether an entry is intact. ``seconds`` bounds the wait for another process that makes it;
+        ``given_up`` ends it at once."""
         give_up = time.monotonic() + seconds
         path = self.root / name
         if (lease := self._taken_at(path, check)) is not None:
             return lease
-        with self._making(path, give_up):
+        with self._making(path, give_up, given_up):
             if (lease := self._taken_at(path, check)) is not None:
                 return lease
             # Locked before it has its name, so it is not removed before it is used.
@@ -190,7 +225,7 @@ class ContentCache:
             os.close(lock)
 
     @contextmanager
-    def _making(self, path: Path, give_up: float) -> Iterator[None]:
+    def _making(self, path: Path, give_up: float, given_up: threading.Event | None = None) -> Iterator[None]:
         file = path.with_name(f".{path.name}{MAKING}")
         lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, LOCK_MODE)
         try:
@@ -199,6 +234,8 @@ class ContentCache:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
+                    if given_up is not None and given_up.is_set():
+                        raise Unavailable(f"the wait for {path}, which is being made, was given up") from None
                     if time.monotonic() >= give_up:
                         raise DeadlineExceeded(f"another process is still making {path}") from None
                     time.sleep(LOOK_SECONDS)

@@ -7,7 +7,6 @@ wheels come from is in the configuration of the agent alone.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import importlib.util
 import json
@@ -22,13 +21,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 import cutwater.errors
 from cutwater.errors import CutwaterError, Damaged, DeadlineExceeded, InvalidArgument, Unavailable
-from cutwater.programs.content_cache import CacheLease, ContentCache
+from cutwater.programs.content_cache import CacheLease, ContentCache, leased
 from cutwater.programs.packing import sha256_of
 from cutwater.programs.program_cache import Fetch
 from cutwater.programs.requirements import Requirements, read_requirements
@@ -109,36 +110,39 @@ class Environments:
         """Return the environment for a list of requirements, by its SHA-256. Make it if it is not there: ``fetch``
         returns the list. Release it when no process runs in it any more."""
         name = f"{sha256}-{_of_agent()}"
-        lease = await asyncio.to_thread(self._cache.taken, name, lambda entry: _is_whole(sha256, entry))
+        lease = await leased(lambda _: self._cache.taken(name, lambda entry: _is_whole(sha256, entry)))
         if lease is not None:
             return Environment(lease)
         text = await fetch(sha256)
         if sha256_of(text) != sha256:
             raise Damaged(f"what was fetched as the list of requirements {sha256} has another hash: fetch it again")
         wanted = read_requirements(text)
-        using = asyncio.to_thread(
-            self._cache.use,
-            name,
-            lambda entry: self._install(sha256, wanted, entry),
-            lambda entry: _is_whole(sha256, entry),
-            seconds=self._seconds_max,
-        )
-        return Environment(await using)
 
-    def _install(self, sha256: str, wanted: Requirements, entry: Path) -> None:
+        def use(given_up: Event) -> CacheLease:
+            return self._cache.use(
+                name,
+                lambda entry: self._install(sha256, wanted, entry, given_up),
+                lambda entry: _is_whole(sha256, entry),
+                seconds=self._seconds_max,
+                given_up=given_up,
+            )
+
+        return Environment(await leased(use))
+
+    def _install(self, sha256: str, wanted: Requirements, entry: Path, given_up: Event) -> None:
         options = self._source.options()
         listed, log, index = entry / "requirements.txt", entry / LOG, entry / "index.txt"
         listed.write_text(wanted.text)
         # Not as arguments, which every user of the machine sees: the address of an index may have a password.
         write_secret(index, options.encode())
-        give_up = time.monotonic() + self._seconds_max
+        patience = _Patience(time.monotonic() + self._seconds_max, given_up)
         with log.open("wb") as output:
-            pip = self._made(entry, output.fileno(), give_up)
+            pip = self._made(entry, output.fileno(), patience)
             install = [*pip, "install", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
             install += ["--no-compile", "--require-hashes", "--no-deps", "--only-binary", ":all:"]
             install += ["--requirement", str(index), "--requirement", str(listed)]
             try:
-                _run(install, output.fileno(), entry, give_up)
+                _run(install, output.fileno(), entry, patience)
             except _InstallFailed as error:
                 raise InvalidArgument(_told(error, wanted, log)) from None
             finally:
@@ -150,15 +154,15 @@ class Environments:
         # The rename that follows must not be there without what was installed.
         os.sync()
 
-    def _made(self, entry: Path, output: int, give_up: float) -> list[str]:
+    def _made(self, entry: Path, output: int, patience: _Patience) -> list[str]:
         """Make an environment without packages. Returns the command that runs pip for it: the agent's pip or, if that
         has none, the one that Python brings along, inside the environment."""
         make = [sys.executable, "-m", "venv"]
         if importlib.util.find_spec("pip") is not None:
-            _run([*make, "--without-pip", str(entry)], output, entry, give_up)
+            _run([*make, "--without-pip", str(entry)], output, entry, patience)
             return [sys.executable, "-m", "pip", "--isolated", "--python", str(entry / PYTHON)]
         try:
-            _run([*make, str(entry)], output, entry, give_up)
+            _run([*make, str(entry)], output, entry, patience)
         except _InstallFailed:
             raise Unavailable(
                 f"{sys.executable} has no pip, which installs the packages of jobs: install it with "
@@ -207,7 +211,20 @@ class _InstallFailed(CutwaterError):
     """A command ended with an error."""
 
 
-def _run(command: list[str], output: int, entry: Path, give_up: float) -> None:
+class _Patience(NamedTuple):
+    """How long a command may take: until this time, and as long as somebody waits for it."""
+
+    until: float
+    given_up: Event
+
+    def check(self) -> None:
+        if self.given_up.is_set():
+            raise Unavailable("the installation of packages was given up: nobody waits for it any more")
+        if time.monotonic() >= self.until:
+            raise DeadlineExceeded("the installation of packages took too long: see the index, or allow more time")
+
+
+def _run(command: list[str], output: int, entry: Path, patience: _Patience) -> None:
     """Run a command in a session of its own, and end all of it if it takes too long or installs too much."""
     process = subprocess.Popen(
         command,
@@ -220,8 +237,7 @@ def _run(command: list[str], output: int, entry: Path, give_up: float) -> None:
     )
     try:
         for step in _steps(process):
-            if time.monotonic() >= give_up:
-                raise DeadlineExceeded("the installation of packages took too long: see the index, or allow more time")
+            patience.check()
             if os.fstat(output).st_size > LOG_BYTES_MAX:
                 raise InvalidArgument("the installation of packages printed too much")
             if step % 10 == 0 and _size(entry) > INSTALLED_BYTES_MAX:

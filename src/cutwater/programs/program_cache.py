@@ -6,13 +6,13 @@ the archive, so neither a torn write nor a changed file is ever run.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from threading import Event
 
 from cutwater.errors import CutwaterError, Damaged
-from cutwater.programs.content_cache import CacheLease, ContentCache
+from cutwater.programs.content_cache import CacheLease, ContentCache, leased
 from cutwater.programs.packing import sha256_of
 from cutwater.programs.unpacking import FILE_MODE, is_unpacked, unpack_program
 
@@ -51,7 +51,7 @@ class ProgramCache:
     async def use(self, sha256: str, fetch: Fetch, *, seconds: float) -> UnpackedProgram:
         """Return a program that is unpacked and intact; fetch it if it is not there. Release it when no process runs
         it any more."""
-        lease = await asyncio.to_thread(self._cache.taken, sha256, lambda entry: _is_intact(sha256, entry))
+        lease = await leased(lambda _: self._cache.taken(sha256, lambda entry: _is_intact(sha256, entry)))
         if lease is not None:
             return UnpackedProgram(lease)
         data = await fetch(sha256)
@@ -64,10 +64,13 @@ class ProgramCache:
             (entry / FILES).mkdir()
             unpack_program(data, entry / FILES)
 
-        using = asyncio.to_thread(
-            self._cache.use, sha256, make, lambda entry: _is_intact(sha256, entry), seconds=seconds
-        )
-        return UnpackedProgram(await using)
+        def use(given_up: Event) -> CacheLease:
+            def check(entry: Path) -> bool:
+                return _is_intact(sha256, entry)
+
+            return self._cache.use(sha256, make, check, seconds=seconds, given_up=given_up)
+
+        return UnpackedProgram(await leased(use))
 
 
 def _is_intact(sha256: str, entry: Path) -> bool:
