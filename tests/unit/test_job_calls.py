@@ -25,7 +25,16 @@ from cutwater.core.jobs.operations import (
     check_random_id,
     steps_of,
 )
-from cutwater.errors import DeadlineExceeded, Fenced, InvalidArgument, NotFound, PipelineFailed, Refused, Unavailable
+from cutwater.errors import (
+    DeadlineExceeded,
+    Fenced,
+    InvalidArgument,
+    NotAnswered,
+    NotFound,
+    PipelineFailed,
+    Refused,
+    Unavailable,
+)
 from cutwater.types import GLSN, CutTime, JobNumber, Revision
 
 T = TypeVar("T")
@@ -283,6 +292,13 @@ def test_an_error_of_the_agent_is_not_asked_for_twice() -> None:
 def test_a_question_without_an_answer_ends_with_the_reason() -> None:
     with pytest.raises(Unavailable, match="no agent with slots"):
         run(JobCalls(Leader(Unavailable("no agent with slots"))).validate("fraud", SPEC, timeout=0.3))
+
+
+def test_that_an_agent_works_on_it_says_more_than_that_the_time_is_up() -> None:
+    leader = Leader(NotAnswered("agent a has not answered yet"), DeadlineExceeded("no answer came in time"))
+    with pytest.raises(NotAnswered, match="has not answered yet"):
+        run(JobCalls(leader).validate("fraud", SPEC, timeout=0.5))
+    assert all(request.wait_ms <= limit for request, limit in zip(leader.asked, (250, 150, 100), strict=False))
 
 
 def test_an_answer_of_another_version_is_told_as_such() -> None:

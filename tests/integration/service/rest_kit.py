@@ -41,11 +41,16 @@ class ServedCluster:
 
 @asynccontextmanager
 async def served(
-    directory: Path, *, secure: AccessMode | None = None, limits: HttpLimits | None = None, **options: Any
+    directory: Path,
+    *,
+    secure: AccessMode | None = None,
+    limits: HttpLimits | None = None,
+    metadata: int = 1,
+    **options: Any,
 ) -> AsyncIterator[ServedCluster]:
-    """Yield a service over a cluster with one storage node. With ``secure``, it has access control in that mode, and
-    the service a token of its own."""
-    cluster = AccessCluster(directory, 1, 2.0)
+    """Yield a service over a cluster with one storage node and so many metadata nodes. With ``secure``, it has access
+    control in that mode, and the service a token of its own."""
+    cluster = AccessCluster(directory, metadata, 2.0)
     try:
         await cluster.start(1)
         own = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -337,6 +338,55 @@ def test_no_caller_takes_all_places_for_streams_and_uploads(tmp_path: Path) -> N
         await until(lambda: found.service.streams.taken == found.service.uploads.taken == 0, "all have ended")
 
     with_jobs(tmp_path, test, secure=AccessMode.ENFORCED)
+
+
+def test_while_another_leader_takes_over_requests_wait_or_say_when_to_try_again(tmp_path: Path) -> None:
+    """And a request that is repeated under its key is carried out once."""
+
+    async def test(jobs: JobsOverHttp) -> None:
+        found = jobs.found
+        await jobs.stored()
+        statuses: Counter[int] = Counter()
+        names = iter(range(1_000))
+        is_over = False
+
+        async def submit() -> None:
+            while not is_over:
+                body = {"name": f"job-{next(names)}", "spec": {"program": SHA256, "entry": "fraud.py:p"}}
+                while True:
+                    key = {"Idempotency-Key": body["name"]}
+                    answer = await found.ask("POST", "/v1/jobs", jobs.token, json=body, headers=key)
+                    statuses[answer.status_code] += 1
+                    if answer.status_code == 202:
+                        break
+                    check_problem(answer, answer.status_code, answer.json()["code"])
+                    assert answer.json()["retriable"] is True, answer.text
+                    await asyncio.sleep(0.1)
+
+        async def look() -> None:
+            while not is_over:
+                answer = await found.get("/v1/jobs", jobs.token)
+                statuses[answer.status_code] += 1
+                await asyncio.sleep(0.05)
+
+        tasks = [asyncio.create_task(work()) for work in (submit, submit, look)]
+        await asyncio.sleep(1)
+        before = found.cluster.leader
+        await before.stop(timeout_ms=100)
+        found.cluster.metadata.remove(before)
+        await until(lambda: sum(server.leads for server in found.cluster.metadata) == 1, "another one leads", 30)
+        await asyncio.sleep(2)
+        is_over = True
+        await asyncio.wait_for(asyncio.gather(*tasks), 30)
+        assert set(statuses) <= {200, 202, 503, 504}, statuses
+        assert statuses[202] == next(names), statuses
+        kinds: Counter[str] = Counter()
+        for row in (await jobs("GET", "/v1/jobs?limit=1000"))["items"]:
+            operations = (await jobs("GET", f"/v1/jobs/{row['name']}/operations"))["items"]
+            kinds[",".join(one["kind"] for one in operations)] += 1
+        assert kinds == {"submit": statuses[202]}
+
+    with_jobs(tmp_path, test, metadata=3)
 
 
 def test_while_the_cluster_is_down_every_request_soon_says_when_to_try_again(tmp_path: Path) -> None:
