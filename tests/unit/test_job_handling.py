@@ -864,6 +864,17 @@ def secured() -> JobLeader:
     return leader
 
 
+def test_nobody_else_keeps_the_lease_of_an_agent() -> None:
+    """Its session is no secret."""
+    leader = secured()
+    leader.ask(AllowRequest("others", ("run-jobs",), parse_pattern("cluster")), AccessChanged, "ann")
+    for _ in range(LEASE_MS // 1_000 + 1):
+        with pytest.raises(CutwaterError):
+            leader.ask(q.RenewAgentRequest("a", 1), q.AgentLease, "others")
+        leader.pass_time(1_000)
+    assert not leader.jobs.agents["a"].is_alive
+
+
 def token_request(leader: JobLeader, number: int, **fields: Any) -> q.JobTokenRequest:
     expires = CutTime(leader.leader.now.wall + 3_600 * SECOND)
     asked = q.JobTokenRequest("a", 1, JobNumber(1), leader.epoch(), f"{number:016x}", f"{number:064x}", expires)

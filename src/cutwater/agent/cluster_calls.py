@@ -52,8 +52,10 @@ class ClusterCalls:
                 found = await self._repository.ask(r.ListAgentsRequest(name), r.AgentList, timeout_ms=FIND_MS)
             except NotFound:
                 return e.NameFree()
-            except CutwaterError as error:
-                _log.warning("it cannot be found out who runs as agent %r: %s", name, error.message)
+            except Exception as error:
+                # Until there is an answer, the agent does not register anew.
+                is_bug = not isinstance(error, CutwaterError)
+                _log.warning("it cannot be found out who runs as agent %r: %s", name, error, exc_info=is_bug)
                 await asyncio.sleep(FIND_AGAIN_SECONDS)
                 continue
             for one in found.agents:

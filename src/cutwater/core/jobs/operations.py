@@ -123,9 +123,6 @@ class KeptKey(Struct, frozen=True):
     at: CutTime
 
 
-ENDS_OTHERS = (OperationKind.CANCEL, OperationKind.DELETE)
-"""Operations that may begin while another one is in progress, which they end."""
-
 _PLAIN_STEPS: dict[OperationKind, tuple[OperationStep, ...]] = {
     OperationKind.SUBMIT: (OperationStep.START,),
     OperationKind.START: (OperationStep.START,),

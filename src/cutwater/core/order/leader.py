@@ -169,7 +169,7 @@ class OrderLayer:
     # Events.
 
     def _take_request(self, asked: e.Asked, now: Instant) -> Sequence[e.OrderEffect]:
-        self.jobs.hear(asked.request, now)
+        self.jobs.hear(asked, now)
         waiting = len(self._requests) + len(self.first_reports.waiting)
         if waiting >= self.options.requests_max:
             error = ResourceExhausted(f"{waiting} requests wait already", retry_ms=100)

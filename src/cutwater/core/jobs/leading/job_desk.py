@@ -7,6 +7,7 @@ errand, ask again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from heapq import heappop, heappush
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from cutwater.core.jobs.leading.job_leases import JobLeases
 from cutwater.core.order.decisions import Decision
 from cutwater.core.order.events import Asked, RequestId
 from cutwater.core.order.origin import RequestOrigin
+from cutwater.errors import CutwaterError
 from cutwater.types import MILLISECOND, SECOND, CutTime, Instant, JobNumber, LeaderEpoch
 
 LEASES_EVERY_US = 200 * MILLISECOND
@@ -232,10 +234,12 @@ class JobDesk:
 
     # What follows without a request.
 
-    def hear(self, request: object, now: Instant) -> None:
-        """Note that an agent is alive, when its request arrives."""
-        if isinstance(request, q.FromAgent):
-            self.leases.hear(request.agent, request.session, now)
+    def hear(self, asked: Asked, now: Instant) -> None:
+        """Note that an agent is alive, when its request arrives. Nobody else keeps its lease."""
+        if isinstance(asked.request, q.FromAgent):
+            with suppress(CutwaterError):
+                agent = agent_handling.session_of(asked.request, self._jobs, _speaker(asked.origin))
+                self.leases.hear(agent.name, agent.session, now)
 
     def due(self, now: Instant) -> Iterator[j.JobDecision]:
         """Yield what is to be decided now. The caller applies each decision before it asks for the next."""
