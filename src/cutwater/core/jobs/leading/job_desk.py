@@ -7,7 +7,6 @@ errand, ask again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from heapq import heappop, heappush
 from typing import TypeVar
 
@@ -236,10 +235,13 @@ class JobDesk:
 
     def hear(self, asked: Asked, now: Instant) -> None:
         """Note that an agent is alive, when its request arrives. Nobody else keeps its lease."""
-        if isinstance(asked.request, q.FromAgent):
-            with suppress(CutwaterError):
-                agent = agent_handling.session_of(asked.request, self._jobs, _speaker(asked.origin))
-                self.leases.hear(agent.name, agent.session, now)
+        if not isinstance(asked.request, q.FromAgent):
+            return
+        try:
+            agent = agent_handling.session_of(asked.request, self._jobs, _speaker(asked.origin))
+        except CutwaterError:
+            return
+        self.leases.hear(agent.name, agent.session, now)
 
     def due(self, now: Instant) -> Iterator[j.JobDecision]:
         """Yield what is to be decided now. The caller applies each decision before it asks for the next."""
