@@ -962,6 +962,9 @@ def test_a_program_is_validated_with_a_token_of_its_job() -> None:
     (errand,) = leader.ask(q.WatchAgentRequest("a", 1), q.AgentOrders, "agents").errands
     granted = leader.ask(token_request(leader, 1, errand=errand.id), q.JobTokenGranted, "agents")
     assert (granted.principal, granted.expires) == ("job:new", leader.leader.now.wall + 600 * SECOND)
+    for number in (3, 4, 5):
+        leader.ask(token_request(leader, number, errand=errand.id), q.JobTokenGranted, "agents")
+    assert len(tokens_of(leader)) == 4, "several programs of one job are validated at a time"
     leader.ask(q.AnswerErrandRequest("a", 1, errand.id, b"{}"), q.ReportNoted, "agents")
     with pytest.raises(Refused, match="was answered or given up"):
         leader.ask(token_request(leader, 2, errand=errand.id), q.JobTokenGranted, "agents")

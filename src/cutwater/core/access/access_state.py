@@ -175,12 +175,14 @@ class AccessState:
 
     def _renew_job_token(self, token: str, now: CutTime) -> None:
         """A token of a job has come: the one before stays for the processes that have it; earlier ones go, and so do
-        all that have expired."""
+        all that have expired. Tokens of errands, which have no epoch, are for one process each, and expire soon."""
         self._of_jobs[token] = None
         made = self.tokens[token]
         use = (made.of_job, made.principal)
         others = [other for other in self._of_jobs if other != token]
         same = [other for other in others if (self.tokens[other].of_job, self.tokens[other].principal) == use]
+        if not made.of_job or not made.of_job.epoch:
+            same = []
         same.sort(key=lambda other: (self.tokens[other].created, other))
         expired = [other for other in others if self.tokens[other].is_expired(now)]
         for other in dict.fromkeys((*same[:-1], *expired)):
