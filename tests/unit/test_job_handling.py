@@ -304,8 +304,18 @@ def test_a_start_from_a_savepoint_that_fails_leaves_the_job_as_it_was() -> None:
     assert leader.done(again)
     leader.operate(OperationKind.CANCEL)
     leader.settle()
+    start = leader.operate(OperationKind.START, savepoint=taken)
+    leader.obey()
+    assert not leader.job().has_come_up
+    leader.operate(OperationKind.CANCEL)
+    leader.next_leader()
+    leader.settle()
+    assert leader.operation(start).state is OperationState.SUPERSEDED
+    assert (leader.job().phase, leader.job().start.savepoint) == (JobPhase.CANCELLED, "")
     leader.done(_settled(leader, leader.operate(OperationKind.START, savepoint=taken)))
-    assert leader.job().start.savepoint == taken
+    leader.operate(OperationKind.CANCEL)
+    leader.settle()
+    assert leader.job().start.savepoint == taken, "it has published since"
 
 
 def test_an_upgrade_does_not_go_on_from_an_earlier_savepoint_than_that_of_the_stop() -> None:

@@ -245,6 +245,7 @@ class AgentState:
 
     def _follow(self, orders: r.AgentOrders, now: int) -> list[AgentEffect]:
         self._seen = orders.revision
+        self._left = {key: until for key, until in self._left.items() if until > now}
         effects: list[AgentEffect] = []
         ordered = {(order.job, order.epoch): order for order in orders.orders}
         for key, work in self.works.items():
@@ -254,7 +255,7 @@ class AgentState:
             known = self.works.get(key)
             if known is not None:
                 effects += known.follow(order, now)
-            elif self._takes_work and now >= self._left.get(key, 0):
+            elif self._takes_work and key not in self._left:
                 work = self.works[key] = JobWork(self._name, self.session, order, self._random)
                 effects += work.begin()
         return effects + self._run_errands(orders.errands)

@@ -394,14 +394,7 @@ class JobRegistry:
         """Go on with the version before, from the savepoint at which it stopped, or as it was. If the job did not run
         before, it has ended as it had. Nothing was published since."""
         before = before or BeforeSwitch(StartPoint(savepoint=operation.savepoint), False, BatchNumber(-1))
-        changed = structs.replace(
-            job,
-            version=operation.version_before,
-            start=before.start,
-            has_come_up=before.has_come_up,
-            batch=before.batch,
-            end=before.end or job.end,
-        )
+        changed = structs.replace(_as_before(job, before), version=operation.version_before, end=before.end or job.end)
         if operation.was_running:
             changed = structs.replace(changed, end=None, desired=DesiredState.RUNNING)
         self._set(changed)
@@ -526,10 +519,14 @@ class JobRegistry:
             end, desired = job.end, job.desired
             if operation.kind is OperationKind.CANCEL:
                 end = RunEnd.CANCELLED
+                if job.before is not None and not job.has_come_up:
+                    # It ended a start from a savepoint, of which nothing was published.
+                    job = _as_before(job, job.before)
             elif operation.kind is OperationKind.STOP:
                 end, desired = RunEnd.STOPPED, DesiredState.STOPPED
             job = structs.replace(job, end=end, desired=desired)
-        self._set(structs.replace(job, operation="", before=None))
+        is_start = state is OperationState.SUPERSEDED and operation.kind is OperationKind.START
+        self._set(structs.replace(job, operation="", before=job.before if is_start else None))
 
     def _fail(self, operation: Operation, error: OperationError, at: CutTime) -> None:
         self._finish(operation, OperationState.FAILED, at, error)
@@ -589,6 +586,10 @@ def _returns(operation: Operation) -> bool:
     """Whether the job becomes what it was before, if it ends before it has come up: another version goes on, or the
     job can be started where it had ended."""
     return operation.kind in (*SWITCHING, OperationKind.START) and OperationStep.COME_UP in operation.steps
+
+
+def _as_before(job: JobRecord, before: BeforeSwitch) -> JobRecord:
+    return structs.replace(job, start=before.start, has_come_up=before.has_come_up, batch=before.batch)
 
 
 def _with_version(job: JobRecord, version: JobVersion) -> JobRecord:
