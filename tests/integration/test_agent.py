@@ -243,6 +243,20 @@ def test_a_program_is_validated_by_a_process(cutwater: Commands, agents: Startin
     job.submit()
 
 
+def test_a_rollback_to_a_program_that_restores_nothing_is_refused(
+    cutwater: Commands, agents: Starting, job: Job
+) -> None:
+    agents("one")
+    job.submit("good", "--arg", "restores=no")
+    job.until_lives(1)
+    cutwater("job", "upgrade", job.name, "--arg", "restores=yes")
+    second = job.until_lives(2)
+    assert "no operator" in cutwater("job", "rollback", job.name, code=32)
+    described = cutwater.job(job.name)
+    assert (described["phase"], described["job"]["version"], len(job.lives)) == ("running", 2, 2)
+    assert is_alive(second["pid"])
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes as other users")
 def test_each_job_has_a_system_user_of_its_own(cutwater: Commands, agents: Starting, job: Job) -> None:
     place = agents.directory

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -92,6 +93,12 @@ def restored(checkpoint: Checkpoint, done: FinishedBatch | None, origin: Origin 
     return None if origin is None else Restored(origin.savepoint, origin.glsn)
 
 
+def _own_conf() -> dict[str, str]:
+    """Let the JVM have its temporary files in the directory of the job. It puts native libraries there, and leaves them
+    if it is killed."""
+    return {"spark.driver.defaultJavaOptions": f'"-Djava.io.tmpdir={tempfile.gettempdir()}"'}
+
+
 def _tls_of(where: Any) -> dict[str, Any]:
     tls = where.tls
     if tls is None:
@@ -150,7 +157,7 @@ class ProgramRun:
         threads, slices = sizes(start, note)
         until = self._checked(threads, slices)
         master = start.master or f"local[{threads if start.threads_max is None else min(threads, start.threads_max)}]"
-        spark = session(f"cutwater {self._pipeline.name}", master=master, config=start.conf)
+        spark = session(f"cutwater {self._pipeline.name}", master=master, config={**_own_conf(), **start.conf})
         send_program(spark, start.master)
         gateway: Any = spark.sparkContext._gateway
         jvm = gateway.proc

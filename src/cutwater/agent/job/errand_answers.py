@@ -126,6 +126,8 @@ def _validated(setup: ErrandSetup, files: OpenFiles) -> b.ValidateAnswer:
                     )
                 except CutwaterError as error:
                     error.add_note(f"This is about savepoint {setup.savepoint_id}.")
+                    if not question.allow_non_restored_state and "allow_non_restored_state" in error.message:
+                        error.add_note("A rollback leaves no state behind; an upgrade to the same program can.")
                     raise
     sinks = _sinks(program)
     return b.ValidateAnswer(
