@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 FAULT_CAMPAIGNS := tests/simulation tests/integration/test_cluster_faults.py tests/integration/test_sn_kill.py \
   tests/integration/test_publishing_faults.py tests/integration/service/test_rest_contract.py \
-  tests/spark/test_sink_kill.py tests/spark/test_paused_drivers.py
+  tests/spark/test_sink_kill.py tests/spark/test_paused_drivers.py tests/spark/test_agents_on_clusters.py
 
 .PHONY: help demo test soak check simulate bench format clean FORCE
 
