@@ -72,6 +72,11 @@ def test_an_expiry_that_is_past_or_unclear_is_refused(text: str) -> None:
         assert "such as '90d' or '12h'" in told
 
 
+def test_an_expiry_after_the_year_9999_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"--expires is '4000000d', which is after the year 9999"):
+        parse_expiry("4000000d", NOW)
+
+
 @pytest.mark.parametrize(
     ("text", "amount"), [("500", 500), ("20MB", 20_000_000), ("1GiB", 2**30), ("3 kib", 3 * 1024), ("7m", 7_000_000)]
 )

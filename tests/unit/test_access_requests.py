@@ -281,6 +281,7 @@ def test_no_answer_and_no_event_shows_a_hash(secured: Cluster) -> None:
         (create(2, "group:a"), InvalidArgument, "name of a principal"),
         (create(2, "alice", expires=NOW), InvalidArgument, "which is past"),
         (create(2, "alice", expires=-1), InvalidArgument, "which is past"),
+        (create(2, "alice", expires=2**60), InvalidArgument, "after the year 9999"),
         (create(2, "alice", Scope((), ORDERS)), InvalidArgument, "at least one right"),
         (create(2, "alice", Scope(("publish",), ORDERS)), InvalidArgument, "no right publish on a topic"),
         (create(2, "alice", Scope(("read",), ResourcePattern("x"))), InvalidArgument, "kinds: topic"),

@@ -21,6 +21,7 @@ from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.target import ClusterTarget
 from cutwater.cli.framework.times import parse_time
 from cutwater.cli.io.output import show, table
+from cutwater.core.access.principals import EXPIRES_US_MAX
 from cutwater.core.text import counted
 from cutwater.durations import milliseconds
 from cutwater.errors import CutwaterError, InvalidArgument
@@ -108,6 +109,8 @@ def parse_expiry(text: str, now: datetime, option: str = "--expires") -> int:
             ) from None
     if until_us <= now.timestamp() * 1_000_000:
         raise InvalidArgument(f"{option} is {text!r}, which is past: give a later time, or how long from now ('90d')")
+    if until_us > EXPIRES_US_MAX:
+        raise InvalidArgument(f"{option} is {text!r}, which is after the year 9999: a token without it does not end")
     return until_us
 
 

@@ -20,6 +20,7 @@ from cutwater.core.access.child_tokens import create_child, end_own
 from cutwater.core.access.denials import quoted
 from cutwater.core.access.principals import (
     DAY_US,
+    EXPIRES_US_MAX,
     GROUP_PREFIX,
     LOCAL_ADMIN,
     SCOPES_MAX,
@@ -188,6 +189,11 @@ def _create_token(request: q.CreateTokenRequest, state: s.AccessState, now: CutT
     if request.expires < 0 or 0 < request.expires <= now:
         raise InvalidArgument(
             f"the token would expire at {request.expires}, which is past (now: {now}, microseconds UTC): give a later "
+            "time, or 0 for a token that never expires"
+        )
+    if request.expires > EXPIRES_US_MAX:
+        raise InvalidArgument(
+            f"the token would expire at {request.expires} (microseconds UTC), after the year 9999: give an earlier "
             "time, or 0 for a token that never expires"
         )
     count = state.count_tokens()

@@ -29,6 +29,8 @@ TOKEN_ID_BYTES = 8
 TOKEN_SECRET_BYTES = 32
 SCOPES_MAX = 32
 DAY_US = 86_400_000_000
+EXPIRES_US_MAX = CutTime(253_402_300_799_000_000)
+"""The last second of the year 9999, in microseconds since 1970: calendars of programs end there."""
 _HEX = frozenset("0123456789abcdef")
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _LATER = _LETTERS | frozenset("._-@/+=")
