@@ -322,6 +322,16 @@ def test_a_savepoint_that_is_deleted_is_forgotten_too() -> None:
     assert [type(request) for request in leader.asked] == [q.AskAgentRequest, q.ForgetSavepointRequest]
 
 
+def test_a_savepoint_without_files_is_told_with_a_way_to_forget_it() -> None:
+    known = described(7)
+    saved = JobSavepoint(ID, "default", "fraud/1", GLSN(7))
+    known = structs.replace(known, job=structs.replace(known.job, savepoints=(saved,)))
+    with pytest.raises(NotFound, match=f"no savepoint there. If .* `cutwater job forget-savepoint fraud {ID}`"):
+        run(JobCalls(Leader(NotFound("no savepoint there"), known)).delete_savepoint("fraud", ID))
+    with pytest.raises(NotFound, match=r"^the job has no savepoint$"):
+        run(JobCalls(Leader(NotFound("the job has no savepoint"), described(7))).delete_savepoint("fraud", ID))
+
+
 def test_the_other_questions_have_their_kinds() -> None:
     leader = Leader(answered({"glsn": 1}), answered({"glsn": 2}), answered(LogAnswer("boom", 2, 0, 4)))
     jobs = JobCalls(leader)

@@ -339,7 +339,16 @@ class JobCalls:
     async def delete_savepoint(self, name: str, savepoint: str, *, timeout: float = OPERATION_SECONDS) -> None:
         """Remove the files of a savepoint, and forget its id."""
         request = q.AskAgentRequest(name, ErrandKind.SAVEPOINT_DELETE, savepoint=savepoint)
-        await self._errand(request, dict[str, Any], timeout)
+        try:
+            await self._errand(request, dict[str, Any], timeout)
+        except NotFound as error:
+            if (await self.job(name)).job.savepoint_of(savepoint) is None:
+                raise
+            # An earlier call may have ended between the two steps. But the root may also be one that is not mounted.
+            raise NotFound(
+                f"{error.message}. If its files are gone, `cutwater job forget-savepoint {name} {savepoint}` lets its "
+                "id be forgotten"
+            ) from error
         try:
             await self.forget_savepoint(name, savepoint)
         except NotFound:

@@ -191,7 +191,7 @@ ROUTES: tuple[RestRoute, ...] = (
         delete_savepoint,
         answer=DeletedSavepoint,
         query=DeleteSavepointQuery,
-        requests=(q.AskAgentRequest, q.ForgetSavepointRequest),
+        requests=(q.AskAgentRequest, q.DescribeJobRequest, q.ForgetSavepointRequest),
         **ASKS,
     ),
     get(
