@@ -34,6 +34,8 @@ LINGER_SECONDS = 30.0
 RECENT_BYTES = 256 * 1024
 """How much of what an attempt printed is kept for questions about its log."""
 
+NOT_STARTED = "it was ended before it started"
+
 Happen = Callable[[e.AgentEvent], None]
 
 
@@ -110,7 +112,7 @@ class JobRun:
         except asyncio.CancelledError:
             if not self._is_killed:
                 raise
-            gone = e.JobGone(self.wanted.key, "it was ended before it started")
+            gone = e.JobGone(self.wanted.key, NOT_STARTED)
         except Exception as error:
             _log.exception("job %s could not be run", self.wanted.assigned.name)
             told = OperationError("internal_error", f"the agent failed: {type(error).__name__}: {error}")
@@ -189,6 +191,9 @@ class JobRun:
         command = [place.python or sys.executable, "-P", "-m", services.workshop.options.job_process]
         # It may be killing what it finds, because it has not heard of the present lease yet.
         await services.watchdog.answered()
+        if self._is_killed:
+            # Nothing of it must begin now, when its assignment may be over.
+            return e.JobGone(self.wanted.key, NOT_STARTED)
         await process.start(command, services.workshop.environment_of(place))
         self._process = process
         services.watchdog.add(process.pid)
