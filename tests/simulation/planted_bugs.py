@@ -83,6 +83,7 @@ def simulate_bug(bug: PlantedBug, seed: int) -> ShippedResult:
     with (
         mock.patch.object(simulation, "APPEND_AGAIN_SECONDS", 10.0),
         mock.patch.object(simulation, "CONVERGE_SECONDS", 15.0),
+        mock.patch.object(simulation, "SETTLE_SECONDS", 15.0),
     ):
         return simulate_shipped(seed, bug.options)
 

@@ -135,8 +135,9 @@ class _Run(Struct):
 class JobFold:
     """All decisions about jobs, one after the other. ``apply`` raises a violation when one contradicts the others."""
 
-    def __init__(self, notes: JobNotes) -> None:
-        self._notes = notes
+    def __init__(self, notes: JobNotes, staged: Mapping[str, list[int]]) -> None:
+        """``staged`` has the payloads of each part."""
+        self._notes, self._staged = notes, staged
         self.jobs: dict[JobNumber, _Job] = {}
         self.agents: dict[str, _Agent] = {}
         self.last_epoch = JobEpoch(0)
@@ -294,6 +295,10 @@ class JobFold:
         job = next((job for job in self.jobs.values() if job.name == run.name), None)
         if job is not None and job.epoch != run.epoch:
             raise Violation(EPOCH, f"{decision} is of epoch {run.epoch} of job {run.name!r}, which has {job.epoch}")
+        parts = [part.part for group in decision.groups for part in group.parts]
+        for rows in (self._notes.rows[payload] for part in parts for payload in self._staged[part]):
+            if rows.epoch != run.epoch:
+                raise Violation(EPOCH, f"{decision} is of epoch {run.epoch}, and has {rows}")
         if run.epoch < self._opened.get(run.name, 0):
             raise Violation(EPOCH, f"{decision} is of epoch {run.epoch}, and {self._opened[run.name]} was opened")
 

@@ -321,7 +321,9 @@ class VirtualNemesis:
     # Network.
 
     def _hosts(self) -> list[str]:
-        return [machine.host for machine in self._cluster.machines] + [client.host for client in self._world.clients]
+        agents = [] if self._world.jobs is None else [machine.host for machine in self._world.jobs.machines]
+        servers = [machine.host for machine in self._cluster.machines]
+        return servers + [client.host for client in self._world.clients] + agents
 
     async def _partition(self) -> None:
         """Cut some hosts off from the others, both ways or one."""

@@ -163,7 +163,9 @@ class ShippedOptions(Struct, frozen=True):
     agent_lease: float = 10.0
     """After this silence of an agent, its jobs go to others."""
     agent_faults_every: float = 0.0
-    """Agents are killed, paused, cut off, or asked to end; their machines sleep or lose their power."""
+    """Agents are killed, paused, or asked to end, or their machines lose their power."""
+    agent_silences_every: float = 0.0
+    """Machines of agents sleep, or are cut off from servers."""
     job_faults_every: float = 0.0
     """Processes of jobs are killed or paused."""
 
@@ -346,6 +348,7 @@ def _with_jobs(options: ShippedOptions, seed: int, share: float) -> ShippedOptio
         agent_faults_every=random.choice((0.0, 0.5, 1.5)),
         job_faults_every=random.choice((0.0, 0.5, 2.0)),
         seconds=max(options.seconds, random.choice((4.0, 8.0))),
+        agent_silences_every=random.choice((0.0, 0.5, 1.5)),
     )
 
 

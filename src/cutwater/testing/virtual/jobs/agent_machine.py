@@ -360,6 +360,14 @@ class AgentMachine:
         process.pause()
         self._world.loop.call_later(seconds, process.resume, self._world.loop)
 
+    def stop_guards(self, life: AgentLife, seconds: float) -> None:
+        """Stop the agent and its watchdog."""
+        if self.is_asleep or life.watchdog.is_dead:
+            return
+        self.pause(life.process, seconds)
+        self.pause(life.watchdog, seconds)
+        self.woken_at = max(self.woken_at, self._world.loop.now + seconds)
+
     def lose_power(self, seconds: float) -> None:
         if self.life is None or self.life.is_over or self.is_asleep:
             return

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 OUT_SECONDS_MAX = 4.0
 """For so long a machine sleeps, is off, or is cut off at most: leases of some clusters end meanwhile."""
+SHORT_SECONDS_MAX = 0.8
 PAUSE_SECONDS_MAX = 3.0
 
 
@@ -25,8 +26,8 @@ class JobNemesis:
 
     def start(self) -> None:
         options = self._world.options
-        of_machines = (self._kill_agent, self._pause_agent, self._sleep, self._cut_power, self._cut_off, self._drain)
-        self._every(options.agent_faults_every, of_machines)
+        self._every(options.agent_faults_every, (self._kill_agent, self._pause_agent, self._cut_power, self._drain))
+        self._every(options.agent_silences_every, (self._sleep, self._cut_off, self._cut_off, self._stop_guards))
         self._every(options.job_faults_every, (self._kill_job, self._pause_job))
 
     def stop(self) -> None:
@@ -47,7 +48,7 @@ class JobNemesis:
             self._tasks.append(self._world.loop.create_task(again_and_again()))
 
     def _out(self) -> float:
-        return self._random.uniform(0.0, OUT_SECONDS_MAX)
+        return self._random.uniform(0.0, self._random.choice((SHORT_SECONDS_MAX, OUT_SECONDS_MAX)))
 
     # Machines and agents.
 
@@ -60,6 +61,10 @@ class JobNemesis:
 
     def _sleep(self, machine: AgentMachine, life: AgentLife) -> None:
         machine.sleep(self._out())
+
+    def _stop_guards(self, machine: AgentMachine, life: AgentLife) -> None:
+        """Stop the agent and its watchdog, but not the processes of jobs: only their epoch ends them."""
+        machine.stop_guards(life, self._out())
 
     def _cut_power(self, machine: AgentMachine, life: AgentLife) -> None:
         machine.lose_power(self._out())

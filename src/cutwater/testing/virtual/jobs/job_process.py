@@ -41,6 +41,8 @@ STEP_SECONDS_MAX = 0.02
 """Between two steps of a batch; a kill may come there."""
 ATTEMPT_SECONDS = 1.5
 """A publication that takes longer is asked for again."""
+OPENS_AGAIN = 0.3
+"""Share of batches before which the run is opened again, as every task of Spark does."""
 FAILS = 0.01
 """Share of batches at which the program fails."""
 AT_START, BEFORE_A_BATCH = "at-start", "before-a-batch"
@@ -142,7 +144,10 @@ class JobProgram:
                 raise AttemptFailed("program", "the program fails now and then")
             try:
                 await self._next_batch(log, checkpoint, run)
+                is_expired = False
             except StagedExpired:
+                is_expired = True
+            if is_expired or self._random.random() < OPENS_AGAIN:
                 run = await self._open(log, checkpoint)
             await asyncio.sleep(self._random.expovariate(1 / PAUSE_SECONDS))
 

@@ -37,7 +37,7 @@ class JobWorld:
         self._world = world
         self.random = Random(f"jobs/{seed}")
         self.files, self.notes = JobFiles(), JobNotes()
-        self.fold = JobFold(self.notes)
+        self.fold = JobFold(self.notes, world.history.staged)
         self._folded = DecisionIndex(0)
         self.machines: list[AgentMachine] = []
         self.users: list[JobUser] = []
