@@ -26,10 +26,6 @@ def publisher_of_an_assignment_that_is_over_not_fenced() -> list[Patch]:
     return [(run_requests, "_check_assigned", lambda run, state: None)]
 
 
-def any_assignment_opens_the_run() -> list[Patch]:
-    return [(run_requests, "_check_job", lambda request, state: None)]
-
-
 def older_epoch_of_a_run_not_fenced() -> list[Patch]:
     right = run_requests.publish
 
@@ -78,7 +74,7 @@ def new_leader_grants_no_lease() -> list[Patch]:
 def jobs_given_away_before_the_lease_has_ended() -> list[Patch]:
     def wrong(self, now):
         for agent in tuple(self._jobs.agents.values()):
-            if agent.is_alive and self.silence(agent, now) >= self.lease_us // 2:
+            if agent.is_alive and self.silence(agent, now) >= self.lease_us // 4:
                 yield agent
 
     return [(JobLeases, "expired", wrong)]
@@ -137,7 +133,7 @@ def upgrade_begins_from_nothing() -> list[Patch]:
 
 
 def assignment_begins_a_line_of_its_own() -> list[Patch]:
-    return [(job_work, "next_checkpoint", lambda assigned: _anew(assigned))]
+    return [(job_work, "next_checkpoint", _anew)]
 
 
 def _anew(assigned: Any) -> CheckpointPointer:
@@ -191,7 +187,7 @@ JOB_BUGS: dict[str, PlantedBug] = dict(
     (
         _plant(
             publisher_of_an_assignment_that_is_over_not_fenced,
-            0,
+            1,
             "an assignment that is over publishes until a later one has opened the run",
             agents=1,
             agent_silences_every=0.7,
@@ -200,23 +196,15 @@ JOB_BUGS: dict[str, PlantedBug] = dict(
         ),
         _plant(
             older_epoch_of_a_run_not_fenced,
-            0,
+            5,
             "a batch is decided for any driver that knows the run",
             agent_silences_every=0.5,
             job_calls_every=1.0,
             seconds=6.0,
         ),
         _plant(
-            any_assignment_opens_the_run,
-            0,
-            "an assignment that is over opens the run, if no later one has",
-            agent_silences_every=0.5,
-            job_calls_every=1.0,
-            seconds=6.0,
-        ),
-        _plant(
             version_that_returns_finds_its_run_fenced,
-            0,
+            16,
             "a version cannot go on with its run after another one that decided nothing",
             job_calls_every=0.05,
             job_users=3,
@@ -224,7 +212,7 @@ JOB_BUGS: dict[str, PlantedBug] = dict(
         ),
         _plant(
             lease_counted_from_the_answer,
-            0,
+            6,
             "an agent counts its lease from the answer to its renewal, and not from when it sent it",
             agents=1,
             agent_silences_every=0.3,
@@ -233,7 +221,7 @@ JOB_BUGS: dict[str, PlantedBug] = dict(
         ),
         _plant(
             agent_goes_on_when_its_lease_ends,
-            0,
+            1,
             "an agent does not end its jobs when it cannot renew its lease",
             agents=1,
             agent_silences_every=0.3,
@@ -244,16 +232,17 @@ JOB_BUGS: dict[str, PlantedBug] = dict(
             new_leader_grants_no_lease,
             0,
             "a new leader takes agents for silent of which it has not heard",
-            kill_every=0.3,
-            agent_silences_every=0.3,
-            metadata_nodes=2,
+            kill_every=0.4,
+            lag_every=0.05,
+            agents=3,
             job_calls_every=1.0,
+            down_seconds_max=0.1,
         ),
         _plant(
             jobs_given_away_before_the_lease_has_ended,
             0,
-            "the leader gives jobs to other agents when half of the lease is over",
-            agent_silences_every=0.3,
+            "the leader gives jobs to other agents when a quarter of the lease is over",
+            agents=3,
             job_calls_every=1.0,
         ),
         _plant(
@@ -270,7 +259,7 @@ JOB_BUGS: dict[str, PlantedBug] = dict(
         ),
         _plant(
             epochs_given_again_after_a_snapshot,
-            0,
+            1,
             "a snapshot knows the epochs of present assignments only",
             is_hasty=True,
             kill_every=0.3,
@@ -278,7 +267,7 @@ JOB_BUGS: dict[str, PlantedBug] = dict(
         ),
         _plant(
             savepoint_does_not_end_its_step,
-            0,
+            2,
             "a step whose savepoint is taken stays the next one",
         ),
         _plant(
@@ -300,7 +289,7 @@ JOB_BUGS: dict[str, PlantedBug] = dict(
         ),
         _plant(
             slots_not_counted,
-            0,
+            2,
             "an agent gets more jobs than it has slots",
             jobs=4,
         ),
@@ -311,7 +300,7 @@ JOB_BUGS: dict[str, PlantedBug] = dict(
         ),
         _plant(
             questions_taken_for_one,
-            0,
+            3,
             "questions of one user about one job get the same answer",
             job_calls_every=0.05,
         ),
