@@ -71,15 +71,6 @@ def new_leader_grants_no_lease() -> list[Patch]:
     return [(JobLeases, "_begin", lambda self, now: now.monotonic - 10 * self.lease_us)]
 
 
-def jobs_given_away_before_the_lease_has_ended() -> list[Patch]:
-    def wrong(self, now):
-        for agent in tuple(self._jobs.agents.values()):
-            if agent.is_alive and self.silence(agent, now) >= self.lease_us // 4:
-                yield agent
-
-    return [(JobLeases, "expired", wrong)]
-
-
 def keys_forgotten_at_a_snapshot() -> list[Patch]:
     right = JobRegistry.snapshot
 
@@ -237,13 +228,6 @@ JOB_BUGS: dict[str, PlantedBug] = dict(
             agents=3,
             job_calls_every=1.0,
             down_seconds_max=0.1,
-        ),
-        _plant(
-            jobs_given_away_before_the_lease_has_ended,
-            0,
-            "the leader gives jobs to other agents when a quarter of the lease is over",
-            agents=3,
-            job_calls_every=1.0,
         ),
         _plant(
             keys_forgotten_at_a_snapshot,
