@@ -16,6 +16,7 @@ from cutwater.core.access.access_decisions import AccessMode
 from cutwater.core.access.denials import quoted
 from cutwater.core.access.principals import (
     DAY_US,
+    EXPIRES_US_MAX,
     TOKEN_ID_BYTES,
     TOKEN_SECRET_BYTES,
     CertificateRule,
@@ -39,6 +40,8 @@ P = TypeVar("P", q.TokenList, q.RuleList, q.GroupList, q.QuotaList, q.PrincipalL
 T = TypeVar("T")
 
 NEVER = 0
+LAST_EXPIRY_US = int(EXPIRES_US_MAX)
+"""The latest end that a token may have, in microseconds UTC."""
 
 
 class Asking(Protocol):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cutwater.admin.access_calls import NEVER, CreatedToken, last_used_us, under_parents
+from cutwater.admin.access_calls import LAST_EXPIRY_US, NEVER, CreatedToken, last_used_us, under_parents
 from cutwater.admin.cluster_security import check_new
 from cutwater.admin.kept_tokens import make_kept
 from cutwater.admin.operations import Admin
@@ -21,7 +21,6 @@ from cutwater.cli.framework.command import command, noun
 from cutwater.cli.framework.target import ClusterTarget
 from cutwater.cli.framework.times import parse_time
 from cutwater.cli.io.output import show, table
-from cutwater.core.access.principals import EXPIRES_US_MAX
 from cutwater.core.text import counted
 from cutwater.durations import milliseconds
 from cutwater.errors import CutwaterError, InvalidArgument
@@ -109,7 +108,7 @@ def parse_expiry(text: str, now: datetime, option: str = "--expires") -> int:
             ) from None
     if until_us <= now.timestamp() * 1_000_000:
         raise InvalidArgument(f"{option} is {text!r}, which is past: give a later time, or how long from now ('90d')")
-    if until_us > EXPIRES_US_MAX:
+    if until_us > LAST_EXPIRY_US:
         raise InvalidArgument(f"{option} is {text!r}, which is after the year 9999: a token without it does not end")
     return until_us
 
