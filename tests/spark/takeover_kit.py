@@ -170,7 +170,7 @@ class Takeovers:
 
     def kill_jvm(self) -> None:
         found = [one.pid for one in living() if one.parent == self.driver]
-        java = [pid for pid in found if b"java" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        java = [pid for pid in found if b"java" in words_of(pid)]
         os.kill(java[0], signal.SIGKILL)
 
     def pause_driver(self) -> None:
@@ -213,7 +213,7 @@ class Takeovers:
     def driver(self) -> int:
         mark = json.loads((self.agent.place / STATE).read_text())["mark"]
         for pid in sorted(members(mark)):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            words = words_of(pid)
             if b"cutwater.agent.job.job_process" in words and b"keeper.py" not in words:
                 return pid
         raise AssertionError("no driver runs")
@@ -234,6 +234,14 @@ class Takeovers:
         for row in self.log.table("out").to_pylist():
             found.setdefault(row["k"], []).append((row["n"], row["seen"]))
         assert found == expected
+
+
+def words_of(pid: int) -> bytes:
+    """Return the command line of a process; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 TAKEOVERS = frozenset({"kill_agent", "pause_agent", "pause_machine"})
