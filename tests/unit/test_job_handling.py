@@ -163,7 +163,7 @@ def test_keys_are_limited_for_each_principal(monkeypatch: pytest.MonkeyPatch) ->
         (q.UpgradeJobRequest("other", SPEC, identifier(9)), "there is no job 'other'"),
         (q.RescaleJobRequest("fraud", 1, identifier(9)), "has parallelism 1 and 1 slots already"),
         (q.RescaleJobRequest("fraud", 0, identifier(9)), "parallelism is 1 to"),
-        (q.RollBackJobRequest("fraud", identifier(9)), "no version before it to go back to; others: none"),
+        (q.RollBackJobRequest("fraud", identifier(9)), "no version before it to go back to; it has no other version"),
         (q.RollBackJobRequest("fraud", identifier(9), 7), "no version 7"),
         (q.OperateJobRequest("fraud", OperationKind.START, identifier(9)), "it was started before"),
         (q.OperateJobRequest("fraud", OperationKind.UPGRADE, identifier(9)), "has a request of its own"),
@@ -362,6 +362,8 @@ def test_a_rollback_after_it_has_come_up_validates_a_new_savepoint_first() -> No
     leader.settle()
     assert leader.done(back).version_before == 2
     assert leader.job().version == 1
+    with pytest.raises(NotFound, match="no version before it to go back to; choose one of the others with --to N: 2"):
+        leader.roll_back()
 
 
 def test_a_rollback_that_the_earlier_program_cannot_follow_is_refused_and_the_job_runs_on() -> None:

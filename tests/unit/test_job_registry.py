@@ -21,6 +21,7 @@ from cutwater.core.jobs.job_records import (
 )
 from cutwater.core.jobs.job_registry import JobRegistry, JobsSnapshot
 from cutwater.core.jobs.job_spec import DesiredState, JobSpec
+from cutwater.core.jobs.leading.job_answers import summary_of
 from cutwater.core.jobs.operations import (
     IDEMPOTENCY_KEPT_US,
     IdempotencyKey,
@@ -166,6 +167,88 @@ def test_a_job_that_ended_by_itself_waits_for_no_agent(end: RunEnd) -> None:
     assert jobs.job().failure is None
 
 
+def test_a_job_is_in_its_phase_since_the_decision_that_brought_it_there() -> None:
+    jobs = Jobs()
+    since: dict[JobPhase, int] = {}
+
+    def later() -> None:
+        jobs.now = CutTime(jobs.now + 1_000)
+
+    def note() -> None:
+        summary = summary_of(jobs.job())
+        since[summary.phase] = summary.since
+        later()
+
+    jobs.register()
+    jobs.submit()
+    note()
+    jobs.assign()
+    note()
+    jobs.attempt()
+    note()
+    jobs.first_batch()
+    later()
+    assert summary_of(jobs.job()).since == since[JobPhase.RUNNING]
+    stop = jobs.begin(OperationKind.STOP)
+    later()
+    jobs.stop(stop)
+    note()
+    jobs.begin(OperationKind.START)
+    jobs.run()
+    later()
+    jobs.apply(j.EndAttempt(J1, jobs.epoch(), 1, RunEnd.FAILED, FAILURE))
+    note()
+    jobs.end(RunEnd.FAILED, FAILURE)
+    note()
+    assert since == {
+        JobPhase.WAITING: 1_000,
+        JobPhase.STARTING: 2_000,
+        JobPhase.RUNNING: 3_000,
+        JobPhase.STOPPED: 6_000,
+        JobPhase.RESTARTING: 8_000,
+        JobPhase.FAILED: 9_000,
+    }
+    copy = JobRegistry(msgspec.msgpack.decode(msgspec.msgpack.encode(jobs.state.snapshot()), type=JobsSnapshot))
+    assert summary_of(copy.jobs[J1]) == summary_of(jobs.job())
+
+
+def test_a_list_shows_the_error_of_the_last_attempt_until_another_one_runs() -> None:
+    jobs = running()
+    told = f"{FAILURE.code}: {FAILURE.message}"
+    jobs.apply(j.EndAttempt(J1, jobs.epoch(), 1, RunEnd.FAILED, FAILURE))
+    assert summary_of(jobs.job()).error == told
+    jobs.attempt(number=2)
+    assert (jobs.job().failure, summary_of(jobs.job()).error) == (FAILURE, "")
+    jobs.apply(j.ExpireAgent("a", 1))
+    assert summary_of(jobs.job()).error == ""
+    jobs.run(agent="b")
+    jobs.end(RunEnd.FAILED, FAILURE)
+    assert summary_of(jobs.job()).error == told
+    jobs.begin(OperationKind.START)
+    assert summary_of(jobs.job()).error == ""
+
+
+def test_a_failed_job_keeps_its_error_when_another_version_of_it_fails() -> None:
+    jobs = running(is_up=False)
+    jobs.end(RunEnd.FAILED, FAILURE)
+    other = structs.replace(FAILURE, message="worse")
+    operation = jobs.begin(UPGRADE, spec=NEW, version=2, version_before=1, steps=(START, COME_UP))
+    jobs.run()
+    jobs.end(RunEnd.FAILED, other)
+    job = jobs.job()
+    assert (job.phase, job.version, job.failure, job.failed_version) == (JobPhase.FAILED, 1, FAILURE, 1)
+    assert summary_of(job).error == f"{FAILURE.code}: {FAILURE.message}"
+    error = jobs.operation(operation).error
+    assert error is not None
+    assert error.message == "version 2 did not come up, and the job is failed with version 1 again: worse"
+
+
+def test_a_version_that_finishes_without_a_batch_has_come_up() -> None:
+    jobs = running(is_up=False)
+    jobs.end(RunEnd.FINISHED)
+    assert [version.has_come_up for version in jobs.job().versions] == [True]
+
+
 def test_stop_takes_a_savepoint_and_ends() -> None:
     jobs = running()
     stop = jobs.begin(OperationKind.STOP)
@@ -290,7 +373,12 @@ def test_an_upgrade_that_fails_before_it_came_up_returns_to_the_savepoint() -> N
     assert (job.version, job.start, job.phase) == (1, StartPoint(savepoint=taken), JobPhase.WAITING)
     error = jobs.operation(operation).error
     assert error is not None
-    assert error.message == "version 2 did not come up: boom"
+    assert error.message == f"version 2 did not come up, and version 1 goes on from savepoint {taken}: boom"
+    # The failure is that of version 2, and version 1 runs.
+    assert (job.failure, job.failed_version, job.present_failure) == (FAILURE, 2, None)
+    assert [version.has_come_up for version in job.versions] == [True, False]
+    jobs.run()
+    assert (jobs.job().failure, summary_of(jobs.job()).error) == (FAILURE, "")
 
 
 def test_an_upgrade_whose_agent_is_lost_goes_on_elsewhere() -> None:

@@ -23,6 +23,7 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.core.jobs.errand_bodies import LogAnswer
 from cutwater.core.jobs.operations import OperationError
 from cutwater.errors import CutwaterError, DeadlineExceeded
+from cutwater.jobs.child import how_it_ended
 from cutwater.jobs.messages import line
 from cutwater.jobs.restarts import is_hopeless
 from cutwater.programs.job_logs import JobLogAppender
@@ -81,6 +82,8 @@ class JobRun:
         self._process: JobProcess | None = None
         self._is_killed = False
         self._lingering: asyncio.TimerHandle | None = None
+        self._verdict = ""
+        """How the program itself said that it ended, in words."""
         self.recent = RecentOutput()
         job, epoch = wanted.key
         self._attempt_log = services.logs.log_of(job, epoch, wanted.attempt)
@@ -118,14 +121,18 @@ class JobRun:
             told = OperationError("internal_error", f"the agent failed: {type(error).__name__}: {error}")
             gone = e.JobGone(self.wanted.key, told.message, told)
         name = self._services.agent
-        self._print(f"[agent {name}] attempt {self.wanted.attempt} of epoch {self.wanted.key[1]}: {gone.reason}\n")
+        how = gone.reason
+        if self._verdict:
+            # The process exits with code 0 then, which says nothing about its program.
+            how = self._verdict + ("" if how == how_it_ended(0) else f"; its process {how}")
+        self._print(f"[agent {name}] attempt {self.wanted.attempt} of epoch {self.wanted.key[1]}: {how}\n")
         self._attempt_log.end()
         _log.info(
             "job %s, epoch %s, attempt %s: %s",
             self.wanted.assigned.name,
             self.wanted.key[1],
             self.wanted.attempt,
-            gone.reason,
+            how,
         )
         self._happen(gone)
 
@@ -218,6 +225,7 @@ class JobRun:
             self.kill(f"it wrote a line that is no message: {error}")
             return
         if isinstance(message, JobEnds):
+            self._verdict = f"{message.end}: {message.error.code}" if message.error is not None else message.end.value
             loop = asyncio.get_running_loop()
             self._lingering = loop.call_later(
                 LINGER_SECONDS, partial(self.kill, "it did not end by itself after its last message")

@@ -198,7 +198,7 @@ def start(
             savepoint=from_savepoint,
             replay_output=replay_output,
             allow_non_restored_state=allow_non_restored_state,
-            key=options.key,
+            key=options.idempotency_key,
         )
 
     begin(log, options, ask, _running)
@@ -220,7 +220,7 @@ def savepoint(
 
 def _operate(name: str, kind: OperationKind, step_timeout: float, options: WaitOptions, log: ClusterTarget) -> None:
     async def ask(jobs: JobCalls) -> OperationAnswer:
-        return await jobs.operate(name, kind, step_timeout=step_timeout, key=options.key)
+        return await jobs.operate(name, kind, step_timeout=step_timeout, key=options.idempotency_key)
 
     begin(log, options, ask, _TOLD[kind])
 
@@ -274,7 +274,9 @@ def rescale(
     """Stop a job with a savepoint, and go on from it with another parallelism. That makes a new version."""
 
     async def ask(jobs: JobCalls) -> OperationAnswer:
-        return await jobs.rescale(name, parallelism, slots=slots, step_timeout=step_timeout, key=options.key)
+        return await jobs.rescale(
+            name, parallelism, slots=slots, step_timeout=step_timeout, key=options.idempotency_key
+        )
 
     begin(log, options, ask, _running)
 
@@ -282,7 +284,9 @@ def rescale(
 @command(app, timeout=WAIT_SECONDS)
 def rollback(
     name: NameArgument,
-    to: Annotated[int, typer.Option(metavar="VERSION", min=0, help="The version; 0 is the one before.")] = 0,
+    to: Annotated[
+        int, typer.Option(metavar="VERSION", min=0, help="The version; 0 is the one before the present one.")
+    ] = 0,
     step_timeout: StepTimeoutOption = 0,
     *,
     options: WaitOptions,
@@ -296,7 +300,7 @@ def rollback(
     """
 
     async def ask(jobs: JobCalls) -> OperationAnswer:
-        return await jobs.roll_back(name, version=to, step_timeout=step_timeout, key=options.key)
+        return await jobs.roll_back(name, version=to, step_timeout=step_timeout, key=options.idempotency_key)
 
     begin(log, options, ask, _running)
 

@@ -157,7 +157,7 @@ def submit(
             from_job=from_job,
             replay_output=start.replay_output,
             allow_non_restored_state=start.allow_non_restored_state,
-            key=options.key,
+            key=options.idempotency_key,
         )
 
     answer = log.with_client(work)
@@ -202,7 +202,7 @@ def upgrade(
             replay_output=start.replay_output,
             allow_non_restored_state=start.allow_non_restored_state,
             step_timeout=step_timeout,
-            key=options.key,
+            key=options.idempotency_key,
         )
 
     finish(log, log.with_client(work), _runs, is_awaited=options.wait)

@@ -37,7 +37,7 @@ class WaitOptions(Bundle):
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until it is over; otherwise it goes on by itself.")
     ] = True
-    key: Annotated[
+    idempotency_key: Annotated[
         str,
         typer.Option(
             "--idempotency-key",

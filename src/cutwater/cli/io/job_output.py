@@ -94,7 +94,7 @@ def tell_job(found: JobDescription) -> Iterator[str]:
     """Describe a job, line by line."""
     job = found.job
     yield f"job {job.name!r}: {found.phase}{_why(found)}"
-    yield f"  version:     {job.version} of {_numbers(found.versions)}{_up(job)}"
+    yield f"  version:     {job.version}{_others(found)}, {_up(job)}"
     yield from (f"  {line}" for line in tell_spec(job.spec))
     if job.owner:
         yield f"  owner:       {job.owner}"
@@ -118,12 +118,19 @@ def _why(found: JobDescription) -> str:
     return f", {found.waits_for}" if found.waits_for else ""
 
 
-def _numbers(versions: tuple[int, ...]) -> str:
-    return f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else str(versions[0] if versions else "-")
+def _others(found: JobDescription) -> str:
+    """Name the other versions, as ranges."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(found.versions) - {found.job.version}):
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return f" (others: {', '.join(' to '.join(map(str, one)) for one in ranges)})" if ranges else ""
 
 
 def _up(job: JobRecord) -> str:
-    return ", which has decided its first batch" if job.has_come_up else ", which has not decided a batch yet"
+    return "has decided its first batch" if job.has_come_up else "has not decided a batch yet"
 
 
 def _start(job: JobRecord) -> Iterator[str]:
@@ -166,7 +173,8 @@ def progress_line(progress: JobProgress) -> str:
 def _failure(job: JobRecord) -> str:
     assert job.failure is not None
     at = f" (GLSN {job.failure.glsn})" if job.failure.glsn else ""
-    return f"{job.failure.code}: {job.failure.message}{at}"
+    version = f"version {job.failed_version} failed: " if job.failed_version else ""
+    return f"{version}{job.failure.code}: {job.failure.message}{at}"
 
 
 def _attempt(attempt: AttemptRecord) -> str:
@@ -185,15 +193,17 @@ def operation_line(operation: Operation) -> str:
 
 
 def versions_table(versions: tuple[JobVersion, ...], present: int) -> Any:
-    columns = ["version", "made (UTC)", "by", "program", "entry", "parallelism", "arguments"]
+    columns = ["version", "state", "made (UTC)", "by", "program", "entry", "parallelism", "arguments"]
     return table(columns, (_version_row(version, present) for version in versions))
 
 
 def _version_row(version: JobVersion, present: int) -> tuple[object, ...]:
     spec = version.spec
-    number = f"{version.number}{' (present)' if version.number == present else ''}"
+    state = "came up" if version.has_come_up else "never came up"
+    if version.number == present:
+        state = "present" if version.has_come_up else "present, not up yet"
     arguments = [f"{key}={value}" for key, value in spec.arguments.items()]
-    made = (number, time_of(version.made), version.principal or None)
+    made = (version.number, state, time_of(version.made), version.principal or None)
     return (*made, f"{spec.program[:12]}…", spec.entry, spec.parallelism, arguments)
 
 

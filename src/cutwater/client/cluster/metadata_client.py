@@ -234,7 +234,7 @@ class Repository:
 
 
 def no_such_topic(name: str, catalog: Catalog) -> NotFound:
-    names = ", ".join(sorted(topic.name for topic in catalog.topics)) or "none"
+    names = ", ".join(sorted(topic.name for topic in catalog.topics if not topic.is_internal)) or "none"
     told = f"there is no topic {name!r}; topics: {names}"
     if catalog.is_limited:
         told += ". There may be one that you may not see: an administrator gives rights on it with `cutwater acl allow`"

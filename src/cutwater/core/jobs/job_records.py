@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.core.jobs.job_spec import DesiredState, JobSpec
 from cutwater.core.jobs.operations import check_random_id
@@ -110,6 +110,7 @@ class BeforeSwitch(Struct, frozen=True, omit_defaults=True):
     has_come_up: bool
     batch: BatchNumber
     end: RunEnd | None = None
+    failure: RunFailure | None = None
 
 
 class JobVersion(Struct, frozen=True, omit_defaults=True):
@@ -119,6 +120,8 @@ class JobVersion(Struct, frozen=True, omit_defaults=True):
     spec: JobSpec
     made: CutTime = CutTime(0)
     principal: str = ""
+    has_come_up: bool = False
+    """Whether it ever decided a batch, or came to its end without one."""
 
 
 class Assignment(Struct, frozen=True, omit_defaults=True):
@@ -181,6 +184,8 @@ class JobRecord(Struct, frozen=True, omit_defaults=True):
     """How it ended by itself, or was ended: finished, stopped, cancelled or failed. None if it shall run."""
     failure: RunFailure | None = None
     """Why it failed last."""
+    failed_version: int = 0
+    """The version that failed so."""
     attempts: tuple[AttemptRecord, ...] = ()
     savepoints: tuple[JobSavepoint, ...] = ()
     operation: str = ""
@@ -190,6 +195,8 @@ class JobRecord(Struct, frozen=True, omit_defaults=True):
     """The first batch that the version decided, or -1."""
     revision: Revision = Revision(0)
     """The revision of the jobs at which it changed."""
+    since: CutTime = CutTime(0)
+    """When its phase became the present one."""
 
     @property
     def spec(self) -> JobSpec:
@@ -205,6 +212,18 @@ class JobRecord(Struct, frozen=True, omit_defaults=True):
         return next((found for found in self.savepoints if found.id == identifier), None)
 
     @property
+    def present_failure(self) -> RunFailure | None:
+        """Why the job does not run: how its last attempt or its end failed. None if it runs, or ended otherwise, and if
+        another version than the present one failed."""
+        if self.failed_version != self.version:
+            return None
+        if self.end is None:
+            # A running attempt has no failure, and one that was lost, or given back, has none either.
+            has_failed = bool(self.attempts) and self.attempts[-1].failure is not None
+            return self.failure if has_failed else None
+        return self.failure if self.end is RunEnd.FAILED else None
+
+    @property
     def wants_agent(self) -> bool:
         """Whether the job is to be assigned to an agent."""
         return self.desired is DesiredState.RUNNING and self.end is None and self.assignment is None
@@ -218,6 +237,28 @@ class JobRecord(Struct, frozen=True, omit_defaults=True):
         if self.assignment.attempt:
             return JobPhase.RUNNING
         return JobPhase.RESTARTING if self.assignment.has_failed else JobPhase.STARTING
+
+    # Changes of the version.
+
+    def with_version(self, version: JobVersion) -> JobRecord:
+        """Return the job with one more version. The oldest that is not the present one goes, if there are too many."""
+        versions = [*self.versions, version]
+        if len(versions) > VERSIONS_MAX:
+            versions.remove(next(known for known in versions if known.number != self.version))
+        return structs.replace(self, versions=tuple(versions), last_version=version.number)
+
+    def with_working_version(self) -> JobRecord:
+        """Return the job with the note that its present version has come up."""
+        working = structs.replace(self.version_of(self.version), has_come_up=True)
+        return structs.replace(
+            self, versions=tuple(working if known.number == working.number else known for known in self.versions)
+        )
+
+    def before_switch(self) -> BeforeSwitch:
+        return BeforeSwitch(self.start, self.has_come_up, self.batch, self.end, self.failure)
+
+    def as_before(self, before: BeforeSwitch) -> JobRecord:
+        return structs.replace(self, start=before.start, has_come_up=before.has_come_up, batch=before.batch)
 
 
 def check_pointer(pointer: CheckpointPointer) -> None:

@@ -20,7 +20,6 @@ from cutwater.core.jobs.job_records import (
     ATTEMPTS_KEPT,
     PLACES_MAX,
     PROGRAMS_MAX,
-    VERSIONS_MAX,
     Assignment,
     AttemptRecord,
     BeforeSwitch,
@@ -33,6 +32,7 @@ from cutwater.core.jobs.job_records import (
     StartPoint,
 )
 from cutwater.core.jobs.job_spec import DesiredState
+from cutwater.core.jobs.job_text import what_goes_on
 from cutwater.core.jobs.operations import (
     IDEMPOTENCY_KEPT_US,
     KeptKey,
@@ -89,6 +89,8 @@ class JobRegistry:
         """The epochs of all present assignments."""
         self.waiting: dict[JobNumber, None] = {}
         """Jobs that want an agent, in the order in which they began to."""
+        self._at = CutTime(0)
+        """The time of the decision that is being folded."""
         for job in self.jobs.values():
             self._index(None, job)
 
@@ -222,6 +224,7 @@ class JobRegistry:
         """Fold a decision without a problem. ``cut_time`` is its time if it has none of its own."""
         self.revision = Revision(self.revision + 1)
         at = cut_time if isinstance(decision, j.NoteCheckpoint | j.NoteFirstBatch) else decision.at or cut_time
+        self._at = at
         match decision:
             case j.RegisterAgent():
                 self._register(decision, at)
@@ -299,8 +302,10 @@ class JobRegistry:
 
     def _set(self, job: JobRecord, *, is_told: bool = True) -> JobRecord:
         """Store a job that has changed, and let its agent know."""
-        job = structs.replace(job, revision=self.revision)
-        self._index(self.jobs.get(job.number), job)
+        before = self.jobs.get(job.number)
+        since = before.since if before is not None and before.phase is job.phase else self._at
+        job = structs.replace(job, revision=self.revision, since=since)
+        self._index(before, job)
         self.jobs[job.number], self._numbers[job.name] = job, job.number
         if is_told and job.assignment is not None:
             self._touch_agent(job.assignment.agent)
@@ -357,13 +362,18 @@ class JobRegistry:
             attempts = (*attempts[:-1], structs.replace(attempts[-1], ended=at, end=end, failure=failure))
         has_failed = end is RunEnd.FAILED
         assignment = structs.replace(job.assignment, attempt=0, has_failed=has_failed)
-        return self._set(structs.replace(job, assignment=assignment, attempts=attempts, failure=failure or job.failure))
+        job = structs.replace(job, assignment=assignment, attempts=attempts)
+        if failure is not None:
+            job = structs.replace(job, failure=failure, failed_version=job.version)
+        return self._set(job)
 
     def _end_assignment(self, job: JobRecord, end: RunEnd, failure: RunFailure | None, at: CutTime) -> None:
         job = self._end_attempt(job, end, failure, at)
         assert job.assignment is not None
         self._touch_agent(job.assignment.agent)
         is_over = end not in (RunEnd.LOST, RunEnd.RELEASED)
+        if end is RunEnd.FINISHED:
+            job = job.with_working_version()
         job = self._set(structs.replace(job, assignment=None, end=end if is_over else None))
         operation = self.operation_of(job)
         if operation is None:
@@ -383,20 +393,26 @@ class JobRegistry:
             return
         code, message = (failure.code, failure.message) if failure is not None else ("job_ended", f"the job {end}")
         if _returns(operation) and job.version == operation.version and not job.has_come_up:
-            origin = f" from savepoint {operation.savepoint}" if operation.kind is OperationKind.START else ""
-            message = f"version {operation.version} did not come up{origin}: {message}"
+            before = job.before or BeforeSwitch(StartPoint(savepoint=operation.savepoint), False, BatchNumber(-1))
+            if operation.kind is OperationKind.START:
+                outcome = f" from savepoint {operation.savepoint}"
+            else:
+                outcome = f", and {what_goes_on(operation, before)}"
+            message = f"version {operation.version} did not come up{outcome}: {message}"
             self._fail(operation, OperationError(code, message), at)
-            self._return(self.jobs[job.number], operation, job.before)
+            self._return(self.jobs[job.number], operation, before)
         else:
             self._fail(operation, OperationError(code, message), at)
 
-    def _return(self, job: JobRecord, operation: Operation, before: BeforeSwitch | None) -> None:
+    def _return(self, job: JobRecord, operation: Operation, before: BeforeSwitch) -> None:
         """Go on with the version before, from the savepoint at which it stopped, or as it was. If the job did not run
         before, it has ended as it had. Nothing was published since."""
-        before = before or BeforeSwitch(StartPoint(savepoint=operation.savepoint), False, BatchNumber(-1))
-        changed = structs.replace(_as_before(job, before), version=operation.version_before, end=before.end or job.end)
+        changed = structs.replace(job.as_before(before), version=operation.version_before, end=before.end or job.end)
         if operation.was_running:
             changed = structs.replace(changed, end=None, desired=DesiredState.RUNNING)
+        elif before.failure is not None and operation.version != operation.version_before:
+            # It is failed again, for the reason for which it was.
+            changed = structs.replace(changed, failure=before.failure, failed_version=operation.version_before)
         self._set(changed)
 
     def _note_checkpoint(self, job: JobRecord, checkpoint: CheckpointPointer) -> None:
@@ -406,7 +422,7 @@ class JobRegistry:
 
     def _note_first_batch(self, job: JobRecord, batch: BatchNumber, at: CutTime) -> None:
         if not job.has_come_up:
-            job = self._set(structs.replace(job, has_come_up=True, batch=batch))
+            job = self._set(structs.replace(job, has_come_up=True, batch=batch).with_working_version())
         operation = self.operation_of(job)
         if operation is not None and operation.next_step is OperationStep.COME_UP:
             self._advance(operation, at)
@@ -450,10 +466,9 @@ class JobRegistry:
                 self._finish(before, OperationState.SUPERSEDED, at)
                 job = self.jobs[job.number]
             if decision.spec is not None:
-                job = _with_version(job, JobVersion(operation.version, decision.spec, at, by))
+                job = job.with_version(JobVersion(operation.version, decision.spec, at, by))
             if decision.start is not None and operation.kind is OperationKind.START:
-                before_start = BeforeSwitch(job.start, job.has_come_up, job.batch, job.end)
-                job = structs.replace(job, before=before_start, start=decision.start, has_come_up=False)
+                job = structs.replace(job, before=job.before_switch(), start=decision.start, has_come_up=False)
         self.operations[operation.id] = operation
         self._set(structs.replace(job, operation=operation.id))
         self._enter(operation, at)
@@ -494,7 +509,7 @@ class JobRegistry:
                 has_own = OperationStep.STOP in operation.steps
                 job = structs.replace(
                     job,
-                    before=None if has_own else BeforeSwitch(job.start, job.has_come_up, job.batch, job.end),
+                    before=None if has_own else job.before_switch(),
                     version=operation.version,
                     start=StartPoint(
                         savepoint=operation.savepoint or job.start.savepoint,
@@ -504,7 +519,7 @@ class JobRegistry:
                     has_come_up=False,
                     batch=BatchNumber(-1),
                 )
-        self._set(structs.replace(job, desired=DesiredState.RUNNING, end=None, failure=None))
+        self._set(structs.replace(job, desired=DesiredState.RUNNING, end=None, failure=None, failed_version=0))
 
     def _finish(
         self, operation: Operation, state: OperationState, at: CutTime, error: OperationError | None = None
@@ -521,7 +536,7 @@ class JobRegistry:
                 end = RunEnd.CANCELLED
                 if job.before is not None and not job.has_come_up:
                     # It ended a start from a savepoint, of which nothing was published.
-                    job = _as_before(job, job.before)
+                    job = job.as_before(job.before)
             elif operation.kind is OperationKind.STOP:
                 end, desired = RunEnd.STOPPED, DesiredState.STOPPED
             job = structs.replace(job, end=end, desired=desired)
@@ -586,15 +601,3 @@ def _returns(operation: Operation) -> bool:
     """Whether the job becomes what it was before, if it ends before it has come up: another version goes on, or the
     job can be started where it had ended."""
     return operation.kind in (*SWITCHING, OperationKind.START) and OperationStep.COME_UP in operation.steps
-
-
-def _as_before(job: JobRecord, before: BeforeSwitch) -> JobRecord:
-    return structs.replace(job, start=before.start, has_come_up=before.has_come_up, batch=before.batch)
-
-
-def _with_version(job: JobRecord, version: JobVersion) -> JobRecord:
-    """Return the job with one more version. The oldest that is not the present one goes, if there are too many."""
-    versions = [*job.versions, version]
-    if len(versions) > VERSIONS_MAX:
-        versions.remove(next(known for known in versions if known.number != job.version))
-    return structs.replace(job, versions=tuple(versions), last_version=version.number)

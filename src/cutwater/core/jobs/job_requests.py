@@ -410,7 +410,8 @@ class OperationList(Struct, frozen=True, tag=True):
 
 
 class JobSummary(Struct, frozen=True, omit_defaults=True):
-    """A job in a list."""
+    """A job in a list. ``since`` is when its phase became the present one. ``error`` says why the present version does
+    not run; an error of an attempt before the present one, or of another version, is in the description only."""
 
     number: JobNumber
     name: str

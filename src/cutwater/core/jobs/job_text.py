@@ -1,8 +1,11 @@
-"""Describes decisions about jobs and agents for operators, as events and audit records show them."""
+"""Describes decisions about jobs and agents for operators, as events and audit records show them, and what they lead
+to."""
 
 from __future__ import annotations
 
 from cutwater.core.jobs import job_decisions as j
+from cutwater.core.jobs.job_records import BeforeSwitch
+from cutwater.core.jobs.operations import Operation
 from cutwater.core.text import counted
 
 QUIET = j.BeginAttempt | j.EndAttempt | j.NoteCheckpoint | j.NoteFirstBatch | j.FinishStep
@@ -43,3 +46,15 @@ def tell_job(decision: j.JobDecision) -> tuple[str, str]:
             return f"savepoint {decision.savepoint} of job number {decision.job} is not known any more", ""
         case j.BeginAttempt() | j.EndAttempt() | j.NoteCheckpoint() | j.NoteFirstBatch() | j.FinishStep():
             return "", ""
+
+
+def what_goes_on(operation: Operation, before: BeforeSwitch) -> str:
+    """Say what a job does after an operation whose version did not come up."""
+    version = operation.version_before
+    if not operation.was_running:
+        return f"the job is {before.end or 'ended'} with version {version} again"
+    if before.start.checkpoint is not None:
+        return f"version {version} goes on from its checkpoint"
+    if before.start.savepoint:
+        return f"version {version} goes on from savepoint {before.start.savepoint}"
+    return f"version {version} begins anew, as nothing was published"

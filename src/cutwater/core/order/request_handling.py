@@ -200,7 +200,7 @@ def _topic(state: OrderState, name: str) -> TopicState:
         if state.access.mode is not AccessMode.OFF:
             # The caller may not be allowed to know of the others.
             raise NotFound(f"there is no topic {name!r}")
-        names = ", ".join(sorted(t.name for t in state.topics.values())) or "none"
+        names = ", ".join(sorted(t.name for t in state.topics.values() if not t.is_internal)) or "none"
         raise NotFound(f"there is no topic {name!r}; topics: {names}")
     return topic
 

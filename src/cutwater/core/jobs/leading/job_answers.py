@@ -49,8 +49,7 @@ def list_jobs(request: q.ListJobsRequest, jobs: JobRegistry, sees: Sees) -> q.Jo
 
 
 def summary_of(job: JobRecord) -> JobSummary:
-    spec, assignment, failure = job.spec, job.assignment, job.failure
-    since = job.attempts[-1].begun if assignment is not None and assignment.attempt and job.attempts else None
+    spec, assignment, failure = job.spec, job.assignment, job.present_failure
     return JobSummary(
         job.number,
         job.name,
@@ -61,7 +60,7 @@ def summary_of(job: JobRecord) -> JobSummary:
         spec.parallelism,
         assignment.agent if assignment is not None else "",
         job.operation,
-        since if since is not None else assignment.since if assignment is not None else job.created,
+        job.since,
         f"{failure.code}: {failure.message}"[:ERROR_CHARS_SHOWN] if failure is not None else "",
         job.revision,
     )

@@ -351,9 +351,10 @@ def _roll_back(request: q.RollBackJobRequest, job: JobRecord) -> j.BeginOperatio
     savepoint of it, which the earlier program must be able to restore, afterwards."""
     version = request.version or max((one.number for one in job.versions if one.number < job.version), default=0)
     if version == job.version or not job.has_version(version):
-        known = ", ".join(str(one.number) for one in job.versions if one.number != job.version) or "none"
+        known = ", ".join(str(one.number) for one in job.versions if one.number != job.version)
+        others = f"choose one of the others with --to N: {known}" if known else "it has no other version"
         which = f"version {version}" if request.version else "version before it"
-        raise NotFound(f"job {job.name!r} has version {job.version} and no {which} to go back to; others: {known}")
+        raise NotFound(f"job {job.name!r} has version {job.version} and no {which} to go back to; {others}")
     savepoint = ""
     steps: tuple[OperationStep, ...]
     if job.end is not None:

@@ -61,8 +61,8 @@ class OperationView(Struct, frozen=True):
 
 
 class JobRow(Struct, frozen=True):
-    """A job in a list. ``operation`` is the one in progress, ``since`` when the present attempt, assignment or job
-    began, ``error`` why it failed last."""
+    """A job in a list. ``operation`` is the one in progress, ``since`` when its phase became the
+    present one, ``error`` why the present version does not run."""
 
     name: str
     number: int
@@ -79,9 +79,12 @@ class JobRow(Struct, frozen=True):
 
 
 class VersionView(Struct, frozen=True):
+    """A version of a job. ``has_come_up``: it ever decided a batch, or came to its end without one."""
+
     number: int
     made: int
     principal: str | None
+    has_come_up: bool
     spec: SpecView
 
 
@@ -293,7 +296,8 @@ def view_spec(spec: JobSpec) -> SpecView:
 
 
 def view_version(version: JobVersion) -> VersionView:
-    return VersionView(version.number, version.made, version.principal or None, view_spec(version.spec))
+    made = (version.number, version.made, version.principal or None)
+    return VersionView(*made, version.has_come_up, view_spec(version.spec))
 
 
 def view_attempt(attempt: AttemptRecord) -> AttemptView:
