@@ -35,13 +35,17 @@ settings.register_profile("thorough", settings.get_profile("standard"), max_exam
 settings.load_profile("standard")
 
 
+LOGGER = logging.getLogger("cutwater")
+LOG_LEVEL = LOGGER.level
+
+
 @pytest.fixture(autouse=True)
 def same_log_level() -> Iterator[None]:
-    """Commands that a test runs in its own process set the level of the log; the next test finds it as it was."""
-    logger = logging.getLogger("cutwater")
-    before = logger.level
+    """Commands that a test, or a fixture of a module, runs in this process set the level of the log; every test finds
+    it as it was at the beginning."""
+    LOGGER.setLevel(LOG_LEVEL)
     yield
-    logger.setLevel(before)
+    LOGGER.setLevel(LOG_LEVEL)
 
 
 @pytest.fixture(scope="session", autouse=True)

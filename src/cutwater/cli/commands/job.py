@@ -206,7 +206,7 @@ def start(
 
 @command(app, timeout=WAIT_SECONDS)
 def stop(name: NameArgument, step_timeout: StepTimeoutOption = 0, *, options: WaitOptions, log: ClusterTarget) -> None:
-    """Stop a job with a savepoint of exactly what it has published. `start` goes on from it."""
+    """Stop a job with a savepoint of exactly what it has published. `start` goes on at the same place."""
     _operate(name, OperationKind.STOP, step_timeout, options, log)
 
 
