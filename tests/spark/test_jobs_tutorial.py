@@ -67,7 +67,8 @@ def test_the_tutorial_does_what_it_says(place: Path) -> None:
         assert printed[number].endswith(text), (number, printed[number], text)
     assert "per-minute" in printed[2], "the plan of the pipeline is shown"
     versions = printed[6].strip().splitlines()
-    assert "1 (present)" in versions[-2], "the earlier version is back"
+    assert versions[-2].split()[:2] == ["1", "present"], "the earlier version is back"
+    assert versions[-1].split()[:3] == ["2", "came", "up"]
 
 
 def _log_of(place: Path) -> str:
