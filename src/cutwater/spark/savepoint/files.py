@@ -25,10 +25,11 @@ def require_store(spark: SparkSession, checkpoint: str) -> None:
     """Refuse a checkpoint on a file system that is not known to rename atomically, by its name and by what the session
     has for this name."""
     check_checkpoint_store(checkpoint)
-    place, files = checkpoint, HadoopFiles(spark)
+    place = checkpoint
     for _ in range(MOUNTS_MAX):
         if is_local(place):
             return
+        files = HadoopFiles(spark)
         kind, mounted = files.store_of(place)
         if kind == ATOMIC_CLASS:
             return
