@@ -1,9 +1,9 @@
 """Jobs, operations, agents and errands as calls: what users and operators may ask of the job service.
 
 A call that changes something begins an operation, and returns when the cluster has stored it. Operations go on by
-themselves: ``follow_operation`` and ``end_of`` wait for them, and whoever stops waiting loses nothing. Every such call
-has a random operation id, so it is repeated safely until its deadline. An idempotency key makes it safe for a caller
-that may have died meanwhile, too: the same call under the same key is the same operation, for 24 hours.
+themselves: ``follow_operation`` and ``end_of`` wait for them, and a caller that stops waiting loses nothing. Every
+such call has a random operation id, so it is repeated safely until its deadline. An idempotency key makes it safe for
+a caller that may have died meanwhile, too: the same call under the same key is the same operation, for 24 hours.
 """
 
 from __future__ import annotations

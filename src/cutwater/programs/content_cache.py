@@ -1,7 +1,7 @@
 """A directory of things that are made once, used by several processes, and named by a hash of what they are made of.
 
 An entry is made in a directory of its own and gets its name by one rename, so it is there as a whole or not at all.
-Whoever uses an entry holds a shared lock on a file beside it, which ends with the process; only an entry that nobody
+Each user of an entry holds a shared lock on a file beside it, which ends with the process; only an entry that nobody
 holds is removed, the one that was used longest ago first. A second lock lets one process at a time make an entry, so
 two do not do the same work.
 """

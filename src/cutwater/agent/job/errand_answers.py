@@ -1,7 +1,7 @@
 """Answers questions about programs and savepoints: what ``errand_bodies`` says, as JSON.
 
-Only ``validate`` imports a program. Whatever would make a start fail is its answer, as the error of that start, except
-that output may be published already: nothing runs here.
+Only ``validate`` imports a program. It answers with the error that a start would fail with, but does not mind that
+output is published already: nothing runs here.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _make_topic(client: Client, topic: str, log: AppendedLog) -> None:
         return
     except PermissionDenied as denied:
         with suppress(NotFound):
-            # Who may append needs no right to create what exists.
+            # The topic exists, so no right to create it is needed.
             client.topic(topic)
             return
         missing = denied

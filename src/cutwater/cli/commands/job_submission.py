@@ -77,8 +77,8 @@ class SpecOptions(Bundle):
     savepoint_root: Annotated[str | None, _place(metavar="NAME", help="Where its savepoints lie.")] = None
 
     def spec(self, before: JobSpec) -> JobSpec:
-        """Return a specification with what is said here, and otherwise as it was before. What is stored in the log,
-        program and requirements, is not part of it."""
+        """Return the specification of before with the options that were given. Program and requirements, which are
+        stored in the log, are not part of it."""
         said: dict[str, Any] = {
             "parallelism": self.parallelism,
             "slots": self.slots,

@@ -271,7 +271,7 @@ class CertificateRuleList(Struct, frozen=True, tag=True):
 
 
 class QuotaUsed(Struct, frozen=True):
-    """What is used now of the limits of ``subject``, in the whole cluster. Rates are averages over some seconds, at
+    """How much of its limits ``subject`` uses now, in the whole cluster. Rates are averages over some seconds, at
     most two seconds old. Only limits that are set have a number."""
 
     subject: str

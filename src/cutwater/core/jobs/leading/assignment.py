@@ -88,7 +88,7 @@ class FreeSlots:
             return why
         has_others = any(owner != job.owner for owner in self._owners[agent.name])
         if has_others and agent.description.isolation is JobIsolation.ONE_OWNER:
-            # Whoever may describe this job reads it, and need not know who the other one is.
+            # All who may describe this job read it, and need not know the other owner.
             return "runs jobs of another owner and takes those of one owner at a time"
         free = self.free[agent.name]
         return "" if free >= job.spec.slots else f"has {free} of {counted(agent.description.slots, 'slot')} free"
