@@ -438,7 +438,7 @@ def test_shells_can_complete() -> None:
     assert cutwater(**words).split() == ["--follow"]
     words["COMP_WORDS"], words["COMP_CWORD"] = "cutwater top", "1"
     assert cutwater(**words).split() == ["topic"]
-    assert "Did you mean 'append'?" in cutwater("apend", code=2)
+    assert "Did you mean 'append', 'agent'?" in cutwater("apend", code=2)
 
 
 # Measuring.
