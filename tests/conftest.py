@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,19 @@ LOGGER = logging.getLogger("cutwater")
 LOG_LEVEL = LOGGER.level
 
 
+def _forget_commands() -> None:
+    LOGGER.setLevel(LOG_LEVEL)
+    if "cutwater.cli.framework.exit_codes" in sys.modules:
+        sys.modules["cutwater.cli.framework.exit_codes"].Settings.is_json = False
+
+
 @pytest.fixture(autouse=True)
-def same_log_level() -> Iterator[None]:
-    """Commands that a test, or a fixture of a module, runs in this process set the level of the log; every test finds
-    it as it was at the beginning."""
-    LOGGER.setLevel(LOG_LEVEL)
+def same_settings() -> Iterator[None]:
+    """Commands that a test, or a fixture of a module, runs in this process set the level of the log and the form of
+    output; every test finds both as they were at the beginning."""
+    _forget_commands()
     yield
-    LOGGER.setLevel(LOG_LEVEL)
+    _forget_commands()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,7 @@
 """A real HDFS for tests: a name node and a data node in one process, on loopback (Hadoop's mini cluster).
 
 Its classes come from Maven's local repository, and with the first test from a registry (60 MB). Without ``mvn``, or
-without a registry, tests are skipped, unless ``CUTWATER_NEEDS_HDFS=1`` says that they must run.
+without a registry, tests are skipped, unless ``TESTS_NEED_HDFS=1`` says that they must run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-NEEDED = "CUTWATER_NEEDS_HDFS"
+NEEDED = "TESTS_NEED_HDFS"
 POM = Path(__file__).parent / "mini_hdfs" / "pom.xml"
 FETCH_SECONDS, START_SECONDS, LIFE_SECONDS = 300, 120, 900
 """It ends by itself after its life, also if the test was killed."""
