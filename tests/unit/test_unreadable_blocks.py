@@ -7,8 +7,10 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from msgspec import structs
 from storage_kit import IDENTITY, commit_of, entries_from
 
 from cutwater.core.replica.recovery import HardState
@@ -18,8 +20,9 @@ from cutwater.storage.files import BLOCK_BYTES, OsFile, OsFiles, look_again
 from cutwater.storage.format import HEADER_BYTES
 from cutwater.storage.replica.replica_storage import SegmentStorage
 from cutwater.storage.replica.segment_log import SegmentOptions
+from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.repair.scrubbing import Scrubber, ScrubOptions
-from cutwater.types import LLSN, Entry, Epoch, LeaderEpoch, ReplicaState, StorageNodeId
+from cutwater.types import LLSN, Entry, Epoch, Incarnation, LeaderEpoch, LogStreamId, ReplicaState, StorageNodeId
 
 OPTIONS = SegmentOptions(segment_bytes=24 * 1024, index_interval_bytes=1024, commits_per_file=64)
 
@@ -203,6 +206,26 @@ def test_a_scrub_looks_at_entries_whose_commits_cannot_be_read(tmp_path: Path) -
     met = asyncio.run(scrubbed(replica.storage, replica.entries[-1].last_llsn))
     assert any(not isinstance(error, DamagedEntries) for error in met)
     assert any(isinstance(error, DamagedEntries) for error in met)
+
+
+def test_a_node_starts_though_a_file_of_commits_cannot_be_opened(tmp_path: Path) -> None:
+    """The start ended with the error of the disk, again and again. The replica is opened again instead."""
+    replica = Replica(tmp_path, structs.replace(OPTIONS, commits_per_file=2))
+    replica.storage.close()
+    paths = sorted(tmp_path.glob("*.commits"))
+    assert len(paths) >= 3
+    replica.files.bad.setdefault(paths[1], set()).add(0)
+    storage = SegmentStorage(tmp_path, IDENTITY, structs.replace(OPTIONS, commits_per_file=2), replica.files)
+    outside = SimpleNamespace(may_wait_for_disk=lambda: False, flush_peers=lambda: None)
+    stores: Any = SimpleNamespace(streams=lambda: [LogStreamId(1)], open=lambda stream: storage)
+
+    async def start() -> None:
+        node = StorageNode(StorageNodeId(1), Incarnation(1), outside, stores)  # type: ignore[arg-type]
+        node.start()
+        assert "cannot be read" in node.unreadable[LogStreamId(1)]
+        assert "Input/output error" in node.unreadable[LogStreamId(1)]
+
+    asyncio.run(start())
 
 
 def test_an_error_that_nobody_foresaw_is_told_as_damage() -> None:

@@ -305,7 +305,11 @@ class ReplicaDriver:
     # Opening.
 
     def _recover(self) -> Replica:
-        opening = open_replica(self.node, self.stream, self.storage)
+        try:
+            opening = open_replica(self.node, self.stream, self.storage)
+        except OSError as error:
+            # The disk may be able to read this again, so it is tried again before it counts as damage.
+            raise StorageBroken(f"{self.storage.path} cannot be read ({error}): reopen it") from error
         damage, self.problem = opening.damage, opening.problem
         if damage is not None:
             self._host.tell(lambda: self._host.damage_met(self.stream, damage))

@@ -17,6 +17,7 @@ from msgspec import Struct
 from cutwater.admin.operations import Admin
 from cutwater.core.order.decisions import Cut, Seal
 from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.options import OrderOptions
 from cutwater.core.replica.replica import Replica
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.testing.checkers.access import ACCESS
@@ -62,10 +63,13 @@ from cutwater.testing.virtual.workload import (
     VirtualProducer,
     VirtualSubscriber,
 )
-from cutwater.types import GLSN, LogStreamId, ReplicaState, StorageNodeId
+from cutwater.types import GLSN, SECOND, LogStreamId, ReplicaState, StorageNodeId
 
 APPEND_AGAIN_SECONDS = 60.0
 """After the faults end, appends succeed within this time."""
+REPLACED_SECONDS = OrderOptions().replace_node_after_us / SECOND
+"""A node that does not come back is replaced after this time by the leader's clock. Until then a producer may have to
+wait, which must learn the fate of what it sent to a log stream of that node."""
 CONVERGE_SECONDS = 120.0
 """After the clients have stopped, replicas converge and subscribers get everything within this time."""
 AHEAD_SHARE = 2.0
@@ -298,7 +302,8 @@ class ShippedSimulation:
             return f"no append used log stream {min(unused)} after the faults ended" if unused else None
 
         releasing = self.loop.create_task(self._release_held())
-        await self._until(appended, APPEND_AGAIN_SECONDS, "15 liveness")
+        lost = REPLACED_SECONDS / (1 - self.options.drift) if self.options.disk_loss == "empty" else 0.0
+        await self._until(appended, APPEND_AGAIN_SECONDS + lost, "15 liveness")
         if self.jobs is not None:
             await self._until(self.jobs.unsettled, SETTLE_SECONDS, "job liveness")
             self.jobs.freeze()
