@@ -115,6 +115,13 @@ class SimLog:
     def trimmed_before(self, stream: LogStreamId) -> GLSN:
         return self.trims_of(self.topic_of[stream])[-1]
 
+    def gone_before(self, stream: LogStreamId) -> GLSN:
+        """Return up to where a reader may be told that a record of this log stream is trimmed. If its topic is deleted,
+        the position may have been one of any topic that was trimmed."""
+        if self.topic_of[stream] in self.state.topics:
+            return self.trimmed_before(stream)
+        return max((trims[-1] for trims in self.trims.values()), default=GLSN(1))
+
     def _add(self, stream: LogStreamId, context: CommitContext, evidence: Evidence) -> None:
         llsn = context.first_llsn
         while llsn <= context.last_llsn:
@@ -178,7 +185,7 @@ def check_durable(log: SimLog, evidence: Evidence) -> None:
         assert op.ack is not None
         if run is not None and (run.first_glsn != op.ack.glsn or evidence.record.op_of(run.batch) is not op):
             raise Violation("3 durable", f"a read of GLSN {op.ack.glsn} gave {run}")
-        if read.error == "trimmed" and not op.ack.glsn < read.first_left <= log.trimmed_before(read.stream):
+        if read.error == "trimmed" and not op.ack.glsn < read.first_left <= log.gone_before(read.stream):
             raise Violation("3 durable", f"a read of {op.ack.glsn} said trimmed before {read.first_left}, without trim")
 
 
