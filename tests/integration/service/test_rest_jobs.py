@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -347,7 +348,7 @@ def test_while_another_leader_takes_over_requests_wait_or_say_when_to_try_again(
         found = jobs.found
         await jobs.stored()
         statuses: Counter[int] = Counter()
-        names = iter(range(1_000))
+        names = count()
         is_over = False
 
         async def submit() -> None:
@@ -362,6 +363,8 @@ def test_while_another_leader_takes_over_requests_wait_or_say_when_to_try_again(
                     check_problem(answer, answer.status_code, answer.json()["code"])
                     assert answer.json()["retriable"] is True, answer.text
                     await asyncio.sleep(0.1)
+                # One page must list all of them.
+                await asyncio.sleep(0.02)
 
         async def look() -> None:
             while not is_over:
