@@ -66,7 +66,7 @@ class PackageSource(Struct, frozen=True):
 
 
 class EnvironmentMark(Struct, frozen=True):
-    """What is written into an environment last."""
+    """The file that is written last: an environment without it is incomplete."""
 
     sha256: str
     packages: tuple[str, ...]

@@ -48,7 +48,7 @@ CHANGE_VOLUMES: Method[ChangeVolumes, NodeSelfDescription] = Method(
 
 
 class CheckProgram(Struct, frozen=True):
-    """Asks whether an intact copy of this program is stored. Who stores programs may not read them."""
+    """Asks whether an intact copy of this program is stored. The right to store programs is no right to read them."""
 
     sha256: str
 

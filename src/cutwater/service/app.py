@@ -177,7 +177,7 @@ class _Answering:
         if self._service.settings.is_secure:
             found["Strict-Transport-Security"] = STRICT_TRANSPORT
         if self.has_unread_body:
-            # What is left of it could go on for ever.
+            # The unread rest of the body may be endless.
             found["Connection"] = "close"
         encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in found.items()]
         await self._sent({"type": "http.response.start", "status": status, "headers": encoded})

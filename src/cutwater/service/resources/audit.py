@@ -26,7 +26,7 @@ Name = Annotated[str, Meta(max_length=255)]
 
 
 class AuditPageQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is left out does not matter. ``resource`` is literal, or a prefix and ``*``."""
+    """Arguments that are left out do not limit the answer. ``resource`` is literal, or a prefix and ``*``."""
 
     since: Time | None = None
     until: Time | None = None

@@ -57,7 +57,7 @@ def give_out(
         check_spec(spec)
     else:
         if spec is not None:
-            # Who may only look at a job must not have a program run with its rights.
+            # The right to look at a job is no right to run a program with its rights.
             raise InvalidArgument(f"a question of kind {request.kind} takes no specification: that is for validate")
         job = find_job(jobs, request.name)
     if request.savepoint:
